@@ -1,0 +1,33 @@
+# `make demo` and `make test` set up everything they need in .venv inside this checkout.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DATA ?=
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: demo test lint bench clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
+
+test: $(STAMP)
+	$(BIN)/ruff check tfdp tests benchmarks examples
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(STAMP)
+	$(BIN)/ruff check --fix tfdp tests benchmarks examples
+	$(BIN)/ruff format tfdp tests benchmarks examples
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/step_time.py
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e ".[dev,text]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

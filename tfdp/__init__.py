@@ -1,0 +1,39 @@
+"""tfdp: differential privacy for Keras 3 on TensorFlow.
+
+The package imports lazily: `import tfdp` loads neither TensorFlow nor Keras, and
+`tfdp.accounting` never does.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_SUBPACKAGES = (
+    "accounting",
+    "callbacks",
+    "clipping",
+    "data",
+    "layers",
+    "metrics",
+    "models",
+    "optimizers",
+    "serving",
+)
+_EXPORTS = {
+    "PrivacyBudget": "accounting",
+    "make_private": "models",
+}
+
+__all__ = [*_SUBPACKAGES, *_EXPORTS]
+
+
+def __getattr__(name):
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"tfdp.{name}")
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(f"tfdp.{_EXPORTS[name]}"), name)
+    raise AttributeError(f"module 'tfdp' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,0 +1,159 @@
+"""The only source of Gaussian noise in the library.
+
+A sampler is part of a privacy guarantee (MATH.md section 1). This one
+
+- has true tails: a float64 inverse normal CDF of 63 random bits and a sign, past 9 sigma
+  (`tf.random.normal` never exceeds 5.678);
+- is keyed by the operating system's entropy, never by the global seed of Keras or TensorFlow;
+- keeps its key and counter in variables that no checkpoint, `.keras` file or SavedModel can hold.
+
+It runs under eager execution, `tf.function` and XLA alike, from stateless ops only.
+"""
+
+import functools
+import hashlib
+import math
+import os
+
+import numpy as np
+import tensorflow as tf
+
+_PHILOX = 1  # tf.random.Algorithm.PHILOX
+
+# Wichura (1988), algorithm AS 241 (PPND16): relative accuracy about 1e-16 in float64.
+_A = (
+    3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3,
+    1.3731693765509461125e4, 4.5921953931549871457e4, 6.7265770927008700853e4,
+    3.3430575583588128105e4, 2.5090809287301226727e3,
+)  # fmt: skip
+_B = (
+    1.0, 4.2313330701600911252e1, 6.8718700749205790830e2, 5.3941960214247511077e3,
+    2.1213794301586595867e4, 3.9307895800092710610e4, 2.8729085735721942674e4,
+    5.2264952788528545610e3,
+)  # fmt: skip
+_C = (
+    1.42343711074968357734e0, 4.63033784615654529590e0, 5.76949722146069140550e0,
+    3.64784832476320460504e0, 1.27045825245236838258e0, 2.41780725177450611770e-1,
+    2.27238449892691845833e-2, 7.74545014278341407640e-4,
+)  # fmt: skip
+_D = (
+    1.0, 2.05319162663775882187e0, 1.67638483018380384940e0, 6.89767334985100004550e-1,
+    1.48103976427480074590e-1, 1.51986665636164571966e-2, 5.47593808499534494600e-4,
+    1.05075007164441684324e-9,
+)  # fmt: skip
+_E = (
+    6.65790464350110377720e0, 5.46378491116411436990e0, 1.78482653991729133580e0,
+    2.96560571828504891230e-1, 2.65321895265761230930e-2, 1.24266094738807843860e-3,
+    2.71155556874348757815e-5, 2.01033439929228813265e-7,
+)  # fmt: skip
+_F = (
+    1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2,
+    7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7,
+    2.04426310338993978564e-15,
+)  # fmt: skip
+
+
+def _ratio(numerator, denominator, x):
+    return tf.math.polyval([tf.constant(c, x.dtype) for c in reversed(numerator)], x) / (
+        tf.math.polyval([tf.constant(c, x.dtype) for c in reversed(denominator)], x)
+    )
+
+
+def _bits(key, counter, shape):
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=shape, key=key, counter=counter, alg=_PHILOX, dtype=tf.uint64
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _compiled_normal(shape):
+    # Compiled by itself, the chain of elementwise float64 work is one loop, several times faster.
+    @tf.function(jit_compile=True, autograph=False)
+    def draw(key, counter):
+        return standard_normal_from_bits(_bits(key, counter, list(shape)))
+
+    return draw
+
+
+def _standard_normal(key, counter, shape):
+    return _compiled_normal(shape)(key, counter)
+
+
+def standard_normal_from_bits(bits):
+    """Turns uniform 64-bit integers into standard normal float64 values.
+
+    Args:
+        bits: uint64 tensor of independent uniform bits.
+
+    Returns:
+        float64 tensor of the same shape: the inverse CDF of (63 bits + 1/2) / 2^64, signed by
+        the remaining bit. Largest magnitude 9.1.
+    """
+    negative = tf.equal(tf.bitwise.bitwise_and(bits, tf.constant(1, tf.uint64)), 1)
+    magnitude = tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
+    tail = (tf.cast(magnitude, tf.float64) + 0.5) * 2.0**-64  # uniform on (0, 1/2)
+    q = 0.5 - tail
+    central = q * _ratio(_A, _B, 0.180625 - q * q)
+    r = tf.sqrt(-tf.math.log(tail))
+    far = tf.where(r <= 5.0, _ratio(_C, _D, r - 1.6), _ratio(_E, _F, r - 5.0))
+    value = tf.where(q <= 0.425, central, far)
+    return tf.where(negative, -value, value)
+
+
+class NoiseSource:
+    """Draws fresh noise, from the operating system's entropy unless a test fixes `seed`.
+
+    The object is deliberately not trackable: TensorFlow and Keras save what they can see, and a
+    saved key would replay "fresh" noise in every process that loads the file.
+
+    Args:
+        seed: integer for tests only; `None` (the default) takes 192 bits from the operating
+            system. A privacy statement says when a seed was fixed.
+    """
+
+    def __init__(self, seed=None):
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ValueError(
+                f"Argument `seed` must be None (fresh entropy) or an integer. Received: seed={seed}"
+            )
+        self.seed = seed
+        with tf.init_scope():
+            self._key = tf.Variable(
+                np.zeros([1], np.uint64), dtype=tf.uint64, trainable=False, name="noise_key"
+            )
+            self._counter = tf.Variable(
+                np.zeros([2], np.uint64), dtype=tf.uint64, trainable=False, name="noise_counter"
+            )
+        self._seedings = 0
+        self.rekey()
+
+    def rekey(self):
+        """Takes a new key and counter; called eagerly, at the start of every `fit`."""
+        if self.seed is None:
+            entropy = os.urandom(24)
+        else:
+            entropy = hashlib.sha256(f"{self.seed}/{self._seedings}".encode()).digest()[:24]
+        self._seedings += 1
+        words = np.frombuffer(entropy, np.uint64).copy()
+        self._key.assign(words[:1])
+        self._counter.assign(words[1:])
+
+    def bits(self, shape):
+        """uint64 tensor of the given static shape; no two calls share a bit."""
+        size = math.prod(shape)
+        key, counter = self._advance(size)
+        return _bits(key, counter, list(shape))
+
+    def normal(self, shape, stddev, dtype=tf.float32):
+        """Independent N(0, stddev^2) values, drawn in float64 and rounded once to `dtype`."""
+        key, counter = self._advance(math.prod(shape))
+        draws = _standard_normal(key, counter, tuple(shape))
+        return tf.cast(draws * tf.cast(stddev, tf.float64), dtype)
+
+    def _advance(self, size):
+        counter = self._counter.read_value()
+        # Philox makes 128 bits for each value of its counter; step past all of them.
+        low = counter[0] + tf.constant(size + 1, tf.uint64)
+        carry = tf.cast(low < counter[0], tf.uint64)
+        self._counter.assign(tf.stack([low, counter[1] + carry]))
+        return self._key.read_value(), counter
