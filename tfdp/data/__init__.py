@@ -1,0 +1,23 @@
+"""Data for private training: batches drawn as the accountant assumes, and what they carry."""
+
+from tfdp.data.frequency import FrequencyRelease, private_frequency
+from tfdp.data.poisson import poisson_batches
+from tfdp.data.provenance import declare_sampling, sampling_of
+from tfdp.data.sequence_files import load_sequences
+from tfdp.data.sequences import SequenceData, Sequences, leave_one_out_split
+from tfdp.data.shuffled import shuffled_epochs
+from tfdp.data.synthetic import synthetic_sequences
+
+__all__ = [
+    "FrequencyRelease",
+    "SequenceData",
+    "Sequences",
+    "declare_sampling",
+    "leave_one_out_split",
+    "load_sequences",
+    "poisson_batches",
+    "private_frequency",
+    "sampling_of",
+    "shuffled_epochs",
+    "synthetic_sequences",
+]

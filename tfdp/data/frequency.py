@@ -1,0 +1,165 @@
+"""How many sequences contain each item, released once with differential privacy."""
+
+import dataclasses
+import math
+import numbers
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+
+from tfdp.data._checks import check_positive_integer
+from tfdp.data.randomness import GeneratorSource
+from tfdp.noise import NoiseSource
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrequencyRelease:
+    """Item frequencies that are private: they may be kept, shown and built into a model.
+
+    Whoever uses one enters `event` into the ledger; a model that is given the release does so.
+
+    Attributes:
+        probabilities: float32 (num_items + 1,): the noisy share of sequences that contain each
+            item, within [1/n, 1]. Index 0, the padding item, is 1.
+        event: `dp_accounting` event, under add-or-remove-one adjacency of whole sequences.
+        label: the event's name in a ledger.
+        num_examples: number of sequences n.
+        details: public parameters: mechanism, epsilon, delta, sensitivity, noise_stddev.
+    """
+
+    probabilities: np.ndarray = dataclasses.field(repr=False)
+    event: dp_accounting.DpEvent
+    label: str
+    num_examples: int
+    details: dict[str, Any]
+
+
+def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_items=None):
+    """Releases the probability p_j that a sequence contains item j (MATH.md section 4).
+
+    Counts, for every item, the records that contain it; adds noise once; divides by n; clips to
+    [1/n, 1]. A record's items are those of its L inputs and of its last label, which in a record
+    of `SequenceData` are all of its items.
+
+    Formal guarantees: a record changes at most L + 1 counts by 1, whatever it holds: under
+    add-or-remove-one, ℓ2 sensitivity √(L+1) and ℓ1 sensitivity L + 1. (ε, δ)-DP for
+    `"gaussian"`, (ε, 0)-DP for `"laplace"`. n is public. The noise is fresh on every call: two
+    calls are two releases, and both cost.
+
+    Args:
+        train: `SequenceData.train`, or a pair `(x, y)` of integer arrays (n, L); 0 is padding.
+        epsilon: ε of this release, positive.
+        delta: δ of this release, for `"gaussian"` only. Default: 1/(10·n).
+        mechanism: `"gaussian"` or `"laplace"`. Gaussian needs less noise unless L is very small.
+        num_items: size of the vocabulary. Default: that of `train`. It is public, and never read
+            from the ids that occur.
+
+    Returns:
+        A `FrequencyRelease`.
+
+    Raises:
+        ValueError: an argument is out of its range, `num_items` is not known, or an id is outside
+            0 … num_items.
+    """
+    inputs, last_label = _check_sequences(train)
+    n, length = inputs.shape
+    num_items = getattr(train, "num_items", None) if num_items is None else num_items
+    if num_items is None:
+        raise ValueError(
+            "Argument `num_items` must be given with plain arrays: the size of the vocabulary is "
+            "public and must not be read from the data. Received: num_items=None"
+        )
+    check_positive_integer("num_items", num_items)
+    is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
+    if not is_number or not 0 < epsilon < math.inf:
+        raise ValueError(
+            f"Argument `epsilon` must be a positive number. Received: epsilon={epsilon!r}"
+        )
+
+    items_per_record = length + 1
+    if mechanism == "gaussian":
+        delta = 1 / (10 * n) if delta is None else delta
+        if not 0 < delta < 1:
+            raise ValueError(f"Argument `delta` must be between 0 and 1. Received: delta={delta!r}")
+        sensitivity = math.sqrt(items_per_record)
+        noise_multiplier = dp_accounting.get_sigma_gaussian(epsilon, delta)
+        event = dp_accounting.GaussianDpEvent(noise_multiplier)
+        noise = _gaussian_noise(num_items, noise_multiplier * sensitivity)
+        stddev = noise_multiplier * sensitivity
+    elif mechanism == "laplace":
+        if delta is not None:
+            raise ValueError(
+                "Argument `delta` must be None with mechanism='laplace', whose δ is 0. "
+                f"Received: delta={delta!r}"
+            )
+        delta = 0.0
+        sensitivity = items_per_record
+        event = dp_accounting.LaplaceDpEvent(1 / epsilon)
+        noise = _laplace_noise(num_items, sensitivity / epsilon)
+        stddev = math.sqrt(2) * sensitivity / epsilon
+    else:
+        raise ValueError(
+            "Argument `mechanism` must be 'gaussian' or 'laplace'. "
+            f"Received: mechanism={mechanism!r}"
+        )
+
+    counts = _count_records(inputs, last_label, num_items)
+    probabilities = np.clip((counts + noise) / n, 1 / n, 1.0)
+    return FrequencyRelease(
+        probabilities=np.concatenate([[1.0], probabilities]).astype(np.float32),
+        event=event,
+        label="item frequencies",
+        num_examples=n,
+        details={
+            "mechanism": mechanism,
+            "epsilon": float(epsilon),
+            "delta": float(delta),
+            "sensitivity": float(sensitivity),
+            "noise_stddev": float(stddev),
+        },
+    )
+
+
+def _check_sequences(train):
+    """The inputs (n, L) and the last labels (n, 1) of a pair (x, y)."""
+    arrays = [np.asarray(part) for part in train] if isinstance(train, tuple) else []
+    if (
+        len(arrays) != 2
+        or arrays[0].ndim != 2
+        or 0 in arrays[0].shape
+        or arrays[0].shape != arrays[1].shape
+        or not all(np.issubdtype(array.dtype, np.integer) for array in arrays)
+    ):
+        received = [(array.shape, str(array.dtype)) for array in arrays] or type(train).__name__
+        raise ValueError(
+            "Argument `train` must be `SequenceData.train` or a pair (x, y) of integer arrays of "
+            f"the same shape (num_users, max_length). Received: {received}"
+        )
+    return arrays[0], arrays[1][:, -1:]
+
+
+def _count_records(inputs, last_label, num_items):
+    """float64 (num_items,): records that contain each item; each record counts an item once."""
+    items = np.sort(np.concatenate([inputs, last_label], axis=1).astype(np.int64), axis=1)
+    if items[:, 0].min() < 0 or items[:, -1].max() > num_items:
+        raise ValueError(
+            f"Argument `train` must hold ids from 0 (padding) to num_items={num_items}. "
+            f"Received: ids from {items[:, 0].min()} to {items[:, -1].max()}"
+        )
+    first = np.ones(items.shape, bool)
+    first[:, 1:] = items[:, 1:] != items[:, :-1]
+    counts = np.bincount(items[first], minlength=num_items + 1)
+    return counts[1:].astype(np.float64)
+
+
+def _gaussian_noise(size, stddev):
+    return NoiseSource().normal((size,), stddev, tf.float64).numpy()
+
+
+def _laplace_noise(size, scale):
+    # The difference of two exponentials: numpy's ziggurat has true tails, its inverse-CDF Laplace
+    # ends at 37 scales.
+    generator = GeneratorSource().fresh()
+    return scale * (generator.standard_exponential(size) - generator.standard_exponential(size))

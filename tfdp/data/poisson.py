@@ -1,0 +1,104 @@
+"""Poisson sampling that is really Poisson: what the accountant assumes is what is drawn."""
+
+import math
+
+from tfdp.accounting import Sampling, smallest_capacity
+from tfdp.data._checks import check_expected_batch_size, check_positive_integer
+from tfdp.data.batches import dataset_of_batches
+from tfdp.data.randomness import GeneratorSource
+from tfdp.data.records import Records
+
+
+def draw_poisson(generator, num_examples, sampling_probability, capacity):
+    """Indices of one Poisson draw: every record independently with the same probability.
+
+    Drawn as Binomial(n, q) many distinct records, uniformly, which is the same distribution and
+    takes time in the size of the batch rather than in n. Of a draw larger than `capacity` a
+    uniformly random subset of that size is kept; `Sampling.overflow_probability` charges for it.
+
+    Args:
+        generator: `numpy.random.Generator`.
+        num_examples: number of records n.
+        sampling_probability: probability q of each record.
+        capacity: largest number of indices returned.
+
+    Returns:
+        int64 array of between 0 and `capacity` distinct indices, in no particular order.
+    """
+    drawn = min(generator.binomial(num_examples, sampling_probability), capacity)
+    return generator.choice(num_examples, drawn, replace=False, shuffle=False)
+
+
+def poisson_batches(
+    data, expected_batch_size, max_batch_size=None, steps_per_epoch=None, seed=None
+):
+    """Batches in which every record takes part independently with probability q.
+
+    This is the sampling that privacy amplification assumes; fixed-size shuffled batches are not
+    (`shuffled_epochs`). Every batch has the same static shape: the drawn records first, then rows
+    of zeros whose sample weight is 0. A batch may be empty: it is noised and charged like any
+    other. The size of a draw is private; only the padded shape is visible.
+
+    Each pass over the dataset (each epoch of `fit`) draws anew from a generator keyed by the
+    operating system, so no draw comes back in another epoch, after a resume or in another process.
+
+    Example:
+
+    ```python
+    data = tfdp.data.synthetic_sequences()
+    batches = tfdp.data.poisson_batches(data.train, expected_batch_size=256)
+    model.fit(batches, epochs=10)
+    ```
+
+    Formal guarantees: one step differs from ideal Poisson sampling with q = B/n by at most
+    `sampling_of(batches).overflow_probability` in total variation (MATH.md section 7).
+
+    Args:
+        data: tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or nestings (dict, tuple, list)
+            of arrays, with the same leading axis of length n. The user's own weights may have
+            shape `(n,)` or `(n, T)`.
+        expected_batch_size: mean number of records B of a batch; q = B/n.
+        max_batch_size: rows of every batch, at least `expected_batch_size`. Default: the smallest
+            number that a draw exceeds with probability at most 1e-20, and never more than n.
+        steps_per_epoch: batches in one pass. Default: n/B, rounded, at least 1.
+        seed: integer for tests only. Epochs still differ, but the draws are predictable, and the
+            privacy statement says so.
+
+    Returns:
+        `tf.data.Dataset` of `(x, y, sample_weight)`, with a known cardinality, tagged for
+        `sampling_of`.
+
+    Raises:
+        ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
+    """
+    records = Records(data)
+    n = records.num_examples
+    check_expected_batch_size(expected_batch_size, n)
+    if max_batch_size is None:
+        max_batch_size = min(n, smallest_capacity(n, expected_batch_size / n))
+    check_positive_integer("max_batch_size", max_batch_size)
+    if max_batch_size < expected_batch_size:
+        raise ValueError(
+            "Argument `max_batch_size` must be at least `expected_batch_size` "
+            f"({expected_batch_size}), or about every second draw would be cut; leave it out for "
+            f"a size that draws do not exceed. Received: max_batch_size={max_batch_size}"
+        )
+    if steps_per_epoch is None:
+        steps_per_epoch = max(1, math.floor(n / expected_batch_size + 0.5))
+    check_positive_integer("steps_per_epoch", steps_per_epoch)
+    source = GeneratorSource(seed)
+    sampling = Sampling(
+        kind="poisson",
+        num_examples=n,
+        expected_batch_size=expected_batch_size,
+        max_batch_size=min(n, max_batch_size),
+        seeded=source.seeded,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+    def draw_epoch():
+        generator = source.fresh()
+        for _ in range(steps_per_epoch):
+            yield draw_poisson(generator, n, sampling.sampling_probability, sampling.max_batch_size)
+
+    return dataset_of_batches(records, sampling, draw_epoch)

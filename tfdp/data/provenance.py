@@ -1,0 +1,93 @@
+"""How batches were drawn, carried by the dataset itself to whoever accounts for them."""
+
+import tensorflow as tf
+
+from tfdp.accounting import Sampling
+
+_ATTRIBUTE = "_tfdp_sampling"
+
+# Transformations that hand on every batch they get, once, or stop early. `cache` and `repeat`
+# replay draws; `shuffle`, `filter`, `batch`, `unbatch`, `rebatch` and `zip` make other batches.
+_BATCH_PRESERVING = frozenset(
+    {
+        "_AssertCardinalityDataset",
+        "_MapDataset",
+        "_OptionsDataset",
+        "_ParallelMapDataset",
+        "_PrefetchDataset",
+        "_TakeDataset",
+    }
+)
+
+
+def tag(dataset, sampling):
+    """Attaches `sampling` to `dataset`, and returns the dataset.
+
+    Args:
+        dataset: `tf.data.Dataset` of batches.
+        sampling: `tfdp.accounting.Sampling`, how they are drawn.
+    """
+    setattr(dataset, _ATTRIBUTE, sampling)
+    return dataset
+
+
+def sampling_of(dataset):
+    """How the batches of `dataset` were drawn, or `None` where that is not known.
+
+    The tag is found on the dataset itself, or on the dataset it was made from by `map`,
+    `prefetch`, `with_options`, `take` and `assert_cardinality` alone. Any other transformation
+    hides it: `cache` and `repeat` would replay draws, `shuffle`, `filter`, `batch`, `unbatch` and
+    `zip` make other batches. Put those before the batches are drawn, or say what you know with
+    `declare_sampling`.
+
+    Args:
+        dataset: anything; what is not a `tf.data.Dataset` has no known sampling.
+
+    Returns:
+        A `tfdp.accounting.Sampling`, or `None`.
+    """
+    while isinstance(dataset, tf.data.Dataset):
+        sampling = getattr(dataset, _ATTRIBUTE, None)
+        if sampling is not None:
+            return sampling
+        if type(dataset).__name__ not in _BATCH_PRESERVING:
+            return None
+        # TensorFlow has no public way from a dataset to the one it was made from; this line is
+        # the only one that uses `_inputs`, and the names above the only ones of private classes.
+        (dataset,) = dataset._inputs()
+    return None
+
+
+def declare_sampling(dataset, kind, num_examples, expected_batch_size):
+    """States how a dataset of the user's own draws its batches.
+
+    Nothing is verified: the privacy statement prints that the user asserted it.
+
+    Args:
+        dataset: `tf.data.Dataset` of batches `(x, y)` or `(x, y, sample_weight)`.
+        kind: `"poisson"` (every batch holds each record independently with probability
+            expected_batch_size / num_examples) or `"shuffled"` (each record once an epoch).
+        num_examples: number of records n.
+        expected_batch_size: mean number of records of a batch.
+
+    Returns:
+        The same dataset, tagged as `"asserted_poisson"` or `"asserted_shuffled"`.
+
+    Raises:
+        ValueError: `dataset` is not a `tf.data.Dataset`, or `kind` is neither of the two.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise ValueError(
+            "Argument `dataset` must be a `tf.data.Dataset`; wrap a Python generator with "
+            f"`tf.data.Dataset.from_generator`. Received: dataset of type {type(dataset).__name__}"
+        )
+    if kind not in ("poisson", "shuffled"):
+        raise ValueError(
+            f"Argument `kind` must be 'poisson' or 'shuffled'. Received: kind={kind!r}"
+        )
+    sampling = Sampling(
+        kind=f"asserted_{kind}",
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+    )
+    return tag(dataset, sampling)

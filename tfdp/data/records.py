@@ -1,0 +1,106 @@
+"""Records in memory: any nesting of arrays with one leading axis, and padded batches of them."""
+
+import numpy as np
+import tensorflow as tf
+
+
+class Records:
+    """n records, from which batches `(x, y, sample_weight)` of a static shape are cut.
+
+    Args:
+        data: tuple `(x, y)` or `(x, y, sample_weight)`. `x` and `y` are an array or any nesting
+            (dict, tuple, list) of arrays or dense tensors with the same leading axis of length n;
+            a list becomes a tuple, since tf.data reads lists as tensors. `sample_weight` has shape
+            `(n,)` or `(n, T)`; without it every record weighs 1.
+
+    Raises:
+        ValueError: `data` is not such a tuple, a part has no leading axis or no dtype that
+            TensorFlow knows, or the leading axes differ.
+    """
+
+    def __init__(self, data):
+        if not isinstance(data, tuple) or len(data) not in (2, 3):
+            length = f" of length {len(data)}" if isinstance(data, tuple) else ""
+            raise ValueError(
+                "Argument `data` must be a tuple (x, y) or (x, y, sample_weight). A model without "
+                "targets still needs a `y`: pass zeros. "
+                f"Received: data of type {type(data).__name__}{length}"
+            )
+        structure = _lists_as_tuples((data[0], data[1]))
+        leaves = [_as_array(leaf) for leaf in tf.nest.flatten(structure)]
+        lengths = sorted({len(leaf) for leaf in leaves})
+        if len(lengths) != 1 or lengths[0] == 0:
+            raise ValueError(
+                "Argument `data` must hold arrays with the same, non-zero number of records on "
+                f"their first axis. Received: leading dimensions {lengths}"
+            )
+        self.num_examples = lengths[0]
+        x, y = tf.nest.pack_sequence_as(structure, leaves)
+        self._arrays = (x, y, self._weights(data[2] if len(data) == 3 else None))
+
+    def _weights(self, sample_weight):
+        if sample_weight is None:
+            return np.ones(self.num_examples, np.float32)
+        weights = np.asarray(sample_weight, np.float32)
+        if weights.ndim not in (1, 2) or len(weights) != self.num_examples:
+            raise ValueError(
+                f"The third part of argument `data`, the sample weights, must have shape "
+                f"({self.num_examples},) or ({self.num_examples}, T). "
+                f"Received: an array of shape {weights.shape}"
+            )
+        return weights
+
+    def signature(self, capacity):
+        """Nested `tf.TensorSpec` of a batch of `capacity` rows."""
+        return tf.nest.map_structure(
+            lambda array: tf.TensorSpec((capacity, *array.shape[1:]), tf.as_dtype(array.dtype)),
+            self._arrays,
+        )
+
+    def batch(self, chosen, capacity):
+        """The records of indices `chosen`, then rows of zeros with weight 0 up to `capacity`.
+
+        Padding is never a copy of a record: a model that forgot the weights would otherwise
+        train on one record many times over.
+        """
+        return tf.nest.map_structure(lambda array: _padded(array, chosen, capacity), self._arrays)
+
+
+def _lists_as_tuples(structure):
+    if isinstance(structure, dict):
+        return {key: _lists_as_tuples(value) for key, value in structure.items()}
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*map(_lists_as_tuples, structure))
+    if isinstance(structure, (list, tuple)):
+        return tuple(map(_lists_as_tuples, structure))
+    return structure
+
+
+def _as_array(leaf):
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        raise ValueError(
+            "Argument `data` must hold dense arrays, since batches have a static shape: call "
+            f"`.to_tensor()` or `tf.sparse.to_dense` first. Received: a {type(leaf).__name__}"
+        )
+    array = np.asarray(leaf)
+    if array.ndim == 0:
+        raise ValueError(
+            "Argument `data` must hold arrays whose first axis counts the records; a plain list "
+            "of numbers must be made an array first. "
+            f"Received: a value of type {type(leaf).__name__} without axes"
+        )
+    try:
+        tf.as_dtype(array.dtype)
+    except TypeError as error:
+        raise ValueError(
+            "Argument `data` must hold arrays of a dtype that TensorFlow knows. "
+            f"Received: an array of dtype {array.dtype}"
+        ) from error
+    return array
+
+
+def _padded(array, chosen, capacity):
+    blank = b"" if array.dtype == object else 0  # an object array holds byte strings
+    rows = np.full((capacity, *array.shape[1:]), blank, array.dtype)
+    rows[: len(chosen)] = array[chosen]
+    return rows

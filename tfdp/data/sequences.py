@@ -1,0 +1,110 @@
+"""Item sequences, one per user, split by leaving the last item out."""
+
+import dataclasses
+
+import numpy as np
+
+from tfdp.data._checks import check_positive_integer
+
+
+class Sequences(tuple):
+    """The pair `(x, y)` of item ids, which also knows the size of the vocabulary.
+
+    Args:
+        x: int32 array (num_users, max_length), inputs; 0 is padding.
+        y: int32 array (num_users, max_length), the item that follows each input; 0 is ignored.
+        num_items: largest item id, public.
+    """
+
+    def __new__(cls, x, y, num_items):
+        self = super().__new__(cls, (x, y))
+        self.num_items = num_items
+        return self
+
+    def __getnewargs__(self):
+        return (*self, self.num_items)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SequenceData:
+    """Users' item sequences, split into training pairs and one test target per user.
+
+    One user is one record, so that a guarantee holds per user. Arrays are right-aligned: padding
+    (0) stands on the left and the last position is always the newest item.
+
+    Attributes:
+        train: `Sequences` (x, y): the history without its last item; y is x one step later.
+        test: `Sequences` (x, y): x is the history before the last item; y is zero everywhere but
+            in the last position, which holds the last item. Losses and metrics that ignore label
+            0 thus evaluate the held-out item alone.
+        num_items: largest item id; item ids are 1 to num_items. Treated as public.
+        num_users: number of records n. Treated as public.
+        max_length: number of positions.
+    """
+
+    train: Sequences = dataclasses.field(repr=False)
+    test: Sequences = dataclasses.field(repr=False)
+    num_items: int
+    num_users: int
+    max_length: int
+
+
+def leave_one_out_split(sequences, max_length, num_items=None):
+    """Holds out the last item of every sequence, as SASRec and DPFormer evaluate.
+
+    For a history h_1 … h_m and L = max_length: the training record is made of the newest L+1 of
+    h_1 … h_(m-1), the test record of the newest L of them, with target h_m. So 1, 2, 3, 4 with
+    L = 2 gives train x = [1, 2], y = [2, 3] and test x = [2, 3], y = [0, 4].
+
+    Every sequence stays one record in `train` and in `test`, in the order given, however short:
+    with two items there is no training pair, with one there is no test target either, and the
+    rows are zero. A zero row contributes nothing to a loss or a metric, but counts in n.
+
+    Args:
+        sequences: list of one-dimensional integer arrays of item ids (1 or more), oldest first.
+        max_length: number of positions L.
+        num_items: size of the vocabulary. Default: the largest id that occurs, which is then
+            taken to be public; give it where the largest id must not be read from the data.
+
+    Returns:
+        A `SequenceData`.
+
+    Raises:
+        ValueError: there is no sequence or no item, an id is below 1 or above `num_items`, or
+            `max_length` is not a positive integer.
+    """
+    check_positive_integer("max_length", max_length)
+    sequences = [np.asarray(sequence, np.int64).reshape(-1) for sequence in sequences]
+    items = np.concatenate(sequences) if sequences else np.zeros(0, np.int64)
+    if items.size == 0:
+        raise ValueError("Argument `sequences` must hold at least one item. Received: none")
+    if num_items is None:
+        num_items = int(items.max())
+    check_positive_integer("num_items", num_items)
+    if items.min() < 1 or items.max() > min(num_items, np.iinfo(np.int32).max):
+        raise ValueError(
+            f"Argument `sequences` must hold item ids from 1 to num_items={num_items} that fit in "
+            f"int32 (0 is padding). Received: ids from {items.min()} to {items.max()}"
+        )
+
+    shape = (len(sequences), max_length)
+    train_x, train_y, test_x, test_y = (np.zeros(shape, np.int32) for _ in range(4))
+    for row, sequence in enumerate(sequences):
+        history = sequence[:-1]
+        _right_align(train_x[row], history[:-1])
+        _right_align(train_y[row], history[1:])
+        if history.size:
+            _right_align(test_x[row], history)
+            test_y[row, -1] = sequence[-1]
+    return SequenceData(
+        train=Sequences(train_x, train_y, num_items),
+        test=Sequences(test_x, test_y, num_items),
+        num_items=num_items,
+        num_users=len(sequences),
+        max_length=max_length,
+    )
+
+
+def _right_align(row, values):
+    newest = values[-len(row) :]
+    row[len(row) - len(newest) :] = newest

@@ -1,0 +1,55 @@
+"""Shuffled batches: each record exactly once an epoch, for guarantees without amplification."""
+
+import math
+
+from tfdp.accounting import Sampling
+from tfdp.data._checks import check_positive_integer
+from tfdp.data.batches import dataset_of_batches
+from tfdp.data.randomness import GeneratorSource
+from tfdp.data.records import Records
+
+
+def shuffled_epochs(data, batch_size, seed=None):
+    """Batches that hold each record exactly once in every epoch, in a new order each time.
+
+    This is not Poisson sampling: an accountant that amplifies by sampling does not describe it.
+    It is what forward-noise mechanisms need, where a record's cost is the number of its copies
+    (MATH.md section 5). The last batch of an epoch is filled with rows of zeros of weight 0.
+
+    Args:
+        data: as for `poisson_batches`.
+        batch_size: rows of every batch, at most the number of records.
+        seed: integer for tests only; the orders of different epochs differ all the same.
+
+    Returns:
+        `tf.data.Dataset` of one epoch, `(x, y, sample_weight)`, with a known cardinality, tagged
+        for `sampling_of`. Every pass over it is a new epoch: `fit(batches, epochs=E)` shows each
+        record E times.
+
+    Raises:
+        ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
+    """
+    records = Records(data)
+    n = records.num_examples
+    check_positive_integer("batch_size", batch_size)
+    if batch_size > n:
+        raise ValueError(
+            f"Argument `batch_size` must be at most the number of records ({n}). "
+            f"Received: batch_size={batch_size}"
+        )
+    source = GeneratorSource(seed)
+    sampling = Sampling(
+        kind="shuffled",
+        num_examples=n,
+        expected_batch_size=batch_size,
+        max_batch_size=batch_size,
+        seeded=source.seeded,
+        steps_per_epoch=math.ceil(n / batch_size),
+    )
+
+    def draw_epoch():
+        order = source.fresh().permutation(n)
+        for start in range(0, n, batch_size):
+            yield order[start : start + batch_size]
+
+    return dataset_of_batches(records, sampling, draw_epoch)
