@@ -1,0 +1,105 @@
+"""The forms in which a layer call contributes to the gradient of a variable, example by example.
+
+g_i below is example i's gradient with respect to one variable, never formed unless stated.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a (rows, columns) matrix is laid out in a variable.
+
+    Attributes:
+        rows: axes of the variable that make up the matrix's rows, in order.
+        columns: axes that make up its columns.
+    """
+
+    rows: tuple
+    columns: tuple
+
+    def to_variable(self, matrix, shape):
+        """Turns a tensor (..., p, r) into (..., *shape)."""
+        axes = self.rows + self.columns
+        lead = [d if d is not None else -1 for d in matrix.shape[:-2]]
+        n = len(lead)
+        tensor = tf.reshape(matrix, lead + [shape[a] for a in axes])
+        if axes == tuple(range(len(axes))):
+            return tensor
+        inverse = [axes.index(a) for a in range(len(axes))]
+        return tf.transpose(tensor, list(range(n)) + [n + a for a in inverse])
+
+
+MATRIX = Layout((0,), (1,))
+
+
+@dataclasses.dataclass
+class OuterProduct:
+    """g_i = sum_t left[i, t] right[i, t]^T (MATH.md section 2, "Dense / EinsumDense").
+
+    Attributes:
+        left: (B, T, p).
+        right: (B, T, r).
+        layout: where the (p, r) matrix lies in the variable.
+    """
+
+    left: tf.Tensor
+    right: tf.Tensor
+    layout: Layout = MATRIX
+
+
+@dataclasses.dataclass
+class Rows:
+    """g_i has sum_{t: ids[i, t] = j} values[i, t] in row j (MATH.md section 2, "Embedding").
+
+    Attributes:
+        ids: (B, T) integers.
+        values: (B, T, d).
+    """
+
+    ids: tf.Tensor
+    values: tf.Tensor
+
+
+@dataclasses.dataclass
+class Instances:
+    """g_i itself, for variables small enough to hold one copy for each example.
+
+    Attributes:
+        values: (B, *variable.shape).
+    """
+
+    values: tf.Tensor
+
+
+def flatten_time(x, features):
+    """(B, ..., f1, .., fk) to float32 (B, T, f1·..·fk), where `features` counts the trailing axes.
+
+    A tensor with no axes in between gets T = 1.
+    """
+    shape = x.shape
+    size = 1
+    for d in shape[len(shape) - features :]:
+        size *= d
+    positions = 1
+    for d in shape[1 : len(shape) - features]:
+        positions = None if d is None or positions is None else positions * d
+    batch = shape[0] if shape[0] is not None else -1
+    if positions is None:
+        if batch == -1:
+            batch = tf.shape(x)[0]
+        positions = -1
+    return tf.cast(tf.reshape(x, [batch, positions, size]), tf.float32)
+
+
+def reduce_to_shape(x, shape):
+    """Sums (B, ...) over the axes along which a parameter of `shape` was broadcast."""
+    shape = tuple(shape)
+    padded = (1,) * (len(x.shape) - 1 - len(shape)) + shape
+    axes = [i + 1 for i, d in enumerate(padded) if d == 1 and x.shape[i + 1] != 1]
+    x = tf.cast(x, tf.float32)
+    if axes:
+        x = tf.reduce_sum(x, axis=axes)
+    return tf.reshape(x, (-1,) + shape)

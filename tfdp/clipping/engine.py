@@ -1,0 +1,116 @@
+"""One forward pass, one backward pass to the layer outputs, norms, factors, clipped sums."""
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp.clipping import fallback
+from tfdp.clipping.execution import record_forward
+from tfdp.clipping.factors import clip_factors
+from tfdp.clipping.gradients import variable_gradient
+
+
+@dataclasses.dataclass
+class Backward:
+    """What one pass over a batch leaves: everything needed for norms and clipped sums.
+
+    Attributes:
+        outputs: the model's outputs.
+        losses: (B,) losses of the examples.
+        present: (B,) bool.
+        gradients: for each trainable variable that is used, (index, gradient object, group).
+    """
+
+    outputs: object
+    losses: tf.Tensor
+    present: tf.Tensor
+    gradients: list
+
+
+def backward(model, plan, x, losses_of: Callable, present):
+    """Runs the model once and differentiates the examples' losses at the layer outputs.
+
+    Args:
+        model: the Keras model.
+        plan: its `Plan`.
+        x: inputs.
+        losses_of: function of the outputs that gives (B,) losses, each from its own example.
+        present: (B,) bool; padding is False.
+
+    Returns:
+        A `Backward`.
+    """
+    batch_size = present.shape[0] if present.shape[0] is not None else tf.shape(present)[0]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        outputs, recorded = record_forward(model, plan, tape, x, batch_size)
+        losses = losses_of(outputs)
+        losses.shape.assert_is_compatible_with([present.shape[0]])
+        total = tf.reduce_sum(tf.where(present, losses, tf.zeros_like(losses)))
+    probes = [probe for unit in recorded for probe in unit.probes]
+    with tf.name_scope("backward"):
+        gradients = iter(
+            tape.gradient(total, probes, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        )
+    by_variable, groups = {}, {}
+    for unit in recorded:
+        s = [next(gradients) for _ in unit.probes]
+        if unit.unit.rule is None:
+            pairs = fallback.contributions(unit, s)
+        else:
+            layer, rule = unit.unit.layer, unit.unit.rule
+            wanted = {id(v) for v in unit.unit.variables}
+            pairs = [
+                (variable, contribution)
+                for variable, contribution in rule.contributions(layer, unit.args, unit.kwargs, s)
+                if id(variable) in wanted
+            ]
+        for variable, contribution in pairs:
+            by_variable.setdefault(id(variable), []).append(contribution)
+            groups.setdefault(id(variable), id(unit.unit.layer))
+    combined = [
+        (i, variable_gradient(v, by_variable[id(v)]), groups[id(v)])
+        for i, v in enumerate(model.trainable_variables)
+        if id(v) in by_variable
+    ]
+    return Backward(outputs, losses, present, combined)
+
+
+def squared_norms(result):
+    """For each group of variables, (B,) float64 squared norms and bounds of their error."""
+    norms, bounds = {}, {}
+    for _, gradient, group in result.gradients:
+        norm, bound = gradient.squared_norm()
+        norms.setdefault(group, []).append(norm)
+        bounds.setdefault(group, []).append(bound)
+    order = list(norms)
+    return [tf.add_n(norms[g]) for g in order], [tf.add_n(bounds[g]) for g in order], order
+
+
+def clipped_sums(model, result, clip_norm, clipping):
+    """The sum over examples of c_i·g_i for each trainable variable (MATH.md section 1).
+
+    Formal guarantees: adding or removing one example changes the returned list, seen as one
+    vector, by at most clip_norm·(1 + 1e-6) in l2 norm. The norms are raised by their rounding
+    bound before the factors are taken, so that float32 cancellation cannot break this.
+
+    Args:
+        model: the Keras model.
+        result: from `backward`.
+        clip_norm: C.
+        clipping: see `clip_factors`.
+
+    Returns:
+        One tensor, tf.IndexedSlices or None (unused) for each trainable variable.
+    """
+    with tf.name_scope("norms"):
+        norms, bounds, order = squared_norms(result)
+        raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
+        # A gradient that is exactly zero must stay so: its bound is zero too.
+        factors, finite = clip_factors(raised, result.present, clip_norm, clipping)
+        factor_of = dict(zip(order, factors, strict=True))
+    sums = [None] * len(model.trainable_variables)
+    with tf.name_scope("clipped_sums"):
+        for i, gradient, group in result.gradients:
+            sums[i] = gradient.clipped_sum(factor_of[group], finite)
+    return sums

@@ -1,0 +1,126 @@
+"""Exact per-example gradients of any layer: vector-Jacobian products, one example at a time.
+
+Slower than a rule and with one copy of the layer's parameters for each example, but it needs to
+know nothing about the layer. A layer that draws random numbers inside is evaluated example by
+example in the forward pass too, each example with its own seed, so that both passes see the same
+draws.
+"""
+
+import keras
+import tensorflow as tf
+
+from tfdp.clipping.contributions import Instances
+from tfdp.clipping.recording import paused
+
+
+class _TrainingContext(keras.Layer):
+    """Calls a layer so that everything below it sees `training=True`."""
+
+    def __init__(self):
+        super().__init__(autocast=False)
+        self._convert_input_args = False
+        self._allow_non_tensor_positional_args = True
+
+    def call(self, function, training=None):
+        return function()
+
+
+def example_seeds(unit, batch_size):
+    """One seed for each example and random generator; advances the generators by one."""
+    seeds = []
+    for state in unit.seeds:
+        value = state.value
+        shape = tf.stack([batch_size, 2])
+        seeds.append(
+            tf.cast(
+                tf.random.stateless_uniform(
+                    shape, tf.cast(value, tf.int64), minval=None, maxval=None, dtype=tf.int32
+                ),
+                value.dtype,
+            )
+        )
+        state.assign(value + tf.constant([0, 1], value.dtype))
+    return seeds
+
+
+def run_by_example(recorded):
+    """The layer's outputs, each example computed by itself."""
+    examples, rebuild = _split(recorded)
+
+    def one(elements):
+        tensors, seeds = elements
+        outputs = _call(recorded.unit, rebuild(tensors), seeds, ())
+        return tf.nest.map_structure(lambda t: t[0], outputs)
+
+    return tf.vectorized_map(one, (examples, recorded.seeds), fallback_to_while_loop=True)
+
+
+def contributions(recorded, gradients):
+    """Pairs of variable and `Instances` for a unit without a rule.
+
+    Args:
+        recorded: the `RecordedUnit`.
+        gradients: gradients of the summed losses at its outputs, flattened.
+    """
+    unit = recorded.unit
+    examples, rebuild = _split(recorded)
+    parameters = [tf.convert_to_tensor(v.value) for v in unit.variables]
+
+    def one(elements):
+        tensors, seeds, s = elements
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(parameters)
+            outputs = _call(unit, rebuild(tensors), seeds, zip(unit.variables, parameters,
+                                                               strict=True))  # fmt: skip
+            outputs = [t for t in tf.nest.flatten(outputs) if isinstance(t, tf.Tensor)]
+        kept = [(o, g) for o, g in zip(outputs, s, strict=True) if o.dtype.is_floating]
+        return tape.gradient(
+            [o for o, _ in kept],
+            parameters,
+            output_gradients=[tf.expand_dims(g, 0) for _, g in kept],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+
+    with paused():
+        instances = tf.vectorized_map(
+            one, (examples, recorded.seeds or [], gradients), fallback_to_while_loop=True
+        )
+    return [
+        (v, Instances(tf.cast(g, tf.float32)))
+        for v, g in zip(unit.variables, instances, strict=True)
+    ]
+
+
+def _split(recorded):
+    """The tensors that have the batch axis, and a function that rebuilds a call on one example."""
+    structure = (recorded.args, recorded.kwargs)
+    flat = tf.nest.flatten(structure)
+    aligned = iter(recorded.unit.aligned)
+    split = [isinstance(t, tf.Tensor) and next(aligned) for t in flat]
+    # None cannot pass through vectorized_map: masks travel in a list of their own.
+    masks = [getattr(t, "_keras_mask", None) if s else None for t, s in zip(flat, split,
+                                                                           strict=True)]  # fmt: skip
+    examples = (
+        [t for t, s in zip(flat, split, strict=True) if s],
+        [m for m in masks if m is not None],
+    )
+
+    def rebuild(elements):
+        tensors, example_masks = iter(elements[0]), iter(elements[1])
+        values = []
+        for value, is_split, mask in zip(flat, split, masks, strict=True):
+            if is_split:
+                value = tf.expand_dims(next(tensors), 0)
+                if mask is not None:
+                    value._keras_mask = tf.expand_dims(next(example_masks), 0)
+            values.append(value)
+        return tf.nest.pack_sequence_as(structure, values)
+
+    return examples, rebuild
+
+
+def _call(unit, call, seeds, parameters):
+    args, kwargs = call
+    mapping = list(parameters) + list(zip(unit.seeds, seeds, strict=True))
+    with paused(), keras.StatelessScope(mapping):
+        return _TrainingContext()(lambda: unit.layer(*args, **kwargs), training=True)

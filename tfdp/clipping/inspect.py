@@ -1,0 +1,85 @@
+"""Looking at what private training would do: norms of single examples, and the plan."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.clipping.engine import backward, squared_norms
+from tfdp.clipping.losses import PerExampleLoss, presence
+from tfdp.clipping.planning import make_plan
+
+
+def per_example_gradient_norms(model, x, y, loss, sample_weight=None):
+    """The l2 norm of each example's own gradient over all trainable variables.
+
+    One forward pass and one backward pass, with dropout and other random layers active as in
+    training. The result is raw data about the examples: it is for inspection, never for release.
+
+    Args:
+        model: a built Keras model with one loss.
+        x: inputs, leading axis B, any nesting.
+        y: targets.
+        loss: a Keras loss, its name, or a function `(y_true, y_pred) -> (B, ...)`; each example's
+            loss is the mean over its own positions.
+        sample_weight: (B,) or (B, T), optional.
+
+    Returns:
+        float32 array (B,).
+    """
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
+    if not model.built:
+        model(x)
+    plan = make_plan(model, x)
+    per_example = PerExampleLoss(loss)
+
+    @tf.function(autograph=False)
+    def norms(x, y, sample_weight):
+        batch_size = tf.nest.flatten(x)[0].shape[0]
+        result = backward(
+            model,
+            plan,
+            x,
+            lambda outputs: per_example(y, outputs, sample_weight),
+            presence(sample_weight, batch_size),
+        )
+        squared, _, _ = squared_norms(result)
+        return tf.sqrt(tf.maximum(tf.add_n(squared), 0.0))
+
+    return np.asarray(norms(x, y, sample_weight), np.float32)
+
+
+def explain(model, x=None):
+    """Which rule each layer uses, and what the norms of a step cost.
+
+    Args:
+        model: a built Keras model.
+        x: a batch of inputs; may be omitted for a model with defined inputs.
+
+    Returns:
+        A table as text: one line for each layer call, with its rule ("exact fallback" where it
+        has none), its variables, and the estimated seconds for each 1,000 examples.
+
+    Raises:
+        PrivacyError: as `make_private` does.
+    """
+    if x is None:
+        if getattr(model, "inputs", None) is None:
+            raise ValueError(
+                "Argument `x` must be a batch of inputs for a model without defined inputs. "
+                "Received: x=None"
+            )
+        x = tf.nest.map_structure(
+            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), model.input
+        )
+    plan = make_plan(model, x)
+    lines = [f"{'layer':32}{'rule':28}{'variables':>10}{'parameters':>12}"]
+    for unit in plan.units.values():
+        rule = "exact fallback" if unit.rule is None else type(unit.rule).__name__
+        if unit.broadcast:
+            rule += " (broadcast)"
+        size = sum(int(np.prod(v.shape)) for v in unit.variables)
+        lines.append(f"{unit.layer.name:32}{rule:28}{len(unit.variables):>10}{size:>12,}")
+    for variable in plan.unused:
+        lines.append(f"{variable.path:32}{'not used by the model':28}")
+    return "\n".join(lines)
+
+

@@ -1,0 +1,126 @@
+"""Losses that belong to one example each."""
+
+import keras
+import tensorflow as tf
+
+REDUCTIONS = ("mean", "sum")
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class PerExampleLoss(keras.losses.Loss):
+    """Gives a loss of shape (B,): example i's own loss, from i's own positions alone.
+
+    With positions (B, T), the loss is the mean over i's *own* valid positions (or their sum),
+    never divided by a count over the batch (MATH.md section 1). Keras masks and a sample weight
+    of shape (B,) or (B, T) are honoured as Keras does.
+
+    Args:
+        loss: a Keras loss, the name of one, or a function `(y_true, y_pred) -> (B, ...)`.
+        per_example_reduction: "mean" or "sum" over an example's positions.
+
+    Raises:
+        ValueError: for an unknown reduction, or a loss object whose own reduction contradicts it.
+    """
+
+    def __init__(self, loss, per_example_reduction="mean", name=None):
+        super().__init__(name=name or "per_example_loss", reduction="none")
+        if per_example_reduction not in REDUCTIONS:
+            raise ValueError(
+                f"Argument `per_example_reduction` must be one of {REDUCTIONS}. "
+                f"Received: per_example_reduction={per_example_reduction}"
+            )
+        self.loss = loss
+        self.per_example_reduction = per_example_reduction
+        self._function = keras.losses.get(loss)
+        own = getattr(self._function, "reduction", "sum_over_batch_size")
+        if own in ("none", None) or (own == "sum" and per_example_reduction != "sum"):
+            raise ValueError(
+                f"Argument `loss` has reduction={own!r}, but private training reduces each "
+                f"example's loss by per_example_reduction={per_example_reduction!r}. Leave the "
+                "loss's reduction at its default, or pass `per_example_reduction='sum'` to the "
+                "DPOptimizer."
+            )
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        in_mask = getattr(y_pred, "_keras_mask", None)
+        y_pred = tf.nest.map_structure(_float, y_pred)
+        if isinstance(self._function, keras.losses.Loss):
+            values = self._function.call(y_true, y_pred)
+        else:
+            values = self._function(*_same_rank(y_true, y_pred))
+        out_mask = getattr(values, "_keras_mask", None)
+        return self.reduce(_float(values), sample_weight, in_mask, out_mask)
+
+    def reduce(self, values, sample_weight=None, *masks):
+        """(B, ...) values to (B,)."""
+        if len(values.shape) == 0:
+            raise ValueError(
+                f"The loss {self._function} returned a scalar: the losses of single examples "
+                "cannot be told apart. Return a tensor of shape (batch, ...)."
+            )
+        valid = tf.ones_like(values)
+        for mask in masks:
+            if mask is not None:
+                valid *= _align(tf.cast(mask, values.dtype), values)
+        # Select: the loss of an invalid position may be anything, infinite included.
+        values = tf.where(valid > 0, values, 0.0)
+        if sample_weight is not None:
+            values *= _align(tf.cast(sample_weight, values.dtype), values)
+        batch = tf.shape(values)[0]
+        total = tf.reduce_sum(tf.reshape(values, [batch, -1]), axis=1)
+        if self.per_example_reduction == "sum":
+            return total
+        count = tf.reduce_sum(tf.reshape(valid, [batch, -1]), axis=1)
+        return tf.math.divide_no_nan(total, count)
+
+    def get_config(self):
+        return {
+            "loss": keras.saving.serialize_keras_object(self.loss),
+            "per_example_reduction": self.per_example_reduction,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        config = dict(config)
+        config["loss"] = keras.saving.deserialize_keras_object(config["loss"])
+        return cls(**config)
+
+
+def presence(sample_weight, batch_size):
+    """(B,) bool: whether each example is there at all. A weight of 0 everywhere means absent."""
+    if sample_weight is None:
+        return tf.ones([batch_size], tf.bool)
+    there = [
+        tf.reduce_any(tf.reshape(tf.not_equal(w, 0), [batch_size, -1]), axis=1)
+        for w in tf.nest.flatten(sample_weight)
+        if w is not None
+    ]
+    return tf.reduce_any(tf.stack(there), axis=0) if there else presence(None, batch_size)
+
+
+def _float(x):
+    x = tf.convert_to_tensor(x)
+    return tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x
+
+
+def _align(weights, values):
+    """Gives weights the rank of values by trailing axes of size 1, as Keras does."""
+    if len(weights.shape) == len(values.shape) + 1 and weights.shape[-1] == 1:
+        weights = tf.squeeze(weights, -1)
+    missing = len(values.shape) - len(weights.shape)
+    if missing < 0:
+        raise ValueError(
+            "Argument `sample_weight` has more axes than the loss. "
+            f"Received: shape {weights.shape} for a loss of shape {values.shape}"
+        )
+    return tf.reshape(weights, tf.concat([tf.shape(weights), [1] * missing], axis=0))
+
+
+def _same_rank(y_true, y_pred):
+    y_true = tf.convert_to_tensor(y_true)
+    if len(y_true.shape) == len(y_pred.shape) - 1 and y_pred.shape[-1] == 1:
+        y_true = tf.expand_dims(y_true, -1)
+    elif len(y_true.shape) == len(y_pred.shape) + 1 and y_true.shape[-1] == 1:
+        y_true = tf.squeeze(y_true, -1)
+    return y_true, y_pred

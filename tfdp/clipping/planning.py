@@ -1,0 +1,195 @@
+"""Deciding, before a step is traced, how each variable's per-example gradient is obtained.
+
+The forward pass is traced twice on paper, for batches of 3 and of 5 examples. A tensor whose
+leading axis is 3 in one trace and 5 in the other has the batch axis; one that has the same size
+in both is shared by the whole batch, whatever its size. Nothing is computed.
+"""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from tfdp.clipping.recording import Recorder, all_layers, call_model, is_seed_state
+from tfdp.clipping.registry import Rule, find_rule
+from tfdp.clipping.rules.position import register_keras_hub
+
+_BATCH_SIZES = (3, 5)
+
+
+class PrivacyError(ValueError):
+    """The model, loss or data cannot be trained privately as it stands."""
+
+
+@dataclasses.dataclass(eq=False)
+class Unit:
+    """A layer call whose parameters' per-example gradients are taken together.
+
+    Attributes:
+        key: the call's place in the call tree.
+        layer: the layer.
+        rule: its rule, or None for the exact fallback.
+        variables: the trainable variables covered, in the order they were read.
+        broadcast: the output lacks the batch axis and is broadcast to it.
+        aligned: for each tensor among the arguments, whether it has the batch axis.
+        seeds: states of the random generators used inside (fallback only).
+    """
+
+    key: tuple
+    layer: keras.Layer
+    rule: Rule | None
+    variables: list
+    broadcast: bool = False
+    aligned: list = dataclasses.field(default_factory=list)
+    seeds: list = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Plan:
+    """The units of a model, by call, and the variables that no call reads."""
+
+    units: dict
+    unused: list
+
+
+def make_plan(model, x):
+    """Plans the per-example gradients of a model.
+
+    Args:
+        model: a built Keras model.
+        x: a batch of its inputs (tensors or specs), any nesting.
+
+    Returns:
+        A `Plan`.
+
+    Raises:
+        PrivacyError: for a layer that mixes examples, an activity regularizer, a loss added to
+            the batch, a state updated from the batch, or an output without the batch axis.
+    """
+    register_keras_hub()
+    refuse_named_layers(model)
+    first, second = (_trace(model, x, size) for size in _BATCH_SIZES)
+    pairs = {a.key: (a, b) for a, b in zip(first.subtree(), second.subtree(), strict=True)}
+    units = _choose(first, pairs, first.graph)
+    if units is None:
+        raise PrivacyError(
+            f"The outputs of model {model.name!r} lack the batch axis as their first axis, so "
+            "the gradients of its examples cannot be told apart. Return outputs of shape "
+            "(batch, ...)."
+        )
+    covered = {id(v) for unit in units for v in unit.variables}
+    unused = [v for v in model.trainable_variables if id(v) not in covered]
+    return Plan({unit.key: unit for unit in units}, unused)
+
+
+def refuse_named_layers(model):
+    """Refuses, by name, what breaks the independence of the examples (MATH.md section 2)."""
+    for layer in all_layers(model):
+        where = f"Layer {layer.name!r} ({type(layer).__name__})"
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            raise PrivacyError(
+                f"{where} mixes the examples of a batch: no gradient belongs to one example, and "
+                "its moving statistics would publish raw data. Use GroupNormalization or "
+                "LayerNormalization, or freeze it with `layer.trainable = False`."
+            )
+        if layer.activity_regularizer is not None:
+            raise PrivacyError(
+                f"{where} has an `activity_regularizer`, a loss of the whole batch. Remove it, or "
+                "return the activity as a model output with a loss of its own."
+            )
+
+
+def _trace(model, x, batch_size):
+    """The call tree of a forward pass on `batch_size` symbolic examples."""
+    specs = tf.nest.map_structure(
+        lambda t: tf.TensorSpec((batch_size, *t.shape[1:]), t.dtype), x
+    )
+    recorder = Recorder(model)
+
+    def forward(x):
+        with recorder.recording() as scope:
+            call_model(model, x)
+        _refuse_side_effects(model, scope)
+
+    tf.function(forward, autograph=False).get_concrete_function(specs)
+    return recorder.root
+
+
+def _refuse_side_effects(model, scope):
+    if scope.losses:
+        raise PrivacyError(
+            f"Model {model.name!r} calls `add_loss` in its forward pass: a loss of the whole "
+            "batch cannot be clipped per example. Return the term as an output of shape (batch, "
+            "...) with a loss of its own; weight regularizers are allowed."
+        )
+    metric_variables = {id(v) for layer in all_layers(model) for v in layer.metrics_variables}
+    for variable, _ in scope.updates.values():
+        if not is_seed_state(variable) and id(variable) not in metric_variables:
+            raise PrivacyError(
+                f"Variable {variable.path!r} is updated from the batch during the forward pass, "
+                "without noise: it would publish raw data. Freeze or remove the layer."
+            )
+
+
+def _choose(call, pairs, graph):
+    """Units that cover every read below a call, or None if only a call further up can."""
+    if not call.subtree_reads():
+        return []
+    units = []
+    if call.reads:
+        unit = _rule_unit(call, pairs) if call.graph is graph else None
+        units = None if unit is None else [unit]
+    if units is not None:
+        for child in call.children:
+            below = _choose(child, pairs, graph) if child.graph is graph else (
+                None if child.subtree_reads() else [])  # fmt: skip
+            if below is None:
+                units = None
+                break
+            units += below
+    if units is not None:
+        return units
+    outputs = _alignment(call, pairs, lambda c: c.outputs)
+    if call.graph is not graph or not outputs or not all(outputs):
+        return None
+    return [
+        Unit(
+            call.key,
+            call.layer,
+            None,
+            list(call.subtree_reads().values()),
+            aligned=_alignment(call, pairs, lambda c: (c.args, c.kwargs)),
+            seeds=list(call.subtree_seeds().values()),
+        )
+    ]
+
+
+def _rule_unit(call, pairs):
+    rule = find_rule(call.layer)
+    if rule is None or not rule.accepts(call.layer, call.args, call.kwargs):
+        return None
+    known = {id(v) for v in rule.variables(call.layer, call.args, call.kwargs)}
+    if not set(call.reads) <= known:
+        return None
+    aligned = all(_alignment(call, pairs, lambda c: c.outputs))
+    if not aligned and not (rule.broadcasts_shared_outputs and _is_shared(call, pairs)):
+        return None
+    return Unit(call.key, call.layer, rule, list(call.reads.values()), broadcast=not aligned)
+
+
+def _alignment(call, pairs, get):
+    """Whether each tensor has the batch axis first."""
+    return [
+        len(a.shape) > 0 and (a.shape[0], b.shape[0]) == _BATCH_SIZES
+        for a, b in zip(*(_tensors(get(c)) for c in pairs[call.key]), strict=True)
+    ]
+
+
+def _is_shared(call, pairs):
+    """Whether the output is the same tensor for any batch: (T, d) or (1, T, d)."""
+    a, b = (_tensors(c.outputs)[0] for c in pairs[call.key])
+    return a.shape == b.shape and (len(a.shape) == 2 or (len(a.shape) == 3 and a.shape[0] == 1))
+
+
+def _tensors(structure):
+    return [t for t in tf.nest.flatten(structure) if isinstance(t, tf.Tensor)]

@@ -1,0 +1,182 @@
+"""Seeing every layer call and every variable read of one forward pass.
+
+The forward pass runs inside a `keras.StatelessScope`, so that each read of a variable passes
+through `get_current_value` (this is how reads are attributed to the layer that makes them) and
+each assignment is held back until it is known to be harmless. Layer calls are seen by wrapping
+`layer.call` for the duration of the pass; this is the one place that does so.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_ACTIVE = threading.local()
+
+
+@dataclasses.dataclass(eq=False)
+class CallRecord:
+    """One call of one layer, in a tree that mirrors the nesting of calls."""
+
+    layer: keras.Layer
+    key: tuple
+    parent: "CallRecord | None"
+    args: tuple = ()
+    kwargs: dict = dataclasses.field(default_factory=dict)
+    outputs: Any = None
+    graph: Any = None
+    reads: dict = dataclasses.field(default_factory=dict)  # id -> trainable variable
+    seeds: dict = dataclasses.field(default_factory=dict)  # id -> SeedGenerator state
+    children: list = dataclasses.field(default_factory=list)
+    calls_of_layer: dict = dataclasses.field(default_factory=dict)
+
+    def subtree(self):
+        yield self
+        for child in self.children:
+            yield from child.subtree()
+
+    def subtree_reads(self):
+        reads = {}
+        for call in self.subtree():
+            reads.update(call.reads)
+        return reads
+
+    def subtree_seeds(self):
+        seeds = {}
+        for call in self.subtree():
+            seeds.update(call.seeds)
+        return seeds
+
+
+class RecordingScope(keras.StatelessScope):
+    """Reports reads and writes of Keras variables to a recorder."""
+
+    def __init__(self, recorder):
+        super().__init__(collect_losses=True)
+        self.recorder = recorder
+        self.updates = {}
+
+    def get_current_value(self, variable):
+        self.recorder.on_read(variable)
+        return super().get_current_value(variable)
+
+    def add_update(self, update):
+        variable, value = update
+        self.updates[id(variable)] = (variable, value)
+        self.recorder.on_update(variable)
+        super().add_update(update)
+
+
+class Recorder:
+    """Builds the call tree of a forward pass. Subclasses decide what a call does.
+
+    Args:
+        trainable_variables: the variables whose reads are recorded.
+    """
+
+    def __init__(self, model):
+        self.model = model
+        self.trainable = {id(v): v for v in model.trainable_variables}
+        self.layer_index = {id(layer): i for i, layer in enumerate(all_layers(model))}
+        self.root = None
+        self._stack = []
+
+    def on_call(self, layer, run, args, kwargs):
+        parent = self._stack[-1] if self._stack else None
+        if parent is None:
+            key = ()
+        else:
+            nth = parent.calls_of_layer.get(id(layer), 0)
+            parent.calls_of_layer[id(layer)] = nth + 1
+            key = parent.key + ((self.layer_index[id(layer)], nth),)
+        record = CallRecord(layer, key, parent, args, kwargs, graph=current_graph())
+        if parent is None:
+            self.root = record
+        else:
+            parent.children.append(record)
+        self._stack.append(record)
+        try:
+            record.outputs = self.run(record, run)
+        finally:
+            self._stack.pop()
+        return record.outputs
+
+    def run(self, record, run):
+        return run(*record.args, **record.kwargs)
+
+    def on_read(self, variable):
+        if self._stack and id(variable) in self.trainable:
+            self._stack[-1].reads[id(variable)] = variable
+
+    def on_update(self, variable):
+        if self._stack and is_seed_state(variable):
+            self._stack[-1].seeds[id(variable)] = variable
+
+    @contextlib.contextmanager
+    def recording(self):
+        """Wraps the calls of every layer of the model while the context is open."""
+        wrapped = []
+        for layer in all_layers(self.model):
+            wrapped.append((layer, layer.__dict__.get("call")))
+            # Written to the instance's dictionary: Keras' attribute tracking must not see it.
+            layer.__dict__["call"] = _wrap(layer, layer.call)
+        previous = getattr(_ACTIVE, "recorder", None)
+        _ACTIVE.recorder = self
+        try:
+            with RecordingScope(self) as scope:
+                yield scope
+        finally:
+            _ACTIVE.recorder = previous
+            for layer, own in wrapped:
+                if own is None:
+                    del layer.__dict__["call"]
+                else:
+                    layer.__dict__["call"] = own
+
+
+@contextlib.contextmanager
+def paused():
+    """Calls inside this context reach no recorder."""
+    previous = getattr(_ACTIVE, "recorder", None)
+    _ACTIVE.recorder = None
+    try:
+        yield
+    finally:
+        _ACTIVE.recorder = previous
+
+
+def _wrap(layer, original):
+    def call(*args, **kwargs):
+        recorder = getattr(_ACTIVE, "recorder", None)
+        if recorder is None:
+            return original(*args, **kwargs)
+        return recorder.on_call(layer, original, args, kwargs)
+
+    return call
+
+
+def all_layers(model):
+    """The model and every layer below it."""
+    # Keras has no public recursive listing of layers; only this line depends on the private one.
+    return model._flatten_layers(include_self=True, recursive=True)
+
+
+def is_seed_state(variable):
+    """Whether a variable is the state of a `keras.random.SeedGenerator`."""
+    return variable.name == "seed_generator_state"
+
+
+def current_graph():
+    """The graph being traced, or None in eager execution."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def call_model(model, x):
+    """The training-mode forward pass, as Keras' own train step makes it."""
+    # Keras keeps this fact private; the alternative is to inspect `call`'s signature again.
+    if model._call_has_training_arg:
+        return model(x, training=True)
+    return model(x)

@@ -1,0 +1,103 @@
+"""The rules, by layer type. A rule turns a recorded layer call into per-example gradients."""
+
+_RULES = {}
+# What a subclass may define without changing what its parent computes.
+_HARMLESS = {
+    "__init__", "__module__", "__doc__", "__qualname__", "__firstlineno__",
+    "__static_attributes__", "__annotations__", "get_config", "from_config",
+}  # fmt: skip
+
+
+class Rule:
+    """Per-example gradients of one type of layer, without materialising them.
+
+    Subclass, implement `variables` and `contributions` (and `call` where the gradient is needed
+    at another place than the layer's output), and register with `register_rule`.
+    """
+
+    #: Whether outputs that lack the batch axis (shared by the whole batch) may be broadcast to it.
+    broadcasts_shared_outputs = False
+
+    def variables(self, layer, args, kwargs):
+        """The trainable variables that this rule covers in this call."""
+        raise NotImplementedError
+
+    def accepts(self, layer, args, kwargs):
+        """Whether the rule covers this call; if not, the exact fallback does."""
+        return True
+
+    def call(self, layer, run, args, kwargs, probe):
+        """Runs the layer and probes the tensors at which the gradient is needed.
+
+        Args:
+            layer: the layer.
+            run: its original `call`.
+            args, kwargs: what it was called with.
+            probe: function that marks a tensor of shape (B, ...) and returns it.
+
+        Returns:
+            The layer's outputs.
+        """
+        return probe(run(*args, **kwargs))
+
+    def contributions(self, layer, args, kwargs, gradients):
+        """List of (variable, contribution) for one call.
+
+        Args:
+            layer, args, kwargs: the call.
+            gradients: the gradients of the summed losses at the probed tensors, in order.
+
+        Returns:
+            Pairs of a Keras variable and an `OuterProduct`, `Rows` or `Instances`.
+        """
+        raise NotImplementedError
+
+
+def register_rule(*layer_classes):
+    """Decorator: uses a `Rule` class for these layer types (MATH.md section 2).
+
+    A subclass of a registered layer inherits the rule only if it defines nothing beyond its
+    constructor and configuration; any other subclass takes the exact fallback, since what its
+    `call` computes is not known.
+
+    Example:
+
+    ```python
+    @tfdp.clipping.register_rule(MyScale)
+    class MyScaleRule(tfdp.clipping.Rule):
+        def variables(self, layer, args, kwargs):
+            return [layer.scale]
+
+        def contributions(self, layer, args, kwargs, gradients):
+            (s,) = gradients
+            return [(layer.scale, tfdp.clipping.Instances(tf.reduce_sum(s * args[0], axis=1)))]
+    ```
+    """
+    for layer_class in layer_classes:
+        if not isinstance(layer_class, type):
+            raise ValueError(
+                "Argument `layer_classes` must be layer classes. "
+                f"Received: {layer_class} (of type {type(layer_class)})"
+            )
+
+    def decorate(rule_class):
+        for layer_class in layer_classes:
+            _RULES[layer_class] = rule_class()
+        return rule_class
+
+    return decorate
+
+
+def find_rule(layer):
+    """The rule registered for this layer, or None."""
+    for cls in type(layer).__mro__:
+        if cls in _RULES:
+            return _RULES[cls]
+        if not set(vars(cls)) <= _HARMLESS and not _is_generated(cls):
+            return None
+    return None
+
+
+def _is_generated(cls):
+    # `@keras.saving.register_keras_serializable` adds attributes of this kind only.
+    return all(name in _HARMLESS or name.startswith("_api_export") for name in vars(cls))

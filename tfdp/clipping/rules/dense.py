@@ -1,0 +1,114 @@
+"""Dense and EinsumDense (which is what MultiHeadAttention is made of)."""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from tfdp.clipping.contributions import (
+    Instances,
+    Layout,
+    OuterProduct,
+    flatten_time,
+    reduce_to_shape,
+)
+from tfdp.clipping.registry import Rule, register_rule
+
+
+@contextlib.contextmanager
+def probed_activation(layer, probe):
+    """Probes the input of `layer.activation` while the context is open.
+
+    The gradient of a kernel needs the gradient at the pre-activation. Layers with no activation
+    get one that only probes.
+    """
+    activation = layer.activation
+
+    def apply(x):
+        x = probe(x)
+        return x if activation is None else activation(x)
+
+    # Written to the instance's dictionary: Keras' attribute tracking must not see it.
+    layer.__dict__["activation"] = apply
+    try:
+        yield
+    finally:
+        layer.__dict__["activation"] = activation
+
+
+class KernelAndBias(Rule):
+    """A layer that computes activation(linear(inputs, kernel) + bias)."""
+
+    def variables(self, layer, args, kwargs):
+        kernel = [layer.kernel] if isinstance(layer.kernel, keras.Variable) else []
+        return kernel + ([layer.bias] if layer.bias is not None else [])
+
+    def call(self, layer, run, args, kwargs, probe):
+        with probed_activation(layer, probe):
+            return run(*args, **kwargs)
+
+    def contributions(self, layer, args, kwargs, gradients):
+        (s,) = gradients
+        pairs = [(layer.kernel, self.kernel_contribution(layer, args[0], s))]
+        if layer.bias is not None:
+            pairs.append((layer.bias, self.bias_contribution(layer, s)))
+        return pairs
+
+    def kernel_contribution(self, layer, inputs, s):
+        raise NotImplementedError
+
+    def bias_contribution(self, layer, s):
+        return Instances(reduce_to_shape(s, layer.bias.shape))
+
+
+@register_rule(keras.layers.Dense)
+class DenseRule(KernelAndBias):
+    def kernel_contribution(self, layer, inputs, s):
+        return OuterProduct(flatten_time(inputs, 1), flatten_time(s, 1))
+
+
+@register_rule(keras.layers.EinsumDense)
+class EinsumDenseRule(KernelAndBias):
+    """Kernels whose axes are each contracted or produced, as in every layer of Keras."""
+
+    def accepts(self, layer, args, kwargs):
+        return _parse(layer.equation, len(args[0].shape)) is not None
+
+    def kernel_contribution(self, layer, inputs, s):
+        inputs_spec, kernel_spec, output_spec = _parse(layer.equation, len(inputs.shape))
+        shared = [c for c in inputs_spec[1:] if c in output_spec and c not in kernel_spec]
+        contracted = [c for c in kernel_spec if c in inputs_spec]
+        produced = [c for c in kernel_spec if c in output_spec]
+        left = tf.transpose(inputs, [inputs_spec.index(c) for c in inputs_spec[0:1]
+                                     + "".join(shared + contracted)])  # fmt: skip
+        right = tf.transpose(s, [output_spec.index(c) for c in output_spec[0:1]
+                                 + "".join(shared + produced)])  # fmt: skip
+        layout = Layout(
+            tuple(kernel_spec.index(c) for c in contracted),
+            tuple(kernel_spec.index(c) for c in produced),
+        )
+        return OuterProduct(
+            flatten_time(left, len(contracted)), flatten_time(right, len(produced)), layout
+        )
+
+
+def _parse(equation, rank):
+    """(inputs, kernel, output) labels, or None for an equation that has no rule."""
+    left, output = equation.replace(" ", "").split("->")
+    inputs, kernel = left.split(",")
+    if "..." in equation:
+        free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation]
+        missing = rank - len(inputs.replace("...", ""))
+        letters = "".join(free[:missing])
+        inputs, output = inputs.replace("...", letters), output.replace("...", letters)
+        if "..." in kernel:
+            return None
+    regular = (
+        len(set(inputs)) == len(inputs)
+        and len(set(kernel)) == len(kernel)
+        and inputs[:1] == output[:1]
+        and inputs[:1] not in kernel
+        and all((c in kernel) != (c in output) for c in inputs[1:])
+        and all((c in inputs) != (c in output) for c in kernel)
+    )
+    return (inputs, kernel, output) if regular else None

@@ -1,0 +1,60 @@
+"""Embedding look-ups, and the table that serves as look-up and output head (phantom clipping)."""
+
+import keras
+import tensorflow as tf
+
+from tfdp.clipping.contributions import OuterProduct, Rows, flatten_time
+from tfdp.clipping.registry import Rule, register_rule
+
+
+def rows_of(layer, ids, s):
+    """The look-up's contribution to its table."""
+    ids = tf.cast(ids, tf.int64 if ids.dtype == tf.int64 else tf.int32)
+    ids = tf.where(ids < 0, ids + layer.input_dim, ids)  # as keras.ops.take reads them
+    batch = s.shape[0] if s.shape[0] is not None else tf.shape(s)[0]
+    if len(ids.shape) < len(s.shape) - 1 or (ids.shape[0] == 1 and s.shape[0] != 1):
+        ids = tf.broadcast_to(ids, tf.shape(s)[:-1])  # ids shared by the whole batch
+    return Rows(tf.reshape(ids, [batch, -1]), flatten_time(s, 1))
+
+
+@register_rule(keras.layers.Embedding)
+class EmbeddingRule(Rule):
+    broadcasts_shared_outputs = True
+
+    def accepts(self, layer, args, kwargs):
+        return isinstance(args[0], tf.Tensor) and isinstance(layer.embeddings, keras.Variable)
+
+    def variables(self, layer, args, kwargs):
+        return [layer.embeddings]
+
+    def contributions(self, layer, args, kwargs, gradients):
+        (s,) = gradients
+        return [(layer.embeddings, rows_of(layer, args[0], s))]
+
+
+@register_rule(keras.layers.ReversibleEmbedding)
+class ReversibleEmbeddingRule(EmbeddingRule):
+    """`layer(ids)` looks up; `layer(hidden, reverse=True)` is the head, tied or not."""
+
+    def accepts(self, layer, args, kwargs):
+        if _is_reverse(args, kwargs):
+            return layer.logit_soft_cap is None
+        return super().accepts(layer, args, kwargs)
+
+    def variables(self, layer, args, kwargs):
+        if _is_reverse(args, kwargs) and not layer.tie_weights:
+            return [layer.reverse_embeddings]
+        return [layer.embeddings]
+
+    def contributions(self, layer, args, kwargs, gradients):
+        if not _is_reverse(args, kwargs):
+            return super().contributions(layer, args, kwargs, gradients)
+        (z,) = gradients
+        hidden, z = flatten_time(args[0], 1), flatten_time(z, 1)
+        if layer.tie_weights:
+            return [(layer.embeddings, OuterProduct(z, hidden))]
+        return [(layer.reverse_embeddings, OuterProduct(hidden, z))]
+
+
+def _is_reverse(args, kwargs):
+    return bool(kwargs.get("reverse", args[1] if len(args) > 1 else False))

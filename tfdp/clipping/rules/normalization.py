@@ -1,0 +1,48 @@
+"""Normalisations whose statistics belong to one example: gain and shift are small, form them."""
+
+import keras
+
+from tfdp.clipping.contributions import Instances, reduce_to_shape
+from tfdp.clipping.recording import paused
+from tfdp.clipping.registry import Rule, register_rule
+
+_LAYERS = [keras.layers.LayerNormalization, keras.layers.GroupNormalization]
+if hasattr(keras.layers, "RMSNormalization"):
+    _LAYERS.append(keras.layers.RMSNormalization)
+
+
+@register_rule(*_LAYERS)
+class NormalizationRule(Rule):
+    def variables(self, layer, args, kwargs):
+        return [v for v in _gain_and_shift(layer) if v is not None]
+
+    def contributions(self, layer, args, kwargs, gradients):
+        (s,) = gradients
+        gain, shift = _gain_and_shift(layer)
+        pairs = []
+        if gain is not None:
+            # The same call with gain 1 and shift 0 gives the normalised input.
+            neutral = [(gain, keras.ops.ones(gain.shape, gain.dtype))]
+            if shift is not None:
+                neutral.append((shift, keras.ops.zeros(shift.shape, shift.dtype)))
+            with paused(), keras.StatelessScope(neutral):
+                normalized = layer(*args, **kwargs)
+            product = _trailing(layer, keras.ops.cast(s, "float32")
+                                * keras.ops.cast(normalized, "float32"))  # fmt: skip
+            pairs.append((gain, Instances(reduce_to_shape(product, gain.shape))))
+        if shift is not None:
+            pairs.append((shift, Instances(reduce_to_shape(_trailing(layer, s), shift.shape))))
+        return pairs
+
+
+def _gain_and_shift(layer):
+    gain = getattr(layer, "gamma", None)
+    return (getattr(layer, "scale", None) if gain is None else gain), getattr(layer, "beta", None)
+
+
+def _trailing(layer, x):
+    """Moves the normalised axes last, where the gain's shape is aligned."""
+    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    axes = sorted(a % len(x.shape) for a in axes)
+    rest = [a for a in range(len(x.shape)) if a not in axes]
+    return keras.ops.transpose(x, rest + axes)
