@@ -1,0 +1,39 @@
+"""Privacy accounting: events, the ledger, calibration and statements.
+
+Nothing here imports TensorFlow or Keras.
+"""
+
+from tfdp.accounting.accountants import epsilon
+from tfdp.accounting.adjacency import ADJACENCIES
+from tfdp.accounting.budget import BudgetError, PrivacyBudget, check_delta
+from tfdp.accounting.calibration import calibrate_noise_multiplier
+from tfdp.accounting.composition import compose, training_event
+from tfdp.accounting.events import event_from_dict, event_to_dict, register_event
+from tfdp.accounting.gdp import gdp_clt_epsilon
+from tfdp.accounting.ledger import Ledger, LedgerEntry
+from tfdp.accounting.sampling import Sampling
+from tfdp.accounting.statement import Statement, privacy_statement
+from tfdp.accounting.truncation import overflow_probability, smallest_capacity, truncation_delta
+
+__all__ = [
+    "ADJACENCIES",
+    "BudgetError",
+    "Ledger",
+    "LedgerEntry",
+    "PrivacyBudget",
+    "Sampling",
+    "Statement",
+    "calibrate_noise_multiplier",
+    "check_delta",
+    "compose",
+    "epsilon",
+    "event_from_dict",
+    "event_to_dict",
+    "gdp_clt_epsilon",
+    "overflow_probability",
+    "privacy_statement",
+    "register_event",
+    "smallest_capacity",
+    "training_event",
+    "truncation_delta",
+]

@@ -1,0 +1,117 @@
+"""epsilon of an event: the only place that runs an accountant."""
+
+import functools
+import json
+
+import dp_accounting
+import numpy as np
+
+from tfdp.accounting import _validate
+from tfdp.accounting.adjacency import ADJACENCIES, interpretations
+from tfdp.accounting.events import event_from_dict, event_to_dict
+
+ACCOUNTANTS = ("pld", "rdp")
+
+
+def epsilon(event, delta, accountant="pld", adjacency="add_or_remove_one"):
+    """The epsilon at which an event is (epsilon, delta)-differentially private.
+
+    Formal guarantees: an upper bound, by privacy loss distributions or Rényi divergences. Under
+    the Poisson-sampled Gaussian "pld" is the tighter.
+
+    Args:
+        event: a `dp_accounting.DpEvent`, composed as needed.
+        delta: a probability in (0, 1).
+        accountant: "pld" or "rdp".
+        adjacency: "add_or_remove_one", "replace_one" or "zero_out"; see
+            `tfdp.accounting.adjacency.interpretations` for what each does.
+
+    Returns:
+        A float of at least 0; infinite if the event is not private.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range, or if the accountant has no rule
+            for the event under the adjacency.
+
+    Example:
+
+    >>> round(epsilon(dp_accounting.GaussianDpEvent(1.41), 1 / (2 * 67349)), 1)
+    3.0
+    """
+    delta = _validate.open_unit("delta", delta)
+    return epsilon_of(compose_accountant(event, accountant, adjacency), delta)
+
+
+def epsilon_of(composed, delta):
+    """epsilon of an accountant made by `compose_accountant`, at delta."""
+    with np.errstate(over="ignore"):  # dp_accounting divides by masses that underflow
+        return max(0.0, float(composed.get_epsilon(delta)))
+
+
+def compose_accountant(event, accountant, adjacency):
+    """An accountant that has composed `event`; cached, so it must not be composed further.
+
+    Raises:
+        ValueError: as for `epsilon`.
+    """
+    _validate.one_of("accountant", accountant, ACCOUNTANTS)
+    _validate.one_of("adjacency", adjacency, ADJACENCIES)
+    if not isinstance(event, dp_accounting.DpEvent):
+        raise ValueError(
+            f"Argument `event` must be a dp_accounting.DpEvent. Received: event={event!r}"
+        )
+    # Composed events hold lists and are not hashable; their JSON is.
+    return _compose_cached(json.dumps(event_to_dict(event)), accountant, adjacency)
+
+
+@functools.lru_cache(maxsize=32)
+def _compose_cached(encoded_event, accountant, adjacency):
+    event = event_from_dict(json.loads(encoded_event))
+    for candidate, relation in interpretations(event, accountant, adjacency):
+        fresh = _fresh_accountant(accountant, adjacency, relation)
+        if fresh.supports(candidate):
+            with np.errstate(over="ignore"):
+                return fresh.compose(candidate)
+    raise ValueError(_unsupported_message(event, accountant, adjacency))
+
+
+def _fresh_accountant(accountant, adjacency, relation):
+    if accountant == "pld":
+        return dp_accounting.pld.PLDAccountant(relation)
+    return _RenyiAccountant(adjacency, relation)
+
+
+def _unsupported_message(event, accountant, adjacency):
+    other = "rdp" if accountant == "pld" else "pld"
+    supported_by_other = any(
+        _fresh_accountant(other, adjacency, relation).supports(candidate)
+        for candidate, relation in interpretations(event, other, adjacency)
+    )
+    if supported_by_other:
+        advice = f'use accountant="{other}", which has one'
+    else:
+        advice = f'accountant="{other}" has none either; use another adjacency or mechanism'
+    return (
+        f"The {accountant.upper()} accountant has no rule for this event under adjacency "
+        f'"{adjacency}": {advice}. Received: event={event!r}'
+    )
+
+
+class _RenyiAccountant(dp_accounting.rdp.RdpAccountant):
+    """dp_accounting's, plus events that bring their own Rényi curve (`register_event`)."""
+
+    def __init__(self, adjacency, relation):
+        super().__init__(neighboring_relation=relation)
+        self._adjacency = adjacency
+
+    def _maybe_compose(self, event, count, do_compose):
+        if not hasattr(event, "rdp"):
+            return super()._maybe_compose(event, count, do_compose)
+        if self._adjacency not in event.adjacencies:
+            return self.CompositionErrorDetails(
+                invalid_event=event,
+                error_message=f"Its Rényi curve holds under {event.adjacencies} only.",
+            )
+        if do_compose:
+            self._rdp = self._rdp + count * np.asarray(event.rdp(self._orders))
+        return None

@@ -1,0 +1,160 @@
+"""The smallest noise that meets a budget after the other charges."""
+
+import functools
+import json
+import math
+
+from tfdp.accounting import _validate
+from tfdp.accounting.accountants import ACCOUNTANTS, epsilon
+from tfdp.accounting.adjacency import ADJACENCIES
+from tfdp.accounting.budget import BudgetError, PrivacyBudget
+from tfdp.accounting.composition import compose, training_event
+from tfdp.accounting.events import event_from_dict, event_to_dict
+from tfdp.accounting.gdp import gdp_clt_epsilon
+
+_TIGHTNESS = 1e-3  # epsilon of the result is within this share of the budget
+_LARGEST = 1e6
+
+
+def calibrate_noise_multiplier(
+    budget,
+    sampling_probability,
+    steps,
+    accountant="pld",
+    adjacency="add_or_remove_one",
+    other_events=(),
+    extra_delta=0.0,
+):
+    """The smallest noise multiplier whose training, with the other events, meets a budget.
+
+    Formal guarantees: `other_events` composed with `steps` training steps at the result have
+    epsilon at most `budget.epsilon` at `budget.delta - extra_delta`, by the same accountant that
+    states epsilon later. It exceeds 99.9% of the budget, unless less noise than representable
+    would do.
+
+    Args:
+        budget: a `PrivacyBudget`.
+        sampling_probability: q in (0, 1]; 1 means no sampling.
+        steps: number of training steps.
+        accountant: "pld" or "rdp".
+        adjacency: as for `tfdp.accounting.epsilon`.
+        other_events: DpEvents that the same budget has to pay for.
+        extra_delta: delta already promised elsewhere, e.g.
+            `truncation_delta(budget.epsilon, steps, overflow_probability)`.
+
+    Returns:
+        The noise multiplier: standard deviation of the noise on the *sum* of clipped gradients,
+        over the clip norm.
+
+    Raises:
+        BudgetError: if no noise multiplier meets the budget; it says what used it up.
+        ValueError: if an argument is out of range or an event has no rule.
+    """
+    if not isinstance(budget, PrivacyBudget):
+        raise ValueError(
+            f"Argument `budget` must be a tfdp.PrivacyBudget. Received: budget={budget!r}"
+        )
+    q = _validate.probability("sampling_probability", sampling_probability)
+    steps = _validate.count("steps", steps)
+    _validate.one_of("accountant", accountant, ACCOUNTANTS)
+    _validate.one_of("adjacency", adjacency, ADJACENCIES)
+    extra_delta = _validate.not_negative("extra_delta", extra_delta)
+    if extra_delta >= budget.delta:
+        raise BudgetError(
+            f"The budget's delta of {budget.delta:.3g} is used up before training: extra_delta "
+            f"(truncated batches, say) takes {extra_delta:.3g}. Raise `max_batch_size`, split "
+            "batches into micro-batches instead of truncating them, or use a larger delta. "
+            f"Received: budget={budget}, extra_delta={extra_delta}"
+        )
+    encoded = json.dumps([event_to_dict(event) for event in other_events])
+    return _calibrate_cached(budget, q, steps, accountant, adjacency, encoded, extra_delta)
+
+
+@functools.lru_cache(maxsize=256)
+def _calibrate_cached(budget, q, steps, accountant, adjacency, encoded_events, extra_delta):
+    others = [(event_from_dict(encoded), 1) for encoded in json.loads(encoded_events)]
+    delta = budget.delta - extra_delta
+
+    def epsilon_at(sigma):
+        event = compose([*others, (training_event(sigma, q), steps)])
+        return epsilon(event, delta, accountant, adjacency)
+
+    if others and epsilon(compose(others), delta, accountant, adjacency) >= budget.epsilon:
+        raise BudgetError(_spent_message(budget, delta, accountant, adjacency, others))
+    guess = _guess(budget.epsilon, q, steps, delta) * (2 if adjacency == "replace_one" else 1)
+    low, high = _bracket(epsilon_at, budget.epsilon, guess)
+    if high is None:
+        raise BudgetError(
+            f"No noise multiplier up to {_LARGEST:g} meets the budget: epsilon is still "
+            f"{low[1]:.4g} there. The other events leave too little of it, or it is below what "
+            f"the {accountant.upper()} accountant resolves. Use a larger epsilon, fewer steps or "
+            f"smaller charges. Received: budget={budget}, steps={steps}"
+        )
+    return _search(epsilon_at, budget.epsilon, low, high)
+
+
+def _guess(target, q, steps, delta):
+    """sigma by the central limit; a starting point, never a result."""
+    low, high = math.log(0.05), math.log(_LARGEST)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if gdp_clt_epsilon(math.exp(middle), q, steps, delta) > target:
+            low = middle
+        else:
+            high = middle
+    return math.exp(high)
+
+
+def _bracket(epsilon_at, target, guess):
+    """(sigma, epsilon) on either side of the target; the upper one `None` past `_LARGEST`."""
+    guess = min(guess, _LARGEST)
+    point = (guess, epsilon_at(guess))
+    factor = 1.1
+    if point[1] > target:
+        low = point
+        while low[0] < _LARGEST:
+            sigma = min(low[0] * factor, _LARGEST)
+            point = (sigma, epsilon_at(sigma))
+            if point[1] <= target:
+                return low, point
+            low, factor = point, factor**2
+        return low, None
+    high = point
+    while True:
+        sigma = high[0] / factor
+        point = (sigma, epsilon_at(sigma))
+        if point[1] > target:
+            return point, high
+        high, factor = point, min(factor**1.5, 2.0)
+
+
+def _search(epsilon_at, target, low, high):
+    """Narrows the bracket by secants in log sigma and log epsilon, and bisection in between."""
+    aim = math.log(target * (1 - _TIGHTNESS / 2))
+    bisect = False
+    while high[1] < target * (1 - _TIGHTNESS) and high[0] / low[0] > 1 + 1e-9:
+        a, b = math.log(low[0]), math.log(high[0])
+        share = 0.5
+        if not bisect and math.isfinite(low[1]) and high[1] > 0:
+            fa, fb = math.log(low[1]) - aim, math.log(high[1]) - aim
+            share = min(max(fa / (fa - fb), 0.02), 0.98)
+        sigma = math.exp(a + share * (b - a))
+        point = (sigma, epsilon_at(sigma))
+        if point[1] <= target:
+            bisect, high = share < 0.5 and not bisect, point
+        else:
+            bisect, low = share >= 0.5 and not bisect, point
+    return high[0]
+
+
+def _spent_message(budget, delta, accountant, adjacency, others):
+    parts = ", ".join(
+        f"{event!r} (epsilon {epsilon(event, delta, accountant, adjacency):.4g} by itself)"
+        for event, _ in others
+    )
+    total = epsilon(compose(others), delta, accountant, adjacency)
+    return (
+        f"The other charges use up the budget before training: together epsilon {total:.4g} of "
+        f"{budget.epsilon:.4g}, from {parts}. Lower their epsilon, drop one, or raise the "
+        f"budget. Received: budget={budget}"
+    )

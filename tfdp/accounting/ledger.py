@@ -1,0 +1,204 @@
+"""The ledger: every mechanism that touched the data, in order."""
+
+import copy
+import dataclasses
+import json
+import math
+
+import dp_accounting
+
+from tfdp.accounting import _validate
+from tfdp.accounting.accountants import compose_accountant, epsilon_of
+from tfdp.accounting.composition import compose
+from tfdp.accounting.events import event_from_dict, event_to_dict
+from tfdp.accounting.truncation import truncation_delta
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerEntry:
+    """One mechanism and how often it ran.
+
+    Args:
+        label: a name for people, e.g. "training".
+        event: the `dp_accounting.DpEvent` of one run.
+        count: number of runs, at least 1.
+        details: JSON-able parameters for the statement. `overflow_probability` is also accounted
+            for: the probability, per run, that a Poisson batch was cut off.
+
+    Raises:
+        ValueError: if an argument has the wrong type or range.
+    """
+
+    label: str
+    event: dp_accounting.DpEvent
+    count: int = 1
+    details: dict = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        if not isinstance(self.event, dp_accounting.DpEvent):
+            raise ValueError(
+                f"Argument `event` must be a dp_accounting.DpEvent. Received: event={self.event!r}"
+            )
+        object.__setattr__(self, "count", _validate.count("count", self.count))
+        try:
+            details = json.loads(json.dumps(self.details, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                "Argument `details` must hold plain finite numbers, strings, lists and dicts, "
+                f"which JSON can store ({error}). Received: details={self.details!r}"
+            ) from error
+        object.__setattr__(self, "details", details)
+        overflow = details.get("overflow_probability", 0.0)
+        if not 0 <= overflow <= 1:
+            raise ValueError(
+                "Argument `overflow_probability` must be a probability. "
+                f"Received: overflow_probability={overflow!r}"
+            )
+
+    @property
+    def overflow_probability(self):
+        """Probability per run that a Poisson batch was cut off."""
+        return self.details.get("overflow_probability", 0.0)
+
+    @property
+    def is_training(self):
+        """Whether a run is a training step: its batch, and how it was drawn, matter."""
+        return self.details.get("kind") == "training" or isinstance(
+            self.event, dp_accounting.PoissonSampledDpEvent
+        )
+
+    def to_dict(self):
+        """The entry as a JSON-able dict."""
+        return {
+            "label": self.label,
+            "event": event_to_dict(self.event),
+            "count": self.count,
+            "details": copy.deepcopy(self.details),
+        }
+
+    @classmethod
+    def from_dict(cls, encoded):
+        """The inverse of `to_dict`."""
+        return cls(
+            encoded["label"],
+            event_from_dict(encoded["event"]),
+            encoded["count"],
+            encoded["details"],
+        )
+
+
+class Ledger:
+    """An ordered record of mechanisms; epsilon is what it composes to and nothing else.
+
+    Entries that differ in nothing but their count are one entry.
+
+    Args:
+        entries: `LedgerEntry` objects to start with.
+
+    Example:
+
+    >>> ledger = Ledger()
+    >>> ledger.add("frequencies", dp_accounting.LaplaceDpEvent(2.0), kind="release")
+    >>> ledger.add("training", dp_accounting.GaussianDpEvent(4.0), count=3, kind="training")
+    >>> len(ledger)
+    2
+    """
+
+    def __init__(self, entries=()):
+        self._entries = []
+        for entry in entries:
+            self._append(entry)
+
+    def add(self, label, event, count=1, **details):
+        """Charges `count` runs of an event; `details` describe it in statements."""
+        self._append(LedgerEntry(label, event, count, details))
+
+    def merge(self, other):
+        """Charges everything in another ledger, too."""
+        for entry in tuple(other.entries):
+            self._append(entry)
+
+    def copy(self):
+        """An independent ledger with the same entries."""
+        return Ledger(self._entries)
+
+    @property
+    def entries(self):
+        """The entries, oldest first, as a tuple."""
+        return tuple(self._entries)
+
+    def event(self):
+        """Everything in the ledger as one `dp_accounting.DpEvent`, in its smallest form."""
+        return compose((entry.event, entry.count) for entry in self._entries)
+
+    def epsilon(self, delta, accountant="pld", adjacency="add_or_remove_one"):
+        """The epsilon at which everything in the ledger is (epsilon, delta)-private.
+
+        Formal guarantees: with delta_M(.) the privacy curve of the composed events, and P_i the
+        probability that a batch of entry i was cut off,
+        delta_M(epsilon) + sum_i (1 + e^epsilon) count_i P_i <= delta (MATH.md section 7).
+
+        Args:
+            delta: a probability in (0, 1).
+            accountant: "pld" or "rdp".
+            adjacency: as for `tfdp.accounting.epsilon`.
+
+        Returns:
+            A float; 0 for an empty ledger, infinite if delta does not even cover truncation.
+
+        Raises:
+            ValueError: as for `tfdp.accounting.epsilon`.
+        """
+        delta = _validate.open_unit("delta", delta)
+        composed = compose_accountant(self.event(), accountant, adjacency)
+        epsilon = epsilon_of(composed, delta)
+        overflow = math.fsum(e.count * e.overflow_probability for e in self._entries)
+        # Reserve delta for truncation until the reserve covers what it costs at the epsilon
+        # that the rest of delta gives. Each reserve is a little too large, so that this ends.
+        reserve = 0.0
+        while math.isfinite(epsilon):
+            needed = truncation_delta(epsilon, 1, overflow) if overflow < 1 else math.inf
+            if needed <= reserve:
+                return epsilon
+            reserve = needed * 1.001
+            if reserve >= delta:
+                return math.inf
+            epsilon = epsilon_of(composed, delta - reserve)
+        return epsilon
+
+    def to_json(self):
+        """The ledger as JSON text; `from_json` restores it exactly."""
+        return json.dumps({"version": 1, "entries": [e.to_dict() for e in self._entries]})
+
+    @classmethod
+    def from_json(cls, text):
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: if the text is no ledger of a known version.
+        """
+        encoded = json.loads(text)
+        if not isinstance(encoded, dict) or encoded.get("version") != 1:
+            raise ValueError(
+                f"Argument `text` must be a ledger of version 1. Received: text={text[:80]!r}"
+            )
+        return cls(LedgerEntry.from_dict(entry) for entry in encoded["entries"])
+
+    def _append(self, entry):
+        for i, known in enumerate(self._entries):
+            if dataclasses.replace(known, count=entry.count) == entry:
+                total = known.count + entry.count
+                self._entries[i] = dataclasses.replace(known, count=total)
+                return
+        self._entries.append(entry)
+
+    def __len__(self):
+        return len(self._entries)
+
+    def __eq__(self, other):
+        return isinstance(other, Ledger) and self._entries == other._entries
+
+    __hash__ = None
+
+    def __repr__(self):
+        return f"Ledger({self._entries!r})"

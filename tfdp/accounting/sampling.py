@@ -1,0 +1,100 @@
+"""How batches were drawn: a description that travels with the data."""
+
+import dataclasses
+
+from tfdp.accounting import _validate, truncation
+
+_POISSON_KINDS = ("poisson", "asserted_poisson")
+_SHUFFLED_KINDS = ("shuffled", "asserted_shuffled")
+KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, "full_batch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How batches were drawn. All fields are public information.
+
+    Args:
+        kind: "poisson" (each record joins each batch independently with probability q),
+            "shuffled" (each record appears at most once per epoch), "full_batch" (every record in
+            every batch), or "asserted_poisson" / "asserted_shuffled", where the user says so and
+            tfdp did not draw the batches itself.
+        num_examples: n, the number of records.
+        expected_batch_size: q n; a float is allowed.
+        max_batch_size: capacity at which a Poisson batch is cut off, or `None` if it never is.
+        seeded: whether a fixed seed chose the batches, which only a test should do.
+        steps_per_epoch: batches per epoch, where that means something.
+
+    Raises:
+        ValueError: if a field is out of range or the fields contradict each other.
+    """
+
+    kind: str
+    num_examples: int
+    expected_batch_size: float
+    max_batch_size: int | None = None
+    seeded: bool = False
+    steps_per_epoch: int | None = None
+
+    def __post_init__(self):
+        _validate.one_of("kind", self.kind, KINDS)
+        _validate.count("num_examples", self.num_examples)
+        _validate.positive("expected_batch_size", self.expected_batch_size)
+        if self.max_batch_size is not None:
+            _validate.count("max_batch_size", self.max_batch_size)
+        if self.steps_per_epoch is not None:
+            _validate.count("steps_per_epoch", self.steps_per_epoch)
+        if self.expected_batch_size > self.num_examples:
+            raise ValueError(
+                "Argument `expected_batch_size` must be at most `num_examples`. Received: "
+                f"expected_batch_size={self.expected_batch_size}, num_examples={self.num_examples}"
+            )
+        if self.kind == "full_batch" and self.expected_batch_size != self.num_examples:
+            raise ValueError(
+                'Argument `expected_batch_size` must equal `num_examples` for kind="full_batch". '
+                f"Received: expected_batch_size={self.expected_batch_size}, "
+                f"num_examples={self.num_examples}"
+            )
+
+    @property
+    def sampling_probability(self):
+        """q, the expected share of the records in one batch."""
+        return self.expected_batch_size / self.num_examples
+
+    @property
+    def is_poisson(self):
+        """Whether Poisson accounting at q is true of these batches (a full batch has q = 1)."""
+        return self.kind not in _SHUFFLED_KINDS
+
+    @property
+    def is_asserted(self):
+        """Whether the user vouches for the kind and tfdp did not draw the batches."""
+        return self.kind.startswith("asserted_")
+
+    @property
+    def overflow_probability(self):
+        """P[a Poisson batch exceeds `max_batch_size`]; 0 for other kinds and without a maximum."""
+        if self.kind not in _POISSON_KINDS:
+            return 0.0
+        return truncation.overflow_probability(
+            self.num_examples, self.sampling_probability, self.max_batch_size
+        )
+
+    def appearances(self, steps):
+        """The most often one record can appear in `steps` shuffled batches: epochs begun.
+
+        Without `steps_per_epoch`, the last incomplete batch of an epoch is taken to be dropped
+        (n // B batches an epoch), which can only raise the count.
+        """
+        per_epoch = self.steps_per_epoch
+        if per_epoch is None:
+            per_epoch = max(1, int(self.num_examples // self.expected_batch_size))
+        return -(-steps // per_epoch)
+
+    def to_dict(self):
+        """The fields as a JSON-able dict."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields):
+        """The inverse of `to_dict`."""
+        return cls(**fields)

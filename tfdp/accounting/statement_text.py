@@ -1,0 +1,130 @@
+"""A privacy statement in words that a reader without a background in privacy can follow."""
+
+import math
+import textwrap
+
+from tfdp.accounting.events import event_from_dict
+
+_NEIGHBOURS = {
+    "add_or_remove_one": "adding or removing {unit}",
+    "replace_one": "replacing {unit} by any other",
+    "zero_out": "blanking out {unit} (its contribution becomes zero)",
+}
+_ACCOUNTANTS = {
+    "pld": "privacy loss distributions (PLD)",
+    "rdp": "Rényi differential privacy (RDP)",
+}
+
+
+def render(statement):
+    """The text of a `Statement`, about 10 to 25 lines."""
+    lines = ["Privacy statement", "================="]
+    lines += _headline(statement)
+    lines.append(f"Accountant: {_ACCOUNTANTS[statement.accountant]}.")
+    if statement.budget is not None:
+        lines.append(_budget(statement))
+    lines.append("Mechanisms that touched the data:" if statement.entries else _EMPTY)
+    lines += [_entry(entry) for entry in statement.entries]
+    lines += _sampling(statement)
+    for title, items in (
+        ("Not covered by this guarantee:", statement.uncovered),
+        ("Asserted by the user, not checked:", statement.asserted),
+        ("Remarks:", statement.remarks),
+    ):
+        if items:
+            lines.append(title)
+            lines += [f"  - {item}" for item in items]
+    return "\n".join(_wrap(line) for line in lines)
+
+
+_EMPTY = "No mechanism has touched the data yet."
+
+
+def _headline(statement):
+    if statement.epsilon is None:
+        lines = [f"NO EPSILON CAN BE STATED (delta = {statement.delta:.4g})."]
+        return lines + [f"  - {reason}" for reason in statement.unstated]
+    if math.isinf(statement.epsilon):
+        return [f"epsilon = infinity at delta = {statement.delta:.4g}: NOT PRIVATE."]
+    change = _NEIGHBOURS[statement.adjacency].format(unit=statement.unit)
+    lines = [
+        f"epsilon = {round_up(statement.epsilon)}, delta = {statement.delta:.4g}",
+        f"Unit of privacy: {statement.unit}, of {statement.num_examples}.",
+        f"Adjacency: {statement.adjacency}. By {change}, the probability of any outcome changes "
+        f"by at most a factor e^{round_up(statement.epsilon)}, except with probability "
+        f"{statement.delta:.4g}.",
+    ]
+    if statement.assumed_epsilon is not None:
+        lines.append(
+            f"This is the epsilon without amplification by sampling: a record was used at most "
+            f"{statement.appearances} times, once per epoch. An epsilon of "
+            f"{round_up(statement.assumed_epsilon)} assumes Poisson sampling which the pipeline "
+            "did not do; it is not a guarantee."
+        )
+    return lines
+
+
+def _budget(statement):
+    budget = statement.budget
+    line = f"Budget: epsilon = {budget.epsilon:g}, delta = {budget.delta:.4g}"
+    if statement.epsilon is None:
+        return f"{line}; whether it was kept cannot be said."
+    kept = statement.epsilon <= budget.epsilon and statement.delta <= budget.delta
+    return f"{line}; {'kept' if kept else 'NOT KEPT'}."
+
+
+def _entry(entry):
+    return f"  - {entry['label']}: {entry['count']} x {describe(event_from_dict(entry['event']))}"
+
+
+def describe(event):
+    """One line on an event's kind and parameters."""
+    name = type(event).__name__.removesuffix("DpEvent")
+    if name == "PoissonSampled":
+        inner = describe(event.event)
+        return f"{inner}, Poisson sampled with probability {event.sampling_probability:.6g}"
+    if name == "Gaussian":
+        return f"Gaussian noise of multiplier {event.noise_multiplier:.6g}"
+    if name == "Laplace":
+        return f"Laplace noise of multiplier {event.noise_multiplier:.6g}"
+    if name == "NonPrivate":
+        return "release without noise (not private)"
+    return str(event)
+
+
+def _sampling(statement):
+    sampling = statement.sampling
+    if sampling is None:
+        return []
+    size = f"{sampling.expected_batch_size:g} of {sampling.num_examples}"
+    if sampling.kind == "full_batch":
+        return [f"Batches: every record in every one of {statement.steps} steps."]
+    if sampling.is_poisson:
+        lines = [
+            f"Batches: Poisson sampled, each record with probability "
+            f"{sampling.sampling_probability:.6g} in each of {statement.steps} steps ({size} "
+            "expected)."
+        ]
+    else:
+        lines = [
+            f"Batches: shuffled, {size} in each of {statement.steps} steps; not Poisson sampled."
+        ]
+    if statement.overflow_delta > 0:
+        lines.append(
+            f"Batches were cut off at {sampling.max_batch_size} records, which takes "
+            f"{statement.overflow_delta:.3g} of delta (included)."
+        )
+    return lines
+
+
+def round_up(epsilon):
+    """Four significant digits, never below the value: a statement must not round down."""
+    if epsilon == 0 or math.isinf(epsilon):
+        return f"{epsilon:g}"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
+    return f"{math.ceil(epsilon / unit - 1e-9) * unit:.4g}"
+
+
+def _wrap(line):
+    indent = "    " if line.startswith("  - ") else "  "
+    return textwrap.fill(line, 96, subsequent_indent=indent)
