@@ -100,7 +100,8 @@ def _as_array(leaf):
 
 
 def _padded(array, chosen, capacity):
-    blank = b"" if array.dtype == object else 0  # an object array holds byte strings
-    rows = np.full((capacity, *array.shape[1:]), blank, array.dtype)
+    rows = np.zeros((capacity, *array.shape[1:]), array.dtype)
+    if array.dtype == object:  # byte strings, whose zero is the empty string
+        rows.fill(b"")
     rows[: len(chosen)] = array[chosen]
     return rows

@@ -1,0 +1,214 @@
+"""Poisson batches: distributions are tested with a false-alarm rate of 1e-6 each."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import tfdp
+from tfdp.data.poisson import draw_poisson
+
+FALSE_ALARM = 1e-6
+
+
+def numbered(n):
+    """Records that are their own index plus one, so that padding (0) is recognisable."""
+    index = np.arange(1, n + 1)
+    return index.astype(np.int32), index.astype(np.float32)
+
+
+def draws(batches):
+    """(steps, n) matrix of which record took part in which step of one pass."""
+    n = tfdp.data.sampling_of(batches).num_examples
+    rows = []
+    for x, y, weight in batches.as_numpy_iterator():
+        row = np.bincount(x, minlength=n + 1)[1:]
+        np.testing.assert_array_equal(y, x)
+        np.testing.assert_array_equal(weight, (x > 0).astype(np.float32))
+        rows.append(row)
+    return np.stack(rows)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    batches = tfdp.data.poisson_batches(numbered(200), 20, steps_per_epoch=1000)
+    return np.concatenate([draws(batches), draws(batches)])
+
+
+def test_no_record_is_drawn_twice_in_a_step(drawn):
+    assert drawn.max() == 1
+
+
+def test_each_record_takes_part_with_the_sampling_probability(drawn):
+    steps, n = drawn.shape
+    q = 0.1
+    statistic = ((drawn.sum(0) - steps * q) ** 2).sum() / (steps * q * (1 - q))
+    assert FALSE_ALARM / 2 < stats.chi2.sf(statistic, n) < 1 - FALSE_ALARM / 2
+
+
+def test_batch_sizes_are_binomial(drawn):
+    steps, n = drawn.shape
+    edges = np.array([-1, 13, 15, 17, 19, 21, 23, 25, n])
+    expected = np.diff(stats.binom.cdf(edges, n, 0.1)) * steps
+    observed = np.histogram(drawn.sum(1), edges + 0.5)[0]
+    assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
+
+
+def test_records_take_part_independently_of_each_other(drawn):
+    steps, n = drawn.shape
+    q = 0.1
+    pairs = drawn[:, 0::2] & drawn[:, 1::2]
+    together = pairs.sum(0)
+    mean, variance = steps * q**2, steps * q**2 * (1 - q**2)
+    statistic = ((together - mean) ** 2).sum() / variance
+    assert FALSE_ALARM / 2 < stats.chi2.sf(statistic, n // 2) < 1 - FALSE_ALARM / 2
+
+
+def test_steps_and_epochs_are_independent(drawn):
+    steps, n = drawn.shape
+    for lag in (1, 7, steps // 2):  # the last compares the same step of two epochs
+        both = int((drawn[:-lag] & drawn[lag:]).sum())
+        trials = (steps - lag) * n
+        assert stats.binomtest(both, trials, 0.01).pvalue > FALSE_ALARM
+
+
+def test_the_fast_draw_has_the_distribution_of_independent_coins():
+    rng = np.random.default_rng(0)
+    n, q, repeats = 5, 0.3, 20_000
+    code = [
+        int((1 << draw_poisson(rng, n, q, n)).sum()) for _ in range(repeats)
+    ]  # one of 32 subsets
+    sizes = np.array([bin(subset).count("1") for subset in range(2**n)])
+    expected = repeats * q**sizes * (1 - q) ** (n - sizes)
+    observed = np.bincount(code, minlength=2**n)
+    assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
+
+
+def test_an_overflowing_draw_keeps_a_uniform_subset():
+    rng = np.random.default_rng(0)
+    n, capacity, repeats = 6, 2, 20_000
+    counts = np.zeros(n)
+    for _ in range(repeats):
+        chosen = draw_poisson(rng, n, 0.9, capacity)
+        assert len(set(chosen.tolist())) == len(chosen) <= capacity
+        counts[chosen] += 1
+    assert stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
+def test_overflow_is_cut_at_the_capacity_and_reported():
+    batches = tfdp.data.poisson_batches(numbered(10), 5, max_batch_size=5, steps_per_epoch=200)
+    sizes = draws(batches).sum(1)
+    assert sizes.max() == 5
+    sampling = tfdp.data.sampling_of(batches)
+    np.testing.assert_allclose(sampling.overflow_probability, stats.binom.sf(5, 10, 0.5))
+    full = stats.binom.sf(4, 10, 0.5)
+    assert stats.binomtest(int((sizes == 5).sum()), 200, full).pvalue > FALSE_ALARM
+
+
+def test_the_default_capacity_makes_overflow_negligible():
+    sampling = tfdp.data.sampling_of(tfdp.data.poisson_batches(numbered(6040), 512))
+    assert sampling.max_batch_size < 6040
+    assert sampling.overflow_probability <= 1e-20
+
+
+def test_empty_draws_are_emitted_as_batches_of_padding():
+    batches = tfdp.data.poisson_batches(numbered(10), 0.1, steps_per_epoch=100)
+    sizes = draws(batches).sum(1)
+    assert len(sizes) == 100
+    assert (sizes == 0).sum() > 50  # each is empty with probability 0.904
+
+
+def test_every_batch_has_the_same_static_shape_and_the_pass_a_known_length():
+    x = {"a": np.ones((50, 3), np.float32)}
+    batches = tfdp.data.poisson_batches((x, np.ones((50, 2), np.int64)), 7, max_batch_size=20)
+    inputs, targets, weights = batches.element_spec
+    assert inputs["a"].shape == (20, 3)
+    assert targets.shape == (20, 2)
+    assert weights.shape == (20,)
+    assert batches.cardinality() == 7 == len(list(batches))  # 50 / 7, rounded
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(100, 1), (67, 1), (66, 2), (40, 3), (3, 33)])
+def test_a_default_epoch_has_n_over_b_steps_rounded(batch, steps):
+    assert tfdp.data.poisson_batches(numbered(100), batch).cardinality() == steps
+
+
+def test_drawing_everything_draws_everything():
+    batches = tfdp.data.poisson_batches(numbered(8), 8, steps_per_epoch=3)
+    np.testing.assert_array_equal(draws(batches), np.ones((3, 8)))
+
+
+@pytest.mark.parametrize("shape", [(40,), (40, 3)])
+def test_user_weights_are_kept_for_drawn_records_and_padding_weighs_nothing(shape):
+    x, y = numbered(40)
+    weight = np.random.default_rng(0).uniform(0.5, 2, shape).astype(np.float32)
+    batches = tfdp.data.poisson_batches((x, y, weight), 10, steps_per_epoch=5)
+    for inputs, _, weights in batches.as_numpy_iterator():
+        drawn = inputs > 0
+        np.testing.assert_array_equal(weights[drawn], weight[inputs[drawn] - 1])
+        assert not weights[~drawn].any()
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_no_epoch_repeats_another(seed):
+    batches = tfdp.data.poisson_batches(numbered(200), 50, seed=seed)
+    epochs = [draws(batches).tobytes() for _ in range(4)]
+    assert len(set(epochs)) == 4
+    assert tfdp.data.sampling_of(batches).seeded is (seed is not None)
+
+
+def test_a_seed_repeats_the_whole_run_for_tests():
+    first, second = (tfdp.data.poisson_batches(numbered(200), 50, seed=3) for _ in range(2))
+    for _ in range(2):
+        np.testing.assert_array_equal(draws(first), draws(second))
+
+
+def test_processes_draw_differently_even_after_the_same_global_seeds():
+    program = (
+        "import keras, numpy as np, tfdp; keras.utils.set_random_seed(0); np.random.seed(0);"
+        "d = tfdp.data.poisson_batches((np.arange(500), np.arange(500)), 100);"
+        "print(sorted(next(d.as_numpy_iterator())[0].tolist()))"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    assert outputs[0] != outputs[1]
+
+
+def test_fit_draws_anew_in_every_epoch():
+    import keras
+
+    seen = []
+
+    class Watch(keras.layers.Layer):
+        def call(self, x):
+            seen.append(np.sort(np.asarray(x)[:, 0]).tobytes())
+            return x
+
+    model = keras.Sequential([Watch(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    x = np.arange(1, 101, dtype=np.float32)[:, None]
+    model.fit(tfdp.data.poisson_batches((x, x), 50), epochs=4, verbose=0)
+    assert len(set(seen[-8:])) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"expected_batch_size": 0}, "expected_batch_size"),
+        ({"expected_batch_size": 11}, "expected_batch_size"),
+        ({"expected_batch_size": float("nan")}, "expected_batch_size"),
+        ({"max_batch_size": 3}, "max_batch_size"),
+        ({"max_batch_size": 7.5}, "max_batch_size"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=f"Argument `{message}` must"):
+        tfdp.data.poisson_batches(numbered(10), **{"expected_batch_size": 5, **arguments})

@@ -1,0 +1,87 @@
+"""The tag that says how batches were drawn survives only what keeps it true."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+
+DATA = (np.arange(40, dtype=np.int32), np.arange(40, dtype=np.int32))
+
+
+@pytest.fixture
+def batches():
+    return tfdp.data.poisson_batches(DATA, 10)
+
+
+def test_batches_know_how_they_were_drawn(batches):
+    sampling = tfdp.data.sampling_of(batches)
+    assert sampling.kind == "poisson"
+    assert sampling.num_examples == 40
+    assert sampling.expected_batch_size == 10
+    assert sampling.steps_per_epoch == 4
+    assert sampling.max_batch_size == batches.element_spec[2].shape[0]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda d: d.map(lambda x, y, w: (x, y, w)),
+        lambda d: d.map(lambda x, y, w: (x, y, w), num_parallel_calls=2, deterministic=False),
+        lambda d: d.prefetch(tf.data.AUTOTUNE),
+        lambda d: d.with_options(tf.data.Options()),
+        lambda d: d.take(2),
+        lambda d: d.apply(tf.data.experimental.assert_cardinality(4)),
+        lambda d: d.map(lambda x, y, w: (x, y)).take(2).prefetch(1),
+    ],
+)
+def test_transformations_of_whole_batches_keep_the_tag(batches, transform):
+    assert tfdp.data.sampling_of(transform(batches)) == tfdp.data.sampling_of(batches)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda d: d.cache(),
+        lambda d: d.repeat(2),
+        lambda d: d.shuffle(4),
+        lambda d: d.filter(lambda x, y, w: tf.reduce_sum(w) > 0),
+        lambda d: d.batch(2),
+        lambda d: d.unbatch(),
+        lambda d: d.rebatch(5),
+        lambda d: tf.data.Dataset.zip(d, d),
+        lambda d: d.concatenate(d),
+        lambda d: d.shard(2, 0),
+        lambda d: d.cache().map(lambda x, y, w: (x, y, w)).prefetch(1),
+    ],
+)
+def test_transformations_that_replay_or_regroup_draws_lose_the_tag(batches, transform):
+    assert tfdp.data.sampling_of(transform(batches)) is None
+
+
+def test_what_is_not_a_tagged_dataset_has_no_known_sampling():
+    assert tfdp.data.sampling_of(tf.data.Dataset.range(3).batch(2)) is None
+    assert tfdp.data.sampling_of(np.ones(3)) is None
+    assert tfdp.data.sampling_of(None) is None
+
+
+@pytest.mark.parametrize("kind", ["poisson", "shuffled"])
+def test_a_declared_sampling_is_marked_as_asserted(kind):
+    dataset = tf.data.Dataset.from_tensor_slices(DATA).batch(10)
+    declared = tfdp.data.declare_sampling(dataset, kind, num_examples=40, expected_batch_size=10)
+    sampling = tfdp.data.sampling_of(declared.prefetch(1))
+    assert sampling.kind == f"asserted_{kind}"
+    assert sampling.sampling_probability == 0.25
+
+
+def test_a_declaration_outranks_the_tag_of_an_ancestor(batches):
+    declared = tfdp.data.declare_sampling(batches.take(2), "shuffled", 40, 10)
+    assert tfdp.data.sampling_of(declared).kind == "asserted_shuffled"
+    assert tfdp.data.sampling_of(batches).kind == "poisson"
+
+
+def test_unknown_kinds_and_objects_are_refused(batches):
+    with pytest.raises(ValueError, match="Argument `kind` must be"):
+        tfdp.data.declare_sampling(batches, "asserted_poisson", 40, 10)
+    with pytest.raises(ValueError, match="Argument `dataset` must be"):
+        tfdp.data.declare_sampling(np.ones(3), "poisson", 40, 10)
