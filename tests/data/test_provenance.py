@@ -30,13 +30,23 @@ def test_batches_know_how_they_were_drawn(batches):
         lambda d: d.map(lambda x, y, w: (x, y, w), num_parallel_calls=2, deterministic=False),
         lambda d: d.prefetch(tf.data.AUTOTUNE),
         lambda d: d.with_options(tf.data.Options()),
-        lambda d: d.take(2),
+        lambda d: d.take(-1),
         lambda d: d.apply(tf.data.experimental.assert_cardinality(4)),
-        lambda d: d.map(lambda x, y, w: (x, y)).take(2).prefetch(1),
+        lambda d: d.map(lambda x, y, w: (x, y)).take(4).prefetch(1),
     ],
 )
 def test_transformations_of_whole_batches_keep_the_tag(batches, transform):
     assert tfdp.data.sampling_of(transform(batches)) == tfdp.data.sampling_of(batches)
+
+
+def test_shorter_epochs_bring_shuffled_records_back_sooner():
+    batches = tfdp.data.shuffled_epochs(DATA, 10)
+    assert tfdp.data.sampling_of(batches).appearances(8) == 2
+    assert tfdp.data.sampling_of(batches.take(1).prefetch(1)).appearances(8) == 8
+    declared = tf.data.Dataset.from_tensor_slices(DATA).shuffle(40).batch(10)
+    tfdp.data.declare_sampling(declared, "shuffled", 40, 10)
+    assert tfdp.data.sampling_of(declared).appearances(8) == 2
+    assert tfdp.data.sampling_of(declared.take(2)).appearances(8) == 4
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp
 
@@ -35,6 +36,9 @@ def test_the_pair_unpacks_feeds_batches_and_pickles_with_its_vocabulary():
     assert x.shape == y.shape == (6, 4)
     assert data.train.num_items == data.test.num_items == 9
     assert pickle.loads(pickle.dumps(data.train)).num_items == 9
+    slices = tf.data.Dataset.from_tensor_slices(data.train)
+    np.testing.assert_array_equal(next(slices.as_numpy_iterator())[1], [0, 0, 0, 2])
+    assert tf.nest.map_structure(np.shape, data.train) == ((6, 4), (6, 4))
     assert tfdp.data.poisson_batches(data.train, 2).element_spec[0].shape[1:] == (4,)
 
 

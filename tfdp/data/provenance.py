@@ -1,5 +1,7 @@
 """How batches were drawn, carried by the dataset itself to whoever accounts for them."""
 
+import dataclasses
+
 import tensorflow as tf
 
 from tfdp.accounting import Sampling
@@ -44,18 +46,32 @@ def sampling_of(dataset):
         dataset: anything; what is not a `tf.data.Dataset` has no known sampling.
 
     Returns:
-        A `tfdp.accounting.Sampling`, or `None`.
+        A `tfdp.accounting.Sampling`, or `None`. Its `steps_per_epoch` is that of `dataset`: fewer
+        than were drawn after `take`.
     """
+    outermost = dataset
     while isinstance(dataset, tf.data.Dataset):
         sampling = getattr(dataset, _ATTRIBUTE, None)
         if sampling is not None:
-            return sampling
+            return _with_steps_of(outermost, sampling)
         if type(dataset).__name__ not in _BATCH_PRESERVING:
             return None
         # TensorFlow has no public way from a dataset to the one it was made from; this line is
         # the only one that uses `_inputs`, and the names above the only ones of private classes.
         (dataset,) = dataset._inputs()
     return None
+
+
+def _with_steps_of(dataset, sampling):
+    # After `take`, passes are shorter: shuffled records come back after fewer steps, and the
+    # number of their appearances is what is charged.
+    longest = sampling.steps_per_epoch
+    if longest is None:
+        longest = max(1, int(sampling.num_examples // sampling.expected_batch_size))
+    steps = int(dataset.cardinality())
+    if 0 < steps < longest:
+        return dataclasses.replace(sampling, steps_per_epoch=steps)
+    return sampling
 
 
 def declare_sampling(dataset, kind, num_examples, expected_batch_size):

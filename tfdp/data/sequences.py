@@ -1,5 +1,6 @@
 """Item sequences, one per user, split by leaving the last item out."""
 
+import collections
 import dataclasses
 
 import numpy as np
@@ -7,8 +8,11 @@ import numpy as np
 from tfdp.data._checks import check_positive_integer
 
 
-class Sequences(tuple):
+class Sequences(collections.namedtuple("Sequences", ["x", "y"])):
     """The pair `(x, y)` of item ids, which also knows the size of the vocabulary.
+
+    Everything that takes a pair takes it. What maps over the pair (`tf.nest`, tf.data) returns one
+    whose `num_items` is `None`: transformed arrays need not be of the same vocabulary.
 
     Args:
         x: int32 array (num_users, max_length), inputs; 0 is padding.
@@ -16,8 +20,10 @@ class Sequences(tuple):
         num_items: largest item id, public.
     """
 
-    def __new__(cls, x, y, num_items):
-        self = super().__new__(cls, (x, y))
+    num_items = None
+
+    def __new__(cls, x, y, num_items=None):
+        self = super().__new__(cls, x, y)
         self.num_items = num_items
         return self
 
