@@ -6,6 +6,7 @@ import tensorflow as tf
 from tfdp.clipping.engine import backward, squared_norms
 from tfdp.clipping.losses import PerExampleLoss, presence
 from tfdp.clipping.planning import make_plan
+from tfdp.clipping.recording import input_structure
 
 
 def per_example_gradient_norms(model, x, y, loss, sample_weight=None):
@@ -62,13 +63,8 @@ def explain(model, x=None):
         PrivacyError: as `make_private` does.
     """
     if x is None:
-        if getattr(model, "inputs", None) is None:
-            raise ValueError(
-                "Argument `x` must be a batch of inputs for a model without defined inputs. "
-                "Received: x=None"
-            )
         x = tf.nest.map_structure(
-            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), model.input
+            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), input_structure(model)
         )
     plan = make_plan(model, x)
     lines = [f"{'layer':32}{'rule':28}{'variables':>10}{'parameters':>12}"]

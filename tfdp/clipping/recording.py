@@ -180,3 +180,21 @@ def call_model(model, x):
     if model._call_has_training_arg:
         return model(x, training=True)
     return model(x)
+
+
+def input_structure(model):
+    """The symbolic inputs of a model with defined inputs, in the structure it is called with.
+
+    Raises:
+        ValueError: for a model whose inputs are only known from data.
+    """
+    inputs = getattr(model, "inputs", None)
+    if not inputs:
+        raise ValueError(
+            f"Model {model.name!r} has no defined inputs: pass a batch of them as argument `x`."
+        )
+    if isinstance(model, keras.Sequential) or isinstance(
+        getattr(model, "model", None), keras.Sequential
+    ):
+        return inputs[0]
+    return model.input

@@ -1,0 +1,308 @@
+"""Private training for Keras models: the train step, and the statement of what it did."""
+
+import keras
+import tensorflow as tf
+
+from tfdp import accounting
+from tfdp.clipping import (
+    PerExampleLoss,
+    PrivacyError,
+    backward,
+    clipped_sums,
+    make_plan,
+    presence,
+    refuse_named_layers,
+)
+from tfdp.clipping.recording import all_layers
+from tfdp.models import coverage, fitting
+from tfdp.optimizers import DPOptimizer
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class DPModel(keras.Model):
+    """A `keras.Model` whose training is differentially private under a `DPOptimizer`.
+
+    Subclass it as you would subclass `keras.Model`; for an existing model use
+    `tfdp.make_private(model)`. `fit`, `evaluate`, `predict`, callbacks, saving and export are
+    those of Keras. Three differences, each because one example must be clipped by itself:
+
+    - A loss is the mean (or sum) over an example's *own* valid positions; the displayed loss is
+      the mean of these over the examples that are present.
+    - An example whose sample weight is 0 is absent, and `metrics` are weighted like
+      `weighted_metrics`, so that the padding of a Poisson batch does not enter them.
+    - Layers and losses that mix examples are refused.
+
+    With any other optimizer the model trains without privacy, and says so in its statement.
+    """
+
+    #: What one record is, for the statement.
+    privacy_unit = "one example"
+
+    def compile(
+        self,
+        optimizer="rmsprop",
+        loss=None,
+        loss_weights=None,
+        metrics=None,
+        weighted_metrics=None,
+        run_eagerly=False,
+        steps_per_execution=1,
+        jit_compile="auto",
+        auto_scale_loss=True,
+    ):
+        """As `keras.Model.compile`.
+
+        Raises:
+            PrivacyError: for a layer that mixes examples, or the `mixed_float16` policy.
+            BudgetError: if the budget cannot be met.
+        """
+        self._compile_arguments = {
+            "optimizer": optimizer, "loss": loss, "loss_weights": loss_weights,
+            "metrics": metrics, "weighted_metrics": weighted_metrics,
+            "run_eagerly": run_eagerly, "steps_per_execution": steps_per_execution,
+            "jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss,
+        }  # fmt: skip
+        optimizer = keras.optimizers.get(optimizer)
+        earlier = self.ledger
+        private = isinstance(optimizer, DPOptimizer)
+        if private:
+            refuse_named_layers(self)
+            fitting.refuse_precision(self)
+            fitting.refuse_distribution(self)
+            metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
+            reduction = optimizer.per_example_reduction
+            if loss is not None:
+                loss = tf.nest.map_structure(
+                    lambda one: None if one is None else PerExampleLoss(one, reduction), loss
+                )
+        super().compile(
+            optimizer=optimizer, loss=loss, loss_weights=loss_weights, metrics=metrics,
+            weighted_metrics=weighted_metrics, run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution, jit_compile=jit_compile,
+            auto_scale_loss=auto_scale_loss,
+        )  # fmt: skip
+        self._plans = {}
+        self._uncovered = set()
+        self._bind(optimizer, earlier, private)
+
+    def _bind(self, optimizer, earlier, private):
+        """Hands charges to the optimizer, and its noise to the layers that correct for it."""
+        if not private:
+            self._plain_ledger = earlier
+            return
+        if optimizer.ledger != earlier:
+            optimizer.record.absorb(earlier)
+        optimizer.record.charge(self.privacy_charges())
+        for layer in all_layers(self):
+            bind = getattr(layer, "bind_privacy", None)
+            if bind is not None:
+                bind(
+                    noise_multiplier=optimizer.noise_multiplier,
+                    clip_norm=optimizer.clip_norm,
+                    expected_batch_size=optimizer.expected_batch_size,
+                )
+
+    @property
+    def ledger(self):
+        """Every mechanism that touched the training data, as a `tfdp.accounting.Ledger`."""
+        if isinstance(getattr(self, "optimizer", None), DPOptimizer):
+            return self.optimizer.ledger
+        return getattr(self, "_plain_ledger", accounting.Ledger())
+
+    def privacy_charges(self):
+        """`LedgerEntry` list of the private releases that the model itself was built from."""
+        return [e for layer in all_layers(self) for e in getattr(layer, "privacy_releases", ())]
+
+    def privacy_assertions(self):
+        """Sentences about what the user declared public, for the statement."""
+        return [s for layer in all_layers(self) for s in getattr(layer, "privacy_asserted", ())]
+
+    def privacy_statement(self, delta=None, accountant="pld"):
+        """What was guaranteed to each record of the training data, and what was not.
+
+        Args:
+            delta: δ; defaults to the budget's, or 1/(10·n).
+            accountant: "pld" or "rdp".
+
+        Returns:
+            A `tfdp.accounting.Statement`: print it, or use `.epsilon`, `.to_dict()`,
+            `.to_json()`.
+
+        Raises:
+            ValueError: for a model that was never compiled with a DPOptimizer, or a δ > 1/n.
+        """
+        optimizer = getattr(self, "optimizer", None)
+        if not isinstance(optimizer, DPOptimizer):
+            raise ValueError(
+                f"Model {self.name!r} is not compiled with a DPOptimizer, so there is no privacy "
+                f"to state. Received: optimizer={optimizer}"
+            )
+        record = optimizer.record
+        return accounting.privacy_statement(
+            self.ledger,
+            delta=delta or optimizer.default_delta,
+            accountant=accountant,
+            unit=self.privacy_unit,
+            num_examples=optimizer.num_examples,
+            sampling=record.sampling,
+            steps=record.steps,
+            budget=optimizer.budget,
+            uncovered=coverage.uncovered(self),
+            asserted=[*self.privacy_assertions(), *coverage.asserted(self)],
+            remarks=coverage.remarks(self),
+        )
+
+    def fit(self, x=None, y=None, *, class_weight=None, **kwargs):
+        """As `keras.Model.fit`, after checking that the data are drawn as the optimizer assumes.
+
+        Raises:
+            PrivacyError: if n, the sampling probability or the way batches are drawn differ from
+                the optimizer's, or are not known.
+            BudgetError: if the budget is spent.
+        """
+        if not isinstance(self.optimizer, DPOptimizer):
+            self._plain_ledger.add("training without privacy", fitting.not_private())
+            return super().fit(x, y, class_weight=class_weight, **kwargs)
+        sampling = fitting.sampling_of_fit(self.optimizer, x, y, kwargs)
+        x, class_weight = fitting.apply_class_weight(x, class_weight)
+        self._uncovered |= coverage.of_callbacks(kwargs.get("callbacks"))
+        fitting.check_examples_do_not_mix(self, x, y)
+        self.optimizer.record.begin(sampling)
+        self.optimizer.refresh_entropy()
+        callbacks = fitting.with_budget_stop(kwargs.pop("callbacks", None), self.optimizer)
+        return super().fit(x, y, class_weight=class_weight, callbacks=callbacks, **kwargs)
+
+    def train_step(self, data):
+        if not isinstance(self.optimizer, DPOptimizer):
+            return super().train_step(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if self.optimizer.microbatch_size is None:
+            sums = self._clipped_sums(x, y, sample_weight)
+        else:
+            sums = self._accumulate(x, y, sample_weight)
+        variables = self.trainable_variables
+        self.optimizer.apply_clipped_sums(sums, variables, _regularization(variables))
+        return self.get_metrics_result()
+
+    def _clipped_sums(self, x, y, sample_weight):
+        """Forward, backward, norms, factors and sums of one micro-batch; updates the metrics."""
+        batch = tf.nest.flatten(x)[0]
+        batch_size = batch.shape[0] if batch.shape[0] is not None else tf.shape(batch)[0]
+        there = presence(sample_weight, batch_size)
+        # Once the budget is spent every example is absent: what remains is noise alone.
+        present = there & self.optimizer.record.active()
+
+        def losses_of(outputs):
+            losses = self.compute_loss(x, y, outputs, sample_weight, training=True)
+            if len(losses.shape) != 1:
+                raise PrivacyError(
+                    "`compute_loss` must return one loss for each example, of shape (batch,): "
+                    f"what it returned cannot be clipped per example. Received: shape "
+                    f"{losses.shape}"
+                )
+            return losses
+
+        result = backward(self, self._plan(x), x, losses_of, present)
+        sums = clipped_sums(self, result, self.optimizer.clip_norm, self.optimizer.clipping)
+        self._update_metrics(x, y, sample_weight, result)
+        return sums
+
+    def _accumulate(self, x, y, sample_weight):
+        """The same over micro-batches, one after another, noise added by nobody yet."""
+        size = self.optimizer.microbatch_size
+        data = tf.nest.map_structure(
+            lambda t: t if t is None else _in_microbatches(t, size),
+            (x, y, fitting.weights_or_ones(x, sample_weight)),
+        )
+        variables = self.trainable_variables
+        unused = {id(v) for v in self._plan(x).unused}
+        pieces = [i for i, v in enumerate(variables) if id(v) not in unused]
+
+        def body(i_batch, totals):
+            part = tf.nest.map_structure(lambda t: t if t is None else t[i_batch], data)
+            sums = self._clipped_sums(*part)
+            return i_batch + 1, [
+                t + tf.cast(tf.convert_to_tensor(sums[i]), tf.float32)
+                for i, t in zip(pieces, totals, strict=True)
+            ]
+
+        flat_weights = tf.nest.map_structure(
+            lambda t: t if t is None else tf.reshape(t, [tf.shape(t)[0] * size, -1]), data[2]
+        )
+        present = presence(flat_weights, tf.shape(tf.nest.flatten(flat_weights)[0])[0])
+        last = tf.reduce_max(tf.where(present, tf.range(1, tf.size(present) + 1), 0))
+        zeros = [tf.zeros(variables[i].shape, tf.float32) for i in pieces]
+        _, totals = tf.while_loop(
+            # Padding stands at the end of a batch: whole micro-batches of it are skipped.
+            lambda i_batch, _: i_batch * size < last,
+            body,
+            (tf.constant(0), zeros),
+            parallel_iterations=1,
+        )
+        sums = [None] * len(variables)
+        for i, total in zip(pieces, totals, strict=True):
+            sums[i] = total
+        return sums
+
+    def _plan(self, x):
+        """The plan for inputs of this structure; made when a step is traced."""
+        flat = tf.nest.flatten(x)
+        key = (
+            tuple((t.dtype, tuple(t.shape[1:])) for t in flat),
+            tuple(id(v) for v in self.trainable_variables),
+        )
+        if key not in self._plans:
+            with tf.init_scope():
+                self._plans[key] = make_plan(self, x)
+        return self._plans[key]
+
+    def _update_metrics(self, x, y, sample_weight, result):
+        weights = tf.cast(result.present, tf.float32)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(result.losses, sample_weight=weights)
+        self.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
+
+    def train_on_batch(self, *args, **kwargs):
+        if isinstance(self.optimizer, DPOptimizer):
+            # Nobody knows how this batch was drawn: the statement then gives no ε.
+            self.optimizer.record.begin(None)
+        return super().train_on_batch(*args, **kwargs)
+
+    def get_compile_config(self):
+        if not self.compiled:
+            return {}
+        return {
+            k: keras.saving.serialize_keras_object(v) for k, v in self._compile_arguments.items()
+        }
+
+    def compile_from_config(self, config):
+        self.compile(**{k: keras.saving.deserialize_keras_object(v) for k, v in config.items()})
+        if self.built and isinstance(self.optimizer, keras.optimizers.Optimizer):
+            self.optimizer.build(self.trainable_variables)
+
+
+def _regularization(variables):
+    """Gradients of the weight regularizers: they depend on no example and carry no noise."""
+    gradients = []
+    for variable in variables:
+        if variable.regularizer is None:
+            gradients.append(None)
+            continue
+        with tf.GradientTape() as tape:
+            value = tf.convert_to_tensor(variable.value)
+            tape.watch(value)
+            penalty = variable.regularizer(value)
+        gradients.append(tape.gradient(penalty, value))
+    return gradients
+
+
+def _in_microbatches(tensor, size):
+    """(B, ...) to (k, size, ...); what is missing is filled with zeros, so its weight is zero."""
+    missing = -tf.shape(tensor)[0] % size
+    rank = len(tensor.shape)
+    padded = tf.pad(tensor, tf.concat([[[0, missing]], tf.zeros([rank - 1, 2], tf.int32)], 0))
+    count = -1 if tensor.shape[0] is None else -(-tensor.shape[0] // size)
+    rest = [d if d is not None else tf.shape(tensor)[i + 1] for i, d in
+            enumerate(tensor.shape[1:])]  # fmt: skip
+    return tf.reshape(padded, [count, size, *rest])

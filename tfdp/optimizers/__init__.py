@@ -1,0 +1,5 @@
+"""The private optimizer."""
+
+from tfdp.optimizers.dp_optimizer import DPOptimizer
+
+__all__ = ["DPOptimizer"]

@@ -1,0 +1,347 @@
+"""The optimizer that makes a Keras optimizer private."""
+
+import keras
+import tensorflow as tf
+
+from tfdp import accounting
+from tfdp.clipping import CLIPPING, PrivacyError
+from tfdp.clipping.losses import REDUCTIONS
+from tfdp.noise import NoiseSource
+from tfdp.optimizers.training_record import TrainingRecord
+
+_CHUNK = 1 << 22  # noise is drawn for at most this many coordinates at once
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class DPOptimizer(keras.optimizers.Optimizer):
+    """Differentially private training with any Keras optimizer.
+
+    Each logical step hands the wrapped optimizer (MATH.md section 1)
+
+        G = ( Σ_i c_i·g_i + N(0, (noise_multiplier·clip_norm)²·I) ) / expected_batch_size
+
+    where g_i is the gradient of example i's own loss. The clipping happens in the model
+    (`tfdp.make_private`, `tfdp.models.DPModel`); in any other model this optimizer raises at the
+    first step. Weight regularizers are added after the noise; weight decay, momentum, schedules
+    and everything else of the wrapped optimizer only see the noisy G.
+
+    Formal guarantees: with batches from `tfdp.data.poisson_batches`, `steps` steps are
+    (ε, δ)-differentially private for adding or removing one example, as the ledger composes them.
+
+    Args:
+        optimizer: a `keras.optimizers.Optimizer`.
+        budget: `tfdp.PrivacyBudget`; the noise multiplier is calibrated so that `steps` steps,
+            together with everything else charged to the model, meet it. Needs `steps`. After
+            `steps` steps no example is used any more.
+        noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`. Exactly
+            one of `budget` and `noise_multiplier` must be given.
+        num_examples: n, the number of training records; public.
+        expected_batch_size: B̄, the divisor, and n times the sampling probability.
+        steps: number of steps that will be run in all.
+        clip_norm: C, the largest l2 norm of one example's contribution.
+        clipping: "flat", "automatic", "normalized" or "per_layer".
+        selection: reserved for sparse tables; must be None.
+        embedding_optimizer: reserved for sparse tables; must be None.
+        microbatch_size: examples processed at once inside a step; bounds memory, changes nothing
+            else. `None` processes the whole batch at once.
+        per_example_reduction: "mean" or "sum" over the positions of one example.
+        seed: integer that fixes the noise, for tests only; the statement says so.
+
+    Raises:
+        ValueError: for arguments that are missing, contradictory or out of range.
+
+    Example:
+
+    ```python
+    model = tfdp.make_private(keras.Sequential([keras.Input((20,)), keras.layers.Dense(2)]))
+    model.compile(
+        tfdp.optimizers.DPOptimizer(
+            keras.optimizers.Adam(1e-3), noise_multiplier=1.0,
+            num_examples=10_000, expected_batch_size=100,
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(tfdp.data.poisson_batches((x, y), expected_batch_size=100), epochs=3)
+    print(model.privacy_statement())
+    ```
+    """
+
+    def __init__(
+        self,
+        optimizer,
+        *,
+        budget=None,
+        noise_multiplier=None,
+        num_examples,
+        expected_batch_size,
+        steps=None,
+        clip_norm=1.0,
+        clipping="flat",
+        selection=None,
+        embedding_optimizer=None,
+        microbatch_size=None,
+        per_example_reduction="mean",
+        seed=None,
+        name=None,
+    ):
+        super().__init__(learning_rate=0.0, name=name or "dp_optimizer")
+        optimizer = keras.optimizers.get(optimizer)
+        _check_optimizer(optimizer)
+        _check_amount(budget, noise_multiplier, steps)
+        _check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size)
+        if clipping not in CLIPPING:
+            raise ValueError(
+                f"Argument `clipping` must be one of {CLIPPING}. Received: clipping={clipping}"
+            )
+        if per_example_reduction not in REDUCTIONS:
+            raise ValueError(
+                f"Argument `per_example_reduction` must be one of {REDUCTIONS}. "
+                f"Received: per_example_reduction={per_example_reduction}"
+            )
+        for argument, value in (
+            ("selection", selection),
+            ("embedding_optimizer", embedding_optimizer),
+        ):
+            if value is not None:
+                raise ValueError(
+                    f"Argument `{argument}` needs sparse tables, which this version does not "
+                    f"have. Leave it out. Received: {argument}={value}"
+                )
+        if budget is not None:
+            accounting.check_delta(budget.delta, num_examples)
+        self.inner_optimizer = optimizer
+        self.budget = budget
+        self.num_examples = num_examples
+        self.expected_batch_size = expected_batch_size
+        self.steps = steps
+        self.clip_norm = float(clip_norm)
+        self.clipping = clipping
+        self.microbatch_size = microbatch_size
+        self.per_example_reduction = per_example_reduction
+        self.seed = seed
+        self._noise = NoiseSource(seed)
+        self._record = TrainingRecord(self, noise_multiplier)
+
+    @property
+    def sampling_probability(self):
+        """q = expected_batch_size / num_examples."""
+        return self.expected_batch_size / self.num_examples
+
+    @property
+    def noise_multiplier(self):
+        """σ: the noise's standard deviation is σ·clip_norm."""
+        return self._record.noise_multiplier
+
+    @property
+    def ledger(self):
+        """Everything charged so far, as a `tfdp.accounting.Ledger`."""
+        return self._record.ledger()
+
+    @property
+    def record(self):
+        """The `TrainingRecord`: what was run, and how its batches were drawn."""
+        return self._record
+
+    def epsilon(self, delta=None, accountant="pld"):
+        """ε spent so far, at `delta` (default: the budget's, or 1/(10·n))."""
+        return self.ledger.epsilon(delta or self.default_delta, accountant)
+
+    @property
+    def default_delta(self):
+        return self.budget.delta if self.budget else 0.1 / self.num_examples
+
+    def build(self, variables):
+        """Creates the wrapped optimizer's variables and the step counter."""
+        if self.built:
+            return
+        self.inner_optimizer.build(variables)
+        super().build(variables)
+        self._record.build(self)
+
+    @property
+    def variables(self):
+        return self._variables + self.inner_optimizer.variables
+
+    @property
+    def learning_rate(self):
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate):
+        self.inner_optimizer.learning_rate = learning_rate
+
+    @property
+    def iterations(self):
+        return self.inner_optimizer.iterations
+
+    def refresh_entropy(self):
+        """Takes new noise keys from the operating system."""
+        self._noise.rekey()
+
+    def apply(self, grads, trainable_variables=None):
+        raise PrivacyError(
+            "A DPOptimizer received plain gradients: they are not clipped per example, and "
+            "nothing may look private that is not. Train `tfdp.make_private(model)` instead of "
+            "the model, or a `tfdp.models.DPModel`."
+        )
+
+    def apply_clipped_sums(self, sums, variables, regularization):
+        """One logical step: noise once, divide, charge, hand over.
+
+        Args:
+            sums: for each variable the sum of clipped gradients, summed over all micro-batches: a
+                tensor, tf.IndexedSlices, or None for a variable that the model does not use.
+            variables: the variables.
+            regularization: for each variable the gradient of its regularizer, or None.
+        """
+        if not self.built:
+            with tf.init_scope():
+                self.build(variables)
+        self._record.charge_step()
+        used = [i for i, s in enumerate(sums) if s is not None]
+        noise = self._draw([variables[i].shape for i in used])
+        grads = [None] * len(sums)
+        for i, z in zip(used, noise, strict=True):
+            total = tf.cast(tf.convert_to_tensor(sums[i]), tf.float32) + z
+            gradient = total / tf.constant(self.expected_batch_size, tf.float32)
+            if regularization[i] is not None:
+                gradient += tf.cast(regularization[i], tf.float32)
+            grads[i] = tf.cast(gradient, variables[i].dtype)
+        kept = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
+        self.inner_optimizer.apply(*zip(*kept, strict=True))
+
+    def _draw(self, shapes):
+        """Noise for tensors of these shapes; the only place that adds noise to gradients."""
+        stddev = self.noise_multiplier * self.clip_norm
+        sizes = [_size(shape) for shape in shapes]
+        noise, start = [], 0
+        while start < len(sizes):
+            stop = start + 1
+            while stop < len(sizes) and sum(sizes[start : stop + 1]) <= _CHUNK:
+                stop += 1
+            flat = self._noise.normal([sum(sizes[start:stop])], stddev)
+            parts = tf.split(flat, sizes[start:stop])
+            noise += [tf.reshape(p, s) for p, s in zip(parts, shapes[start:stop], strict=True)]
+            start = stop
+        return noise
+
+    def finalize_variable_values(self, var_list):
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def save_own_variables(self, store):
+        for i, variable in enumerate(self._variables):
+            store[str(i)] = variable.numpy()
+        store["ledger"] = self._record.to_bytes()
+
+    def load_own_variables(self, store):
+        if "ledger" in store:
+            self._record.from_bytes(store["ledger"][()])
+        if len(store.keys()) - 1 != len(self._variables):
+            raise ValueError(
+                "The saved DPOptimizer has another set of variables. Build the model as it was "
+                "when it was saved, then load it again."
+            )
+        for i, variable in enumerate(self._variables):
+            variable.assign(store[str(i)])
+
+    def get_config(self):
+        return {
+            "optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "budget": [self.budget.epsilon, self.budget.delta] if self.budget else None,
+            "noise_multiplier": self._record.requested_noise_multiplier,
+            "num_examples": self.num_examples,
+            "expected_batch_size": self.expected_batch_size,
+            "steps": self.steps,
+            "clip_norm": self.clip_norm,
+            "clipping": self.clipping,
+            "microbatch_size": self.microbatch_size,
+            "per_example_reduction": self.per_example_reduction,
+            "seed": self.seed,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        config["optimizer"] = keras.saving.deserialize_keras_object(
+            config["optimizer"], custom_objects=custom_objects
+        )
+        if config["budget"] is not None:
+            config["budget"] = accounting.PrivacyBudget(*config["budget"])
+        return cls(**config)
+
+
+def _check_optimizer(optimizer):
+    if isinstance(optimizer, DPOptimizer):
+        raise ValueError(
+            "Argument `optimizer` is already a DPOptimizer; pass the optimizer it wraps. "
+            f"Received: optimizer={optimizer}"
+        )
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "Argument `optimizer` accumulates gradients, which would add noise in every "
+            "micro-step. Use `microbatch_size` of the DPOptimizer instead. Received: "
+            f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}"
+        )
+    if optimizer.loss_scale_factor:
+        raise ValueError(
+            "Argument `optimizer` scales the loss, which would change the clipping. Use the "
+            "`mixed_bfloat16` policy, which needs no loss scale. Received: "
+            f"loss_scale_factor={optimizer.loss_scale_factor}"
+        )
+
+
+def _check_amount(budget, noise_multiplier, steps):
+    if (budget is None) == (noise_multiplier is None):
+        raise ValueError(
+            "Exactly one of the arguments `budget` and `noise_multiplier` must be given. "
+            f"Received: budget={budget}, noise_multiplier={noise_multiplier}"
+        )
+    if budget is not None and not isinstance(budget, accounting.PrivacyBudget):
+        raise ValueError(
+            f"Argument `budget` must be a tfdp.PrivacyBudget. Received: budget={budget}"
+        )
+    if budget is not None and steps is None:
+        raise ValueError(
+            "Argument `steps` must be given with `budget`: the noise depends on how many steps "
+            "will be run. It is epochs times steps per epoch. Received: steps=None"
+        )
+    if noise_multiplier is not None and not 0 <= noise_multiplier < float("inf"):
+        raise ValueError(
+            "Argument `noise_multiplier` must be a finite number ≥ 0. "
+            f"Received: noise_multiplier={noise_multiplier}"
+        )
+    if steps is not None and (steps != int(steps) or steps < 1):
+        raise ValueError(f"Argument `steps` must be a positive integer. Received: steps={steps}")
+
+
+def _check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
+    if num_examples != int(num_examples) or num_examples < 1:
+        raise ValueError(
+            "Argument `num_examples` must be a positive integer, the number of training records. "
+            f"Received: num_examples={num_examples}"
+        )
+    if not 0 < expected_batch_size <= num_examples:
+        raise ValueError(
+            "Argument `expected_batch_size` must lie in (0, num_examples]. Received: "
+            f"expected_batch_size={expected_batch_size}, num_examples={num_examples}"
+        )
+    if not 0 < clip_norm < float("inf"):
+        raise ValueError(
+            "Argument `clip_norm` must be a finite number > 0. "
+            f"Received: clip_norm={clip_norm}"
+        )
+    if microbatch_size is not None and (
+        microbatch_size != int(microbatch_size) or microbatch_size < 1
+    ):
+        raise ValueError(
+            "Argument `microbatch_size` must be a positive integer or None. "
+            f"Received: microbatch_size={microbatch_size}"
+        )
+
+
+def _size(shape):
+    size = 1
+    for d in shape:
+        size *= d
+    return size
