@@ -1,0 +1,139 @@
+"""epsilon is dp_accounting's, under adjacencies that are what they say."""
+
+import inspect
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+
+from tfdp.accounting import compose, epsilon, training_event
+from tfdp.accounting.adjacency import double_sensitivity
+
+_Q, _SIGMA, _STEPS, _DELTA = 0.05, 1.2, 200, 1e-5
+_TRAINING = compose([(training_event(_SIGMA, _Q), _STEPS)])
+
+
+def _by_hand(accountant, event, delta=_DELTA):
+    return accountant.compose(event).get_epsilon(delta)
+
+
+@pytest.mark.parametrize(
+    ("name", "accountant"),
+    [("pld", dp_accounting.pld.PLDAccountant), ("rdp", dp_accounting.rdp.RdpAccountant)],
+)
+def test_epsilon_equals_dp_accounting_called_by_hand(name, accountant):
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(_Q, dp_accounting.GaussianDpEvent(_SIGMA)), _STEPS
+    )
+    expected = _by_hand(accountant(), event)
+    assert epsilon(_TRAINING, _DELTA, name) == pytest.approx(expected, rel=1e-12)
+
+
+def test_pld_is_the_default_and_not_above_rdp():
+    assert epsilon(_TRAINING, _DELTA) == epsilon(_TRAINING, _DELTA, "pld")
+    assert epsilon(_TRAINING, _DELTA, "pld") < epsilon(_TRAINING, _DELTA, "rdp")
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_zero_out_of_a_sampled_sum_costs_what_removal_costs(accountant):
+    removal = epsilon(_TRAINING, _DELTA, accountant, "add_or_remove_one")
+    zeroed = epsilon(_TRAINING, _DELTA, accountant, "zero_out")
+    assert zeroed == pytest.approx(removal, rel=1e-9)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("q", [0.01, 0.3, 1.0])
+def test_replacing_a_record_costs_at_least_removing_it_and_at_most_doubled_sensitivity(
+    accountant, q
+):
+    steps = 30
+    event = compose([(training_event(1.5, q), steps)])
+    doubled = compose([(training_event(0.75, q), steps)])
+    replaced = epsilon(event, _DELTA, accountant, "replace_one")
+    assert epsilon(event, _DELTA, accountant) < replaced
+    assert replaced <= epsilon(doubled, _DELTA, accountant) * (1 + 1e-9)
+
+
+def test_replacing_in_an_unsampled_gaussian_has_sensitivity_two():
+    # Both accountants of dp_accounting 0.4, and RDP in all versions, take replace-one as one.
+    exact = epsilon(dp_accounting.GaussianDpEvent(1.0), _DELTA)
+    for accountant in ("pld", "rdp"):
+        replaced = epsilon(dp_accounting.GaussianDpEvent(2.0), _DELTA, accountant, "replace_one")
+        assert replaced >= exact * (1 - 1e-6)
+
+
+def test_replacing_in_a_laplace_release_doubles_epsilon():
+    replaced = epsilon(dp_accounting.LaplaceDpEvent(2.0), 1e-12, "pld", "replace_one")
+    assert replaced == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.skipif(
+    "neighboring_relation"
+    not in inspect.signature(privacy_loss_distribution.from_gaussian_mechanism).parameters,
+    reason="this dp_accounting has no exact replace-one rule to compare with",
+)
+@pytest.mark.parametrize("q", [0.002, 0.1, 0.6])
+@pytest.mark.parametrize("sigma", [0.8, 2.0, 10.0])
+@pytest.mark.parametrize("steps", [1, 50])
+def test_doubled_sensitivity_dominates_the_exact_replace_one_rule(q, sigma, steps):
+    event = compose([(training_event(sigma, q), steps)])
+    for delta in (1e-2, 1e-6):
+        exact = _by_hand(
+            dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE),
+            event,
+            delta,
+        )
+        assert exact <= epsilon(double_sensitivity(event), delta) + 1e-3
+        assert epsilon(event, delta, adjacency="replace_one") == pytest.approx(exact, rel=1e-9)
+
+
+def test_no_noise_is_not_private():
+    assert isinstance(training_event(0.0, 0.1), dp_accounting.NonPrivateDpEvent)
+    for accountant in ("pld", "rdp"):
+        assert epsilon(training_event(0.0, 0.1), _DELTA, accountant) == math.inf
+
+
+def test_a_full_batch_is_not_sampled():
+    assert training_event(2.0, 1.0) == dp_accounting.GaussianDpEvent(2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"accountant": "gdp"}, "`accountant` must be one of"),
+        ({"adjacency": "add_remove"}, "`adjacency` must be one of"),
+        ({"delta": 0.0}, "`delta` must be"),
+        ({"delta": 1.0}, "`delta` must be"),
+        ({"event": "training"}, "`event` must be a dp_accounting.DpEvent"),
+    ],
+)
+def test_unknown_arguments_are_refused_by_name(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        epsilon(**{"event": _TRAINING, "delta": _DELTA, **arguments})
+
+
+def test_an_event_without_a_pld_rule_names_rdp():
+    pair = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(2.0)] * 2)
+    event = dp_accounting.PoissonSampledDpEvent(0.1, pair)
+    with pytest.raises(ValueError, match='use accountant="rdp"'):
+        epsilon(event, _DELTA)
+    assert 0 < epsilon(event, _DELTA, "rdp") < math.inf
+
+
+@pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one", "zero_out"])
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_an_event_without_any_rule_is_refused(accountant, adjacency):
+    event = dp_accounting.ComposedDpEvent([dp_accounting.UnsupportedDpEvent()])
+    with pytest.raises(ValueError, match="has none either"):
+        epsilon(event, _DELTA, accountant, adjacency)
+
+
+def test_composing_merges_equal_events_and_drops_nothing():
+    step = training_event(1.1, 0.1)
+    release = dp_accounting.LaplaceDpEvent(1.0)
+    nested = dp_accounting.ComposedDpEvent([step, dp_accounting.SelfComposedDpEvent(release, 3)])
+    composed = compose([(step, 2), (nested, 2), (release, 1)])
+    assert composed == dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(step, 4), dp_accounting.SelfComposedDpEvent(release, 7)]
+    )

@@ -1,0 +1,60 @@
+"""Descriptions of how batches were drawn contradict neither themselves nor JSON."""
+
+import json
+
+import pytest
+
+from tfdp.accounting import Sampling
+
+
+def _sampling(**changes):
+    fields = {"kind": "poisson", "num_examples": 100, "expected_batch_size": 12.5}
+    return Sampling(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_poisson"),
+    [
+        ("poisson", True),
+        ("asserted_poisson", True),
+        ("full_batch", True),
+        ("shuffled", False),
+        ("asserted_shuffled", False),
+    ],
+)
+def test_only_poisson_kinds_and_full_batches_are_amplified(kind, is_poisson):
+    size = 100 if kind == "full_batch" else 12.5
+    sampling = _sampling(kind=kind, expected_batch_size=size)
+    assert sampling.is_poisson is is_poisson
+    assert sampling.sampling_probability == size / 100
+    assert sampling.is_asserted is kind.startswith("asserted")
+
+
+def test_json_round_trip():
+    sampling = _sampling(max_batch_size=40, seeded=True, steps_per_epoch=8)
+    assert Sampling.from_dict(json.loads(json.dumps(sampling.to_dict()))) == sampling
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"kind": "bernoulli"}, "kind"),
+        ({"num_examples": 0}, "num_examples"),
+        ({"num_examples": 10.0}, "num_examples"),
+        ({"expected_batch_size": 101}, "expected_batch_size"),
+        ({"expected_batch_size": 0}, "expected_batch_size"),
+        ({"kind": "full_batch"}, "expected_batch_size"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch"),
+    ],
+)
+def test_contradictions_are_named(changes, named):
+    with pytest.raises(ValueError, match=f"Argument `{named}` must"):
+        _sampling(**changes)
+
+
+def test_a_shuffled_record_appears_once_per_epoch_begun():
+    # 100 records in batches of 30: four batches an epoch, or three if the last is dropped.
+    assert _sampling(kind="shuffled", expected_batch_size=30).appearances(10) == 4
+    four = _sampling(kind="shuffled", expected_batch_size=30, steps_per_epoch=4)
+    assert [four.appearances(t) for t in (1, 4, 5, 8, 10)] == [1, 1, 2, 2, 3]

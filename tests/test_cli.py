@@ -1,0 +1,72 @@
+"""`tfdp budget` prints the library's own numbers, without TensorFlow."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tfdp import cli
+from tfdp.accounting import PrivacyBudget, calibrate_noise_multiplier, compose, epsilon
+from tfdp.accounting import training_event as step
+
+_COMMON = ["--num-examples", "2000", "--batch-size", "100", "--delta", "1e-4"]
+
+
+def _rows(output):
+    table = output.split("noise multiplier\n")[1]
+    return [tuple(map(float, line.split())) for line in table.splitlines() if line[:1] == " "]
+
+
+def test_epsilons_become_noise_multipliers(capsys):
+    assert cli.main(["budget", "--epsilon", "2", "5", *_COMMON, "--steps", "60"]) == 0
+    rows = _rows(capsys.readouterr().out)
+    for (reached, sigma), target in zip(rows, (2.0, 5.0), strict=True):
+        expected = calibrate_noise_multiplier(PrivacyBudget(target, 1e-4), 0.05, 60)
+        assert sigma == pytest.approx(expected, abs=1e-6)
+        assert 0.998 * target < reached <= target
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
+def test_noise_multipliers_become_epsilons(capsys, accountant, adjacency):
+    options = ["--accountant", accountant, "--adjacency", adjacency, "--epochs", "3"]
+    assert cli.main(["budget", "--noise-multiplier", "1.5", *_COMMON, *options]) == 0
+    expected = epsilon(compose([(step(1.5, 0.05), 60)]), 1e-4, accountant, adjacency)
+    assert _rows(capsys.readouterr().out)[0] == (pytest.approx(expected, abs=1e-4), 1.5)
+
+
+def test_a_plot_is_written(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "budget.png"
+    options = ["--steps", "20", "--accountant", "rdp", "--plot", str(path)]
+    assert cli.main(["budget", "--noise-multiplier", "1.5", "3", *_COMMON, *options]) == 0
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    assert str(path) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--epsilon", "2", "--steps", "10", "--delta", "1e-2"], "at most 1/num_examples"),
+        (["--epsilon", "-2", "--steps", "10"], "`epsilon`"),
+        (["--noise-multiplier", "1", "--steps", "0"], "`steps`"),
+        (["--noise-multiplier", "1", "--steps", "5", "--batch-size", "2001"], "`batch_size`"),
+    ],
+)
+def test_arguments_that_make_no_sense_end_with_status_2(capsys, options, named):
+    assert cli.main(["budget", *_COMMON, *options]) == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["budget", "--help"]])
+def test_help_imports_neither_tensorflow_nor_dp_accounting(arguments):
+    code = (
+        "import atexit, sys; from tfdp import cli;"
+        "atexit.register(lambda: print('LOADED', [m for m in ('tensorflow', 'keras', "
+        "'dp_accounting', 'scipy', 'matplotlib') if m in sys.modules]));"
+        f"cli.main({arguments!r})"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "budget" in result.stdout
+    assert "LOADED []" in result.stdout
