@@ -16,7 +16,7 @@ FALSE_ALARM = 1e-6
 
 
 def counts_of(x, y, num_items):
-    return _count_records(np.asarray(x), np.asarray(y)[:, -1:], num_items)
+    return _count_records(np.asarray(x), np.asarray(y), num_items)
 
 
 def test_an_item_counts_once_for_each_record_that_contains_it():
@@ -54,7 +54,7 @@ def test_no_record_moves_the_counts_by_more_than_the_stated_sensitivity():
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_the_measured_noise_has_the_stated_mean_spread_and_shape(mechanism):
-    n, length, num_items, epsilon = 4000, 400, 500, 20.0
+    n, length, num_items, epsilon = 2000, 400, 500, 20.0
     # Each item is in four records of five, so that no noise of this size is ever clipped.
     rng = np.random.default_rng(0)
     x = np.argsort(rng.random((n, num_items)), axis=1)[:, :length] + 1
@@ -62,7 +62,7 @@ def test_the_measured_noise_has_the_stated_mean_spread_and_shape(mechanism):
     truth = counts_of(*train, num_items)
     releases = [
         tfdp.data.private_frequency(train, epsilon, mechanism=mechanism, num_items=num_items)
-        for _ in range(4)
+        for _ in range(20)
     ]
     noise = np.concatenate([release.probabilities[1:] * float(n) - truth for release in releases])
     stddev = releases[0].details["noise_stddev"]

@@ -74,6 +74,19 @@ def test_users_may_be_interleaved_and_ids_are_kept(tmp_path):
     assert (data.num_users, data.num_items) == (2, 8)
 
 
+def test_time_order_within_a_user_survives_any_interleaving(tmp_path):
+    rng = np.random.default_rng(0)
+    users = rng.permutation(np.repeat(np.arange(1, 41), 25))
+    items = np.zeros_like(users)
+    for user in range(1, 41):
+        items[users == user] = np.arange(1, 26)
+    path = tmp_path / "pairs.txt"
+    np.savetxt(path, np.stack([users, items], axis=1), fmt="%d")
+    data = tfdp.data.load_sequences(path, max_length=23)
+    np.testing.assert_array_equal(data.train[1], np.tile(np.arange(2, 25), (40, 1)))
+    np.testing.assert_array_equal(data.test[1][:, -1], np.full(40, 25))
+
+
 def test_the_vocabulary_can_be_declared_instead_of_read(tmp_path):
     path = tmp_path / "pairs.txt"
     path.write_text("1 1\n1 2\n")

@@ -63,8 +63,8 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
         ValueError: an argument is out of its range, `num_items` is not known, or an id is outside
             0 … num_items.
     """
-    inputs, last_label = _check_sequences(train)
-    n, length = inputs.shape
+    x, y = _check_sequences(train)
+    n, length = x.shape
     num_items = getattr(train, "num_items", None) if num_items is None else num_items
     if num_items is None:
         raise ValueError(
@@ -105,7 +105,7 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
             f"Received: mechanism={mechanism!r}"
         )
 
-    counts = _count_records(inputs, last_label, num_items)
+    counts = _count_records(x, y, num_items)
     probabilities = np.clip((counts + noise) / n, 1 / n, 1.0)
     return FrequencyRelease(
         probabilities=np.concatenate([[1.0], probabilities]).astype(np.float32),
@@ -123,7 +123,7 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
 
 
 def _check_sequences(train):
-    """The inputs (n, L) and the last labels (n, 1) of a pair (x, y)."""
+    """The pair (x, y) as arrays, both (n, L)."""
     arrays = [np.asarray(part) for part in train] if isinstance(train, tuple) else []
     if (
         len(arrays) != 2
@@ -137,12 +137,13 @@ def _check_sequences(train):
             "Argument `train` must be `SequenceData.train` or a pair (x, y) of integer arrays of "
             f"the same shape (num_users, max_length). Received: {received}"
         )
-    return arrays[0], arrays[1][:, -1:]
+    return arrays
 
 
-def _count_records(inputs, last_label, num_items):
+def _count_records(x, y, num_items):
     """float64 (num_items,): records that contain each item; each record counts an item once."""
-    items = np.sort(np.concatenate([inputs, last_label], axis=1).astype(np.int64), axis=1)
+    # Of y only the last column: L + 1 ids bound what a record changes, whatever it holds.
+    items = np.sort(np.concatenate([x, y[:, -1:]], axis=1).astype(np.int64), axis=1)
     if items[:, 0].min() < 0 or items[:, -1].max() > num_items:
         raise ValueError(
             f"Argument `train` must hold ids from 0 (padding) to num_items={num_items}. "
