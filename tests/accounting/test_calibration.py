@@ -26,9 +26,9 @@ def _reached(sigma, q, steps, delta, accountant="pld", adjacency="add_or_remove_
     [
         (8.0, 512 / 6040, 1200, "pld", "add_or_remove_one"),
         (0.3, 0.001, 5000, "pld", "add_or_remove_one"),
-        (3.0, 0.02, 400, "pld", "replace_one"),
+        (2.0, 0.02, 100, "pld", "replace_one"),
         (3.0, 0.02, 400, "rdp", "replace_one"),
-        (3.0, 0.02, 400, "pld", "zero_out"),
+        (1.0, 0.02, 400, "pld", "zero_out"),
         (2.0, 0.5, 20, "rdp", "add_or_remove_one"),
         (1.0, 1.0, 4, "pld", "add_or_remove_one"),
     ],

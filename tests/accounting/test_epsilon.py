@@ -48,8 +48,8 @@ def test_replacing_a_record_costs_at_least_removing_it_and_at_most_doubled_sensi
     accountant, q
 ):
     steps = 30
-    event = compose([(training_event(1.5, q), steps)])
-    doubled = compose([(training_event(0.75, q), steps)])
+    event = compose([(training_event(5.0, q), steps)])
+    doubled = compose([(training_event(2.5, q), steps)])
     replaced = epsilon(event, _DELTA, accountant, "replace_one")
     assert epsilon(event, _DELTA, accountant) < replaced
     assert replaced <= epsilon(doubled, _DELTA, accountant) * (1 + 1e-9)
@@ -73,8 +73,8 @@ def test_replacing_in_a_laplace_release_doubles_epsilon():
     not in inspect.signature(privacy_loss_distribution.from_gaussian_mechanism).parameters,
     reason="this dp_accounting has no exact replace-one rule to compare with",
 )
-@pytest.mark.parametrize("q", [0.002, 0.1, 0.6])
-@pytest.mark.parametrize("sigma", [0.8, 2.0, 10.0])
+@pytest.mark.parametrize("q", [0.01, 0.6])
+@pytest.mark.parametrize("sigma", [2.0, 10.0])
 @pytest.mark.parametrize("steps", [1, 50])
 def test_doubled_sensitivity_dominates_the_exact_replace_one_rule(q, sigma, steps):
     event = compose([(training_event(sigma, q), steps)])

@@ -1,6 +1,7 @@
 """The smallest noise that meets a budget after the other charges."""
 
 import functools
+import itertools
 import json
 import math
 
@@ -82,15 +83,7 @@ def _calibrate_cached(budget, q, steps, accountant, adjacency, encoded_events, e
     if others and epsilon(compose(others), delta, accountant, adjacency) >= budget.epsilon:
         raise BudgetError(_spent_message(budget, delta, accountant, adjacency, others))
     guess = _guess(budget.epsilon, q, steps, delta) * (2 if adjacency == "replace_one" else 1)
-    low, high = _bracket(epsilon_at, budget.epsilon, guess)
-    if high is None:
-        raise BudgetError(
-            f"No noise multiplier up to {_LARGEST:g} meets the budget: epsilon is still "
-            f"{low[1]:.4g} there. The other events leave too little of it, or it is below what "
-            f"the {accountant.upper()} accountant resolves. Use a larger epsilon, fewer steps or "
-            f"smaller charges. Received: budget={budget}, steps={steps}"
-        )
-    return _search(epsilon_at, budget.epsilon, low, high)
+    return _search(epsilon_at, budget, min(guess, _LARGEST), accountant)
 
 
 def _guess(target, q, steps, delta):
@@ -105,46 +98,33 @@ def _guess(target, q, steps, delta):
     return math.exp(high)
 
 
-def _bracket(epsilon_at, target, guess):
-    """(sigma, epsilon) on either side of the target; the upper one `None` past `_LARGEST`."""
-    guess = min(guess, _LARGEST)
-    point = (guess, epsilon_at(guess))
-    factor = 1.1
-    if point[1] > target:
-        low = point
-        while low[0] < _LARGEST:
-            sigma = min(low[0] * factor, _LARGEST)
-            point = (sigma, epsilon_at(sigma))
-            if point[1] <= target:
-                return low, point
-            low, factor = point, factor**2
-        return low, None
-    high = point
-    while True:
-        sigma = high[0] / factor
-        point = (sigma, epsilon_at(sigma))
-        if point[1] > target:
-            return point, high
-        high, factor = point, min(factor**1.5, 2.0)
-
-
-def _search(epsilon_at, target, low, high):
-    """Narrows the bracket by secants in log sigma and log epsilon, and bisection in between."""
-    aim = math.log(target * (1 - _TIGHTNESS / 2))
-    bisect = False
-    while high[1] < target * (1 - _TIGHTNESS) and high[0] / low[0] > 1 + 1e-9:
-        a, b = math.log(low[0]), math.log(high[0])
-        share = 0.5
-        if not bisect and math.isfinite(low[1]) and high[1] > 0:
-            fa, fb = math.log(low[1]) - aim, math.log(high[1]) - aim
-            share = min(max(fa / (fa - fb), 0.02), 0.98)
-        sigma = math.exp(a + share * (b - a))
-        point = (sigma, epsilon_at(sigma))
-        if point[1] <= target:
-            bisect, high = share < 0.5 and not bisect, point
+def _search(epsilon_at, budget, sigma, accountant):
+    """Secants in log sigma and log epsilon, kept inside the bracket once there is one."""
+    aim = math.log(budget.epsilon * (1 - _TIGHTNESS / 2))
+    low = high = previous = None  # low: too little noise; high: enough
+    slope = -1.3
+    for evaluation in itertools.count(1):
+        reached = epsilon_at(sigma)
+        if reached <= budget.epsilon:
+            high = sigma
+            if reached >= budget.epsilon * (1 - _TIGHTNESS):
+                return sigma
         else:
-            bisect, low = share >= 0.5 and not bisect, point
-    return high[0]
+            low = sigma
+            if sigma == _LARGEST:
+                raise BudgetError(_unmet_message(budget, reached, accountant))
+        if low and high and high / low <= 1 + 1e-9:
+            return high
+        x, y = math.log(sigma), math.log(min(max(reached, 1e-300), 1e300))
+        if previous is not None and math.isfinite(reached):
+            slope = min((y - previous[1]) / (x - previous[0]), -0.05)
+        previous = (x, y)
+        step = min(max((aim - y) / slope, -math.log(4)), math.log(4))
+        if evaluation > 3 and not (low and high):  # crawling along a flat curve
+            step = math.copysign(max(abs(step), 0.1 * 2**evaluation), step)
+        sigma = min(math.exp(min(x + step, 700)), _LARGEST)
+        if low and high and (not low < sigma < high or evaluation % 5 == 0):
+            sigma = math.sqrt(low * high)
 
 
 def _spent_message(budget, delta, accountant, adjacency, others):
@@ -157,4 +137,13 @@ def _spent_message(budget, delta, accountant, adjacency, others):
         f"The other charges use up the budget before training: together epsilon {total:.4g} of "
         f"{budget.epsilon:.4g}, from {parts}. Lower their epsilon, drop one, or raise the "
         f"budget. Received: budget={budget}"
+    )
+
+
+def _unmet_message(budget, reached, accountant):
+    return (
+        f"No noise multiplier up to {_LARGEST:g} meets the budget: epsilon is still {reached:.4g} "
+        "there. The other events leave too little of it, or it is below what the "
+        f"{accountant.upper()} accountant resolves. Use a larger epsilon, fewer steps or smaller "
+        f"charges. Received: budget={budget}"
     )

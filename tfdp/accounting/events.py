@@ -59,8 +59,8 @@ def event_to_dict(event):
         event: an instance of a dp_accounting event class or of a registered one.
 
     Returns:
-        A dict whose entry "class_name" is the class's name; the others are its fields. Floats survive
-        JSON exactly; infinities and tuples are marked as such.
+        A dict whose entry "class_name" is the class's name; the others are its fields. Floats
+        survive JSON exactly; infinities and tuples are marked as such.
 
     Raises:
         ValueError: if the class is not registered.
