@@ -7,11 +7,12 @@ from tfdp.clipping.factors import CLIPPING, clip_factors
 from tfdp.clipping.inspect import explain, per_example_gradient_norms
 from tfdp.clipping.losses import PerExampleLoss, presence
 from tfdp.clipping.planning import Plan, PrivacyError, make_plan, refuse_named_layers
+from tfdp.clipping.recording import constant
 from tfdp.clipping.registry import Rule, register_rule
 
 __all__ = [
     "CLIPPING", "Instances", "Layout", "OuterProduct", "PerExampleLoss", "Plan", "PrivacyError",
-    "Rows", "Rule", "backward", "clip_factors", "clipped_sums", "explain", "make_plan",
+    "Rows", "Rule", "backward", "clip_factors", "clipped_sums", "constant", "explain", "make_plan",
     "per_example_gradient_norms", "presence", "refuse_named_layers", "register_rule", "rules",
     "squared_norms",
 ]  # fmt: skip

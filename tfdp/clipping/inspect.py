@@ -27,8 +27,6 @@ def per_example_gradient_norms(model, x, y, loss, sample_weight=None):
         float32 array (B,).
     """
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
-    if not model.built:
-        model(x)
     plan = make_plan(model, x)
     per_example = PerExampleLoss(loss)
 

@@ -10,7 +10,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.recording import Recorder, all_layers, call_model, is_seed_state
+from tfdp.clipping.recording import Recorder, all_layers, call_model, ensure_built, is_seed_state
 from tfdp.clipping.registry import Rule, find_rule
 from tfdp.clipping.rules.position import register_keras_hub
 
@@ -66,6 +66,7 @@ def make_plan(model, x):
         PrivacyError: for a layer that mixes examples, an activity regularizer, a loss added to
             the batch, a state updated from the batch, or an output without the batch axis.
     """
+    ensure_built(model, x)
     register_keras_hub()
     refuse_named_layers(model)
     first, second = (_trace(model, x, size) for size in _BATCH_SIZES)

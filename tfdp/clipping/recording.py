@@ -108,6 +108,8 @@ class Recorder:
         return run(*record.args, **record.kwargs)
 
     def on_read(self, variable):
+        if getattr(_ACTIVE, "constant", False):
+            return
         if self._stack and id(variable) in self.trainable:
             self._stack[-1].reads[id(variable)] = variable
 
@@ -148,6 +150,19 @@ def paused():
         _ACTIVE.recorder = previous
 
 
+def constant(variable):
+    """A variable's value as a float32 constant: no gradient flows to it, and no recorder counts the read.
+
+    For layers that look at a weight without training it by that look (Re-Attention's norms).
+    """
+    previous = getattr(_ACTIVE, "constant", False)
+    _ACTIVE.constant = True
+    try:
+        return tf.stop_gradient(tf.cast(tf.convert_to_tensor(variable.value), tf.float32))
+    finally:
+        _ACTIVE.constant = previous
+
+
 def _wrap(layer, original):
     def call(*args, **kwargs):
         recorder = getattr(_ACTIVE, "recorder", None)
@@ -180,6 +195,13 @@ def call_model(model, x):
     if model._call_has_training_arg:
         return model(x, training=True)
     return model(x)
+
+
+def ensure_built(model, x):
+    """Builds a model that Keras would build at its first call, on one example of zeros."""
+    if not model.built:
+        with tf.init_scope():
+            model(tf.nest.map_structure(lambda t: tf.zeros((1, *t.shape[1:]), t.dtype), x))
 
 
 def input_structure(model):

@@ -1,6 +1,8 @@
 """Models that train privately."""
 
 from tfdp.models.dp_model import DPModel
+from tfdp.models.dpformer import DPFormer
 from tfdp.models.make_private import PrivateModel, make_private
+from tfdp.models.sequence_baseline import SequenceBaseline
 
-__all__ = ["DPModel", "PrivateModel", "make_private"]
+__all__ = ["DPFormer", "DPModel", "PrivateModel", "SequenceBaseline", "make_private"]

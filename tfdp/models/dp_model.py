@@ -100,6 +100,7 @@ class DPModel(keras.Model):
                     noise_multiplier=optimizer.noise_multiplier,
                     clip_norm=optimizer.clip_norm,
                     expected_batch_size=optimizer.expected_batch_size,
+                    num_examples=optimizer.num_examples,
                 )
 
     @property

@@ -1,0 +1,146 @@
+"""Where the noise of private training enters a sequence model: its embedding rows."""
+
+import hashlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.accounting import Ledger, LedgerEntry
+from tfdp.clipping import Instances, Rule, register_rule
+from tfdp.layers.effective_error import EffectiveError
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class EmbeddingError(EffectiveError):
+    """Variance of looked-up embeddings: (σ_W/p_j)² for item j (claim 5.4), plus σ_W² of positions.
+
+    Args:
+        num_items: number of items; ids run from 1, 0 is padding.
+        item_frequency: probability that a *sequence* contains each item: an array of
+            num_items + 1 (index 0 is padding) that the caller declares public, or a
+            `tfdp.data.private_frequency(...)` release, which is charged. `None` treats all items
+            as equally certain.
+        error_scale: multiplies the effective error.
+
+    Call arguments:
+        ids: (B, T) integers.
+
+    Returns:
+        (B, T) variances.
+    """
+
+    def __init__(self, num_items, item_frequency=None, error_scale=1.0, **kwargs):
+        super().__init__(error_scale=error_scale, **kwargs)
+        self.num_items = num_items
+        self.item_frequency = item_frequency
+        self.privacy_releases = []
+        self.privacy_asserted = []
+        probabilities = np.ones(num_items + 1)
+        if hasattr(item_frequency, "event"):
+            probabilities = np.asarray(item_frequency.probabilities, np.float64)
+            # Two releases cost twice, one release used by two layers costs once.
+            digest = hashlib.sha256(probabilities.tobytes()).hexdigest()[:16]
+            self.privacy_releases.append(
+                LedgerEntry(
+                    item_frequency.label,
+                    item_frequency.event,
+                    1,
+                    {**item_frequency.details, "release": digest},
+                )
+            )
+        elif item_frequency is not None:
+            probabilities = np.asarray(item_frequency, np.float64)
+            self.privacy_asserted.append("the item frequencies given to the model are public")
+        if probabilities.shape != (num_items + 1,):
+            raise ValueError(
+                "Argument `item_frequency` must hold num_items + 1 probabilities (index 0 is "
+                f"padding). Received: shape {probabilities.shape} for num_items={num_items}"
+            )
+        if not np.all((probabilities[1:] >= 0) & (probabilities[1:] <= 1)):
+            raise ValueError(
+                "Argument `item_frequency` must hold probabilities in [0, 1], not counts. "
+                f"Received: values from {probabilities.min()} to {probabilities.max()}"
+            )
+        self._probabilities = probabilities
+        self.frequency = self.add_weight(
+            name="item_frequency",
+            shape=(num_items + 1,),
+            initializer=lambda shape, dtype: keras.ops.convert_to_tensor(probabilities, dtype),
+            trainable=False,
+            dtype="float32",
+            autocast=False,
+        )
+
+    def bind_privacy(self, *, num_examples, **kwargs):
+        super().bind_privacy(num_examples=num_examples, **kwargs)
+        # Never below 1/n: a row that nothing trains has no finite error.
+        self.frequency.assign(np.maximum(self.frequency.numpy(), 1.0 / num_examples))
+
+    def call(self, ids):
+        frequency = tf.gather(self.frequency, tf.cast(ids, tf.int32))
+        row = tf.math.divide_no_nan(tf.convert_to_tensor(self.error.value), frequency)
+        return tf.stop_gradient(tf.square(row) + tf.square(self.error))
+
+    def get_config(self):
+        frequency = self.item_frequency
+        if frequency is not None:
+            frequency = [float(p) for p in self._probabilities]
+        return {
+            **super().get_config(),
+            "num_items": self.num_items,
+            "item_frequency": frequency,
+            "releases": Ledger(self.privacy_releases).to_json(),
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        config = dict(config)
+        releases = Ledger.from_json(config.pop("releases")).entries
+        layer = cls(**config)
+        layer.item_frequency = config["item_frequency"]
+        if releases:
+            layer.privacy_releases = list(releases)
+            layer.privacy_asserted = []
+        return layer
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class LearnedPositions(keras.layers.Layer):
+    """Adds a learned vector to each position of a (B, T, d) sequence."""
+
+    def __init__(self, max_length, initializer="zeros", **kwargs):
+        super().__init__(**kwargs)
+        self.max_length = max_length
+        self.initializer = keras.initializers.get(initializer)
+
+    def build(self, shape):
+        self.table = self.add_weight(
+            name="positions", shape=(self.max_length, shape[-1]), initializer=self.initializer
+        )
+
+    def call(self, x):
+        # Right-aligned: the newest position is the last row, whatever the length.
+        return x + self.table[self.max_length - x.shape[1] :]
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "max_length": self.max_length,
+            "initializer": keras.initializers.serialize(self.initializer),
+        }
+
+
+@register_rule(LearnedPositions)
+class LearnedPositionsRule(Rule):
+    def variables(self, layer, args, kwargs):
+        return [layer.table]
+
+    def contributions(self, layer, args, kwargs, gradients):
+        (s,) = gradients
+        missing = layer.max_length - s.shape[1]
+        return [(layer.table, Instances(tf.pad(tf.cast(s, tf.float32),
+                                               [[0, 0], [missing, 0], [0, 0]])))]  # fmt: skip

@@ -1,0 +1,127 @@
+"""What every next-item model shares: a tied embedding, a causal encoder, a full-softmax head."""
+
+import keras
+import tensorflow as tf
+
+from tfdp.layers.item_embedding import LearnedPositions
+from tfdp.models.dp_model import DPModel
+
+
+class SequenceModel(DPModel):
+    """Next-item prediction over sequences of item ids (B, T), right-aligned, 0 is padding.
+
+    Returns logits (B, T, num_items + 1): position t scores every item as the next one. Index 0
+    is padding and never a target. Compiled without a loss it takes the cross-entropy over all
+    items, ignoring padding.
+
+    Args:
+        num_items: number of items; ids run from 1. Public.
+        max_length: T. Public.
+        dim: width d of embeddings and activations.
+        dropout: rate.
+        tied: whether look-up and output head share one table.
+        embedding_stddev: standard deviation of the initial embeddings.
+    """
+
+    privacy_unit = "one user (one training sequence)"
+
+    def __init__(
+        self,
+        num_items,
+        max_length,
+        dim=64,
+        dropout=0.2,
+        tied=True,
+        embedding_stddev=0.02,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        for argument, value in (("num_items", num_items), ("max_length", max_length)):
+            if value != int(value) or value < 1:
+                raise ValueError(
+                    f"Argument `{argument}` must be a positive integer. "
+                    f"Received: {argument}={value}"
+                )
+        self.num_items = int(num_items)
+        self.max_length = int(max_length)
+        self.dim = dim
+        self.dropout = dropout
+        self.tied = tied
+        self.embedding_stddev = embedding_stddev
+        self.embedding = keras.layers.ReversibleEmbedding(
+            self.num_items + 1,
+            dim,
+            tie_weights=tied,
+            embeddings_initializer=keras.initializers.RandomNormal(stddev=embedding_stddev),
+            name="items",
+        )
+        self.embedding_dropout = keras.layers.Dropout(dropout)
+
+    def build(self, input_shape):
+        self.embedding.build()
+        self.build_encoder((*input_shape, self.dim))
+
+    def call(self, inputs, training=None):
+        ids = tf.cast(inputs, tf.int32)
+        hidden = self.encode(ids, training)
+        return self.embedding(hidden, reverse=True)
+
+    def encode(self, ids, training):
+        """(B, T) ids to (B, T, d) representations of the positions."""
+        raise NotImplementedError
+
+    def build_encoder(self, shape):
+        raise NotImplementedError
+
+    def score_next(self, ids):
+        """Scores of every item as the next one after the last position.
+
+        Args:
+            ids: (B, T) item ids, right-aligned, 0 is padding.
+
+        Returns:
+            (B, num_items + 1) float32; padding scores −inf.
+        """
+        hidden = self.encode(tf.cast(ids, tf.int32), False)[:, -1:]
+        scores = tf.cast(self.embedding(hidden, reverse=True)[:, 0], tf.float32)
+        never = tf.one_hot(0, self.num_items + 1, on_value=True, off_value=False, dtype=tf.bool)
+        return tf.where(never, tf.constant(float("-inf")), scores)
+
+    def compile(self, optimizer="rmsprop", loss=None, **kwargs):
+        if loss is None:
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+        super().compile(optimizer, loss, **kwargs)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape, self.num_items + 1)
+
+    def get_config(self):
+        return {
+            "num_items": self.num_items,
+            "max_length": self.max_length,
+            "dim": self.dim,
+            "dropout": self.dropout,
+            "tied": self.tied,
+            "embedding_stddev": self.embedding_stddev,
+            "name": self.name,
+            "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
+        }
+
+
+def positions(max_length, stddev):
+    """Learned positions, as small at the start as the embeddings."""
+    return LearnedPositions(
+        max_length, initializer=keras.initializers.RandomNormal(stddev=stddev), name="positions"
+    )
+
+
+def causal_mask(ids):
+    """(B, T, T): earlier positions and the position itself, padding excluded.
+
+    A position of padding may look at itself, so that no row of the mask is empty.
+    """
+    length = ids.shape[1]
+    index = tf.range(length)
+    causal = index[:, tf.newaxis] >= index[tf.newaxis]
+    itself = index[:, tf.newaxis] == index[tf.newaxis]
+    return (causal & tf.not_equal(ids, 0)[:, tf.newaxis]) | itself
