@@ -11,23 +11,16 @@ from tfdp.clipping import Instances, Rule, register_rule
 from tfdp.layers.effective_error import EffectiveError
 
 
-@keras.saving.register_keras_serializable(package="tfdp")
-class EmbeddingError(EffectiveError):
-    """Variance of looked-up embeddings: (σ_W/p_j)² for item j (claim 5.4), plus σ_W² of positions.
+class ItemFrequency(EffectiveError):
+    """A layer built from item frequencies, which are public or a charged release.
 
     Args:
         num_items: number of items; ids run from 1, 0 is padding.
         item_frequency: probability that a *sequence* contains each item: an array of
             num_items + 1 (index 0 is padding) that the caller declares public, or a
             `tfdp.data.private_frequency(...)` release, which is charged. `None` treats all items
-            as equally certain.
+            alike.
         error_scale: multiplies the effective error.
-
-    Call arguments:
-        ids: (B, T) integers.
-
-    Returns:
-        (B, T) variances.
     """
 
     def __init__(self, num_items, item_frequency=None, error_scale=1.0, **kwargs):
@@ -41,13 +34,9 @@ class EmbeddingError(EffectiveError):
             probabilities = np.asarray(item_frequency.probabilities, np.float64)
             # Two releases cost twice, one release used by two layers costs once.
             digest = hashlib.sha256(probabilities.tobytes()).hexdigest()[:16]
+            details = {**item_frequency.details, "release": digest}
             self.privacy_releases.append(
-                LedgerEntry(
-                    item_frequency.label,
-                    item_frequency.event,
-                    1,
-                    {**item_frequency.details, "release": digest},
-                )
+                LedgerEntry(item_frequency.label, item_frequency.event, 1, details)
             )
         elif item_frequency is not None:
             probabilities = np.asarray(item_frequency, np.float64)
@@ -77,11 +66,6 @@ class EmbeddingError(EffectiveError):
         # Never below 1/n: a row that nothing trains has no finite error.
         self.frequency.assign(np.maximum(self.frequency.numpy(), 1.0 / num_examples))
 
-    def call(self, ids):
-        frequency = tf.gather(self.frequency, tf.cast(ids, tf.int32))
-        row = tf.math.divide_no_nan(tf.convert_to_tensor(self.error.value), frequency)
-        return tf.stop_gradient(tf.square(row) + tf.square(self.error))
-
     def get_config(self):
         frequency = self.item_frequency
         if frequency is not None:
@@ -98,11 +82,42 @@ class EmbeddingError(EffectiveError):
         config = dict(config)
         releases = Ledger.from_json(config.pop("releases")).entries
         layer = cls(**config)
-        layer.item_frequency = config["item_frequency"]
         if releases:
             layer.privacy_releases = list(releases)
             layer.privacy_asserted = []
         return layer
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class EmbeddingError(ItemFrequency):
+    """Variance of looked-up embeddings: (σ_W/p_j)² for item j (claim 5.4), plus σ_W² of positions.
+
+    Takes the arguments of `ItemFrequency`.
+
+    Call arguments:
+        ids: (B, T) integers.
+
+    Returns:
+        (B, T) variances.
+    """
+
+    def call(self, ids):
+        frequency = tf.gather(self.frequency, tf.cast(ids, tf.int32))
+        row = tf.math.divide_no_nan(tf.convert_to_tensor(self.error.value), frequency)
+        return tf.stop_gradient(tf.square(row) + tf.square(self.error))
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class PopularityPrior(ItemFrequency):
+    """Adds the logarithm of the item frequencies to logits (..., num_items + 1).
+
+    Frequencies that are paid for already need not be learned again from noisy gradients. Takes the
+    arguments of `ItemFrequency`.
+    """
+
+    def call(self, logits):
+        prior = tf.math.log(tf.maximum(tf.convert_to_tensor(self.frequency.value), 1e-6))
+        return logits + tf.cast(prior, logits.dtype)
 
 
 @keras.saving.register_keras_serializable(package="tfdp")

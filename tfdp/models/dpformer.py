@@ -30,6 +30,8 @@ class DPFormer(SequenceModel):
         dropout: rate.
         tied: whether look-up and head share one table.
         embedding_stddev: standard deviation of the initial embeddings.
+        popularity_prior: item frequencies whose logarithm is added to the logits; see
+            `SequenceModel`.
         error_scale: multiplies the effective error; 0 turns the correction off.
 
     Call arguments:
@@ -51,6 +53,7 @@ class DPFormer(SequenceModel):
         dropout=0.2,
         tied=True,
         embedding_stddev=0.02,
+        popularity_prior=None,
         error_scale=1.0,
         **kwargs,
     ):
@@ -61,6 +64,7 @@ class DPFormer(SequenceModel):
             dropout=dropout,
             tied=tied,
             embedding_stddev=embedding_stddev,
+            popularity_prior=popularity_prior,
             **kwargs,
         )
         self.num_heads = num_heads
@@ -113,9 +117,3 @@ class DPFormer(SequenceModel):
             "hidden_dim": self.hidden_dim,
             "error_scale": self.error_scale,
         }
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        config = dict(config)
-        config["item_frequency"] = keras.saving.deserialize_keras_object(config["item_frequency"])
-        return cls(**config)

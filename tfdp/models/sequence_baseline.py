@@ -22,6 +22,7 @@ class SequenceBaseline(SequenceModel):
         dropout: rate.
         tied: whether look-up and head share one table.
         embedding_stddev: standard deviation of the initial embeddings.
+        popularity_prior: item frequencies whose logarithm is added to the logits.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class SequenceBaseline(SequenceModel):
         dropout=0.2,
         tied=True,
         embedding_stddev=0.02,
+        popularity_prior=None,
         **kwargs,
     ):
         if cell not in CELLS:
@@ -47,6 +49,7 @@ class SequenceBaseline(SequenceModel):
             dropout=dropout,
             tied=tied,
             embedding_stddev=embedding_stddev,
+            popularity_prior=popularity_prior,
             **kwargs,
         )
         self.cell = cell

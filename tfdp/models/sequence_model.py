@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tfdp.layers.item_embedding import LearnedPositions
+from tfdp.layers.item_embedding import LearnedPositions, PopularityPrior
 from tfdp.models.dp_model import DPModel
 
 
@@ -21,6 +21,9 @@ class SequenceModel(DPModel):
         dropout: rate.
         tied: whether look-up and output head share one table.
         embedding_stddev: standard deviation of the initial embeddings.
+        popularity_prior: item frequencies (as `item_frequency` of `DPFormer`) whose logarithm is
+            added to the logits as a constant: what is already known about popularity need not be
+            learned from noisy gradients. `None` adds nothing.
     """
 
     privacy_unit = "one user (one training sequence)"
@@ -33,6 +36,7 @@ class SequenceModel(DPModel):
         dropout=0.2,
         tied=True,
         embedding_stddev=0.02,
+        popularity_prior=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -56,6 +60,9 @@ class SequenceModel(DPModel):
             name="items",
         )
         self.embedding_dropout = keras.layers.Dropout(dropout)
+        if popularity_prior is not None and not isinstance(popularity_prior, PopularityPrior):
+            popularity_prior = PopularityPrior(self.num_items, popularity_prior, name="popularity")
+        self.popularity_prior = popularity_prior
 
     def build(self, input_shape):
         self.embedding.build()
@@ -63,8 +70,12 @@ class SequenceModel(DPModel):
 
     def call(self, inputs, training=None):
         ids = tf.cast(inputs, tf.int32)
-        hidden = self.encode(ids, training)
-        return self.embedding(hidden, reverse=True)
+        return self.score(self.encode(ids, training))
+
+    def score(self, hidden):
+        """(B, T, d) representations to logits (B, T, num_items + 1)."""
+        logits = self.embedding(hidden, reverse=True)
+        return logits if self.popularity_prior is None else self.popularity_prior(logits)
 
     def encode(self, ids, training):
         """(B, T) ids to (B, T, d) representations of the positions."""
@@ -83,7 +94,7 @@ class SequenceModel(DPModel):
             (B, num_items + 1) float32; padding scores −inf.
         """
         hidden = self.encode(tf.cast(ids, tf.int32), False)[:, -1:]
-        scores = tf.cast(self.embedding(hidden, reverse=True)[:, 0], tf.float32)
+        scores = tf.cast(self.score(hidden)[:, 0], tf.float32)
         never = tf.one_hot(0, self.num_items + 1, on_value=True, off_value=False, dtype=tf.bool)
         return tf.where(never, tf.constant(float("-inf")), scores)
 
@@ -103,9 +114,20 @@ class SequenceModel(DPModel):
             "dropout": self.dropout,
             "tied": self.tied,
             "embedding_stddev": self.embedding_stddev,
+            "popularity_prior": keras.saving.serialize_keras_object(self.popularity_prior),
             "name": self.name,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
         }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        for name in ("popularity_prior", "item_frequency"):
+            if isinstance(config.get(name), dict):
+                config[name] = keras.saving.deserialize_keras_object(
+                    config[name], custom_objects=custom_objects
+                )
+        return cls(**config)
 
 
 def positions(max_length, stddev):
