@@ -1,0 +1,7 @@
+"""Layers. They know neither optimizers nor models."""
+
+from tfdp.layers.private_attention import PrivateAttention
+from tfdp.layers.re_attention import ReAttention
+from tfdp.layers.re_attention_block import ReAttentionBlock
+
+__all__ = ["PrivateAttention", "ReAttention", "ReAttentionBlock"]

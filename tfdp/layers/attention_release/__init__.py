@@ -1,0 +1,1 @@
+"""What `PrivateAttention` is made of: sensitivity, plan, mechanisms, utility, normalisation."""

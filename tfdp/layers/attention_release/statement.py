@@ -1,0 +1,155 @@
+"""What a user of released attention is told: guarantee, assertions, what is not covered."""
+
+import dataclasses
+import json
+import textwrap
+
+import dp_accounting
+
+from tfdp.accounting.releases import release_epsilon
+from tfdp.accounting.statement_text import describe, round_up
+
+CALLS = (1, 10, 100, 1000)
+
+_UNITS = {
+    "sequence": "the whole input sequence: any change of any or all of its rows",
+    "token": "one token of the input sequence, replaced by {distance}",
+    "feature": "one feature (column) of the input sequence, replaced by {distance}",
+}
+_ASSERTIONS = {
+    "sequence": (),
+    "token": (
+        "each row of the query (and key) is a function of one token of the input only; it is not "
+        "after any attention, recurrence, convolution, pooling or normalization across positions",
+    ),
+    "feature": (
+        "each column of the query (and key) is a function of one feature of the input only; it is "
+        "not after any layer that mixes features, a projection included",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseStatement:
+    """The privacy of an attention layer's calls; `str()` is for people, `to_json()` for programs.
+
+    Args:
+        epsilon: of one call, over all heads, at `delta`.
+        delta: the delta of every epsilon here.
+        unit: what is protected.
+        epsilon_by_calls: number of calls about one input -> epsilon of all of them together.
+        mechanism: one line on the mechanism and its parameters.
+        asserted: what the user vouched for.
+        uncovered: what the guarantee does not cover.
+        remarks: anything else a reader must know.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    epsilon_by_calls: dict
+    mechanism: str
+    asserted: tuple
+    uncovered: tuple
+    remarks: tuple
+
+    def to_dict(self):
+        """All fields as a dict of plain values."""
+        fields = {"kind": "attention release", **dataclasses.asdict(self)}
+        fields["epsilon_by_calls"] = {str(c): e for c, e in self.epsilon_by_calls.items()}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
+
+    def to_json(self):
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def __str__(self):
+        lines = [
+            "Privacy of released attention",
+            "=============================",
+            f"epsilon = {round_up(self.epsilon)} per call, delta = {self.delta:.4g}",
+            f"Unit of privacy: {self.unit}.",
+            f"Mechanism: {self.mechanism}.",
+            "All calls about one input together:",
+        ]
+        lines += [
+            f"  - {calls:,} call{'s' if calls > 1 else ''}: epsilon = {round_up(spent)}"
+            for calls, spent in self.epsilon_by_calls.items()
+        ]
+        for title, items in (
+            ("Asserted by the user, not checked:", self.asserted),
+            ("Not covered by this guarantee:", self.uncovered),
+            ("Remarks:", self.remarks),
+        ):
+            if items:
+                lines.append(title)
+                lines += [f"  - {item}" for item in items]
+        return "\n".join(
+            textwrap.fill(line, 96, subsequent_indent="    " if line.startswith("  -") else "  ")
+            for line in lines
+        )
+
+
+def release_statement(plan, seed):
+    """The `ReleaseStatement` of a `NoisePlan` or `SamplingPlan`.
+
+    Args:
+        plan: what every call does.
+        seed: the seed that a test fixed, or `None`.
+    """
+    setting = plan.setting
+    delta = setting.budget.delta
+    by_calls = {
+        calls: release_epsilon(dp_accounting.SelfComposedDpEvent(plan.event, calls), delta)
+        for calls in CALLS
+    }
+    distance = setting.neighbor_distance
+    unit = _UNITS[setting.unit].format(
+        distance="any other"
+        if distance is None
+        else f"one at distance {distance:g} or less (after embedding and clipping)"
+    )
+    asserted = _ASSERTIONS[setting.unit] + (
+        "the length, the width and the mask of the input are public",
+    )
+    remarks = (
+        "These calls are about the inputs of inference; their ledger is separate from the one of "
+        "training.",
+        "Nobody counts the calls of an exported model: whoever serves it has to limit the calls "
+        "about one input.",
+    )
+    if seed is not None:
+        remarks += (
+            f"NOT PRIVATE while seed={seed} fixes the noise in this process: for tests only.",
+        )
+    return ReleaseStatement(
+        epsilon=by_calls[1],
+        delta=delta,
+        unit=unit,
+        epsilon_by_calls=by_calls,
+        mechanism=_mechanism(plan),
+        asserted=asserted,
+        uncovered=(
+            "anything computed from the input beside the released matrix; in particular, "
+            "attention times values is private only if the values are public or private as well",
+            "the data that the weights of the model were trained on",
+        ),
+        remarks=remarks,
+    )
+
+
+def _mechanism(plan):
+    setting = plan.setting
+    heads = f", {setting.heads} heads" if setting.heads > 1 else ""
+    event = plan.event if setting.heads == 1 else plan.event.event
+    if plan.mechanism == "gaussian_noise":
+        what = describe(event)
+    else:
+        what = (
+            f"sample covariance of {plan.num_samples} draws, ridge {plan.ridge:.6g}, sensitivity "
+            f"over ridge {plan.relative_sensitivity:.4g}"
+        )
+    return (
+        f"{plan.mechanism}: {what}; sensitivity {plan.sensitivity:.6g} for {setting.length} rows "
+        f"of norm at most {setting.row_norm:g}{heads}"
+    )
