@@ -25,6 +25,12 @@ def test_published_costs_of_truncation(capacity, cost):
     assert truncation_delta(8.0, _STEPS, overflow) == pytest.approx(cost, rel=0.02)
 
 
+def test_truncation_changes_both_neighbours():
+    assert truncation_delta(0.0, 10, 1e-6) == pytest.approx(2e-5)
+    assert truncation_delta(1.0, 10, 0.0) == 0.0
+    assert truncation_delta(1e4, 10, 1e-300) == math.inf
+
+
 def test_overflow_is_strictly_more_than_the_capacity():
     # Two records, each drawn with probability 1/2.
     assert overflow_probability(2, 0.5, 1) == pytest.approx(0.25)
