@@ -5,13 +5,13 @@ from tfdp.clipping.contributions import Instances, Layout, OuterProduct, Rows
 from tfdp.clipping.engine import backward, clipped_sums, squared_norms
 from tfdp.clipping.factors import CLIPPING, clip_factors
 from tfdp.clipping.inspect import explain, per_example_gradient_norms
-from tfdp.clipping.losses import PerExampleLoss, presence
+from tfdp.clipping.losses import MeanExampleLoss, PerExampleLoss, presence
 from tfdp.clipping.planning import Plan, PrivacyError, make_plan, refuse_named_layers
 from tfdp.clipping.recording import constant
 from tfdp.clipping.registry import Rule, register_rule
 
 __all__ = [
-    "CLIPPING", "Instances", "Layout", "OuterProduct", "PerExampleLoss", "Plan", "PrivacyError",
+    "CLIPPING", "Instances", "Layout", "MeanExampleLoss", "OuterProduct", "PerExampleLoss", "Plan", "PrivacyError",
     "Rows", "Rule", "backward", "clip_factors", "clipped_sums", "constant", "explain", "make_plan",
     "per_example_gradient_norms", "presence", "refuse_named_layers", "register_rule", "rules",
     "squared_norms",

@@ -87,6 +87,17 @@ class PerExampleLoss(keras.losses.Loss):
         return cls(**config)
 
 
+@keras.saving.register_keras_serializable(package="tfdp")
+class MeanExampleLoss(PerExampleLoss):
+    """The mean of `PerExampleLoss` over the examples present: the same loss without privacy."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        losses = super().__call__(y_true, y_pred, sample_weight)
+        there = presence(sample_weight, tf.shape(losses)[0])
+        count = tf.reduce_sum(tf.cast(there, losses.dtype))
+        return tf.math.divide_no_nan(tf.reduce_sum(losses), count)
+
+
 def presence(sample_weight, batch_size):
     """(B,) bool: whether each example is there at all. A weight of 0 everywhere means absent."""
     if sample_weight is None:

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp.clipping import (
+    MeanExampleLoss,
     PerExampleLoss,
     PrivacyError,
     backward,
@@ -32,7 +33,8 @@ class DPModel(keras.Model):
       `weighted_metrics`, so that the padding of a Poisson batch does not enter them.
     - Layers and losses that mix examples are refused.
 
-    With any other optimizer the model trains without privacy, and says so in its statement.
+    With any other optimizer the model trains on the same loss without privacy, and its ledger
+    says so.
     """
 
     #: What one record is, for the statement.
@@ -70,11 +72,12 @@ class DPModel(keras.Model):
             fitting.refuse_precision(self)
             fitting.refuse_distribution(self)
             metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
-            reduction = optimizer.per_example_reduction
-            if loss is not None:
-                loss = tf.nest.map_structure(
-                    lambda one: None if one is None else PerExampleLoss(one, reduction), loss
-                )
+        if loss is not None:
+            reduction = optimizer.per_example_reduction if private else "mean"
+            per_example = PerExampleLoss if private else MeanExampleLoss
+            loss = tf.nest.map_structure(
+                lambda one: None if one is None else per_example(one, reduction), loss
+            )
         super().compile(
             optimizer=optimizer, loss=loss, loss_weights=loss_weights, metrics=metrics,
             weighted_metrics=weighted_metrics, run_eagerly=run_eagerly,
@@ -161,6 +164,8 @@ class DPModel(keras.Model):
                 the optimizer's, or are not known.
             BudgetError: if the budget is spent.
         """
+        if isinstance(x, tf.data.Dataset):
+            kwargs["shuffle"] = False  # the dataset does it; Keras would warn
         if not isinstance(self.optimizer, DPOptimizer):
             self._plain_ledger.add("training without privacy", fitting.not_private())
             return super().fit(x, y, class_weight=class_weight, **kwargs)
@@ -177,6 +182,7 @@ class DPModel(keras.Model):
         if not isinstance(self.optimizer, DPOptimizer):
             return super().train_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        self._plan(x)  # builds the model, if this is its first batch
         if self.optimizer.microbatch_size is None:
             sums = self._clipped_sums(x, y, sample_weight)
         else:

@@ -91,6 +91,13 @@ class TrainingRecord:
             ledger.merge(accounting.Ledger([_entry(self._segment(), self._current())]))
         return ledger
 
+    def epsilon_after(self, steps, delta):
+        """ε at δ if `steps` more steps are run as they are now."""
+        ledger = self.ledger()
+        if steps:
+            ledger.merge(accounting.Ledger([_entry(self._settings(), steps)]))
+        return ledger.epsilon(delta) if len(ledger) else 0.0
+
     def charge(self, entries):
         """Charges releases that went into the model; one already charged is not charged twice."""
         for entry in entries:

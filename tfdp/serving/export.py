@@ -1,0 +1,101 @@
+"""Writing a SavedModel that plain TensorFlow can load, beside the privacy statement it needs."""
+
+import json
+import pathlib
+
+import keras
+import tensorflow as tf
+
+from tfdp.models import DPModel
+from tfdp.models.sequence_model import SequenceModel
+from tfdp.optimizers import DPOptimizer
+
+STATEMENT = "privacy_statement.json"
+
+
+def export(model, path, k=10, delta=None):
+    """Writes `path/` as a SavedModel, with `privacy_statement.json` inside.
+
+    The SavedModel is loaded by `tf.saved_model.load(path)` without tfdp. Its `serve` signature
+    (also "serving_default") computes in inference mode:
+
+    - for a sequence model (`DPFormer`, `SequenceBaseline`): from raw histories, an int (B, any
+      length) array `sequences` of item ids, oldest first, 0 = nothing (before, after or between
+      items), to the `k` best next `items` (B, k) and their `scores`;
+    - for any other model: what `keras.Model.export` writes.
+
+    No training state is written: no optimizer, no noise, no ledger beyond the statement.
+
+    Args:
+        model: a built `DPModel`.
+        path: folder to write; must not exist or be a folder.
+        k: number of items returned, for sequence models.
+        delta: δ of the statement; defaults to the optimizer's.
+
+    Returns:
+        The path, as a `pathlib.Path`.
+
+    Raises:
+        ValueError: if the model is no `DPModel`, is not built, or k is out of range.
+    """
+    if not isinstance(model, DPModel):
+        raise ValueError(
+            "Argument `model` must be a tfdp.models.DPModel, whose training has a privacy "
+            f"statement; use `model.export` for other models. Received: model={model}"
+        )
+    if not model.built:
+        raise ValueError(
+            f"Argument `model` is not built, so it has nothing to export: train it first. "
+            f"Received: model={model.name!r}"
+        )
+    path = pathlib.Path(path)
+    if isinstance(model, SequenceModel):
+        _export_ranking(model, path, k)
+    else:
+        getattr(model, "model", model).export(str(path), verbose=False)
+    (path / STATEMENT).write_text(_statement(model, delta))
+    return path
+
+
+def _export_ranking(model, path, k):
+    if k != int(k) or not 1 <= k <= model.num_items:
+        raise ValueError(
+            f"Argument `k` must lie between 1 and num_items={model.num_items}. Received: k={k}"
+        )
+
+    def serve(sequences):
+        scores, items = tf.math.top_k(model.score_next(newest(sequences, model.max_length)), k)
+        return {"items": items, "scores": scores}
+
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint(
+        "serve", serve, input_signature=[tf.TensorSpec([None, None], tf.int64, name="sequences")]
+    )
+    archive.write_out(str(path), verbose=False)
+
+
+def newest(sequences, length):
+    """The newest `length` items of each row, right-aligned; zeros are dropped wherever they are.
+
+    Args:
+        sequences: (B, any length) item ids, oldest first, 0 is padding.
+        length: number of positions.
+
+    Returns:
+        int64 (B, length).
+    """
+    ragged = tf.ragged.boolean_mask(sequences, tf.not_equal(sequences, 0))
+    reversed_rows = tf.reverse(ragged.to_tensor(), [1])
+    # Rows shorter than the longest have their zeros in front now: drop and count again.
+    reversed_ragged = tf.ragged.boolean_mask(reversed_rows, tf.not_equal(reversed_rows, 0))
+    kept = reversed_ragged.to_tensor(shape=[None, length])
+    return tf.cast(tf.reverse(kept, [1]), tf.int64)
+
+
+def _statement(model, delta):
+    if isinstance(model.optimizer, DPOptimizer):
+        return model.privacy_statement(delta).to_json()
+    return json.dumps(
+        {"epsilon": "infinity", "remarks": ["The model was trained without privacy."]}, indent=2
+    )
