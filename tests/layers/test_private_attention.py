@@ -59,6 +59,22 @@ def test_releases_are_exact_attention_plus_little_noise_at_a_huge_epsilon(
     np.testing.assert_array_equal(same(*arguments, use_causal_mask=True).numpy(), released)
 
 
+@pytest.mark.parametrize("mechanism", ["gaussian_noise", "gaussian_sampling"])
+@pytest.mark.parametrize("with_key", [False, True])
+def test_feature_unit_clips_the_columns_of_query_and_key_together(mechanism, with_key):
+    query, key = np.random.default_rng(0).normal(size=(2, 2, 6, 4)) * [0.1, 1.0, 10.0, 100.0]
+    layer = PrivateAttention(
+        PrivacyBudget(1e7, 1e-5), 1.5, "feature", mechanism=mechanism, dtype="float64", seed=1
+    )
+    released = layer(*((query, key) if with_key else (query,))).numpy()
+    columns = np.concatenate([query, key], 1) if with_key else query
+    scale = np.minimum(1, 1.5 / np.linalg.norm(columns, axis=1, keepdims=True))
+    key = key if with_key else query
+    logits = (query * scale) @ np.swapaxes(key * scale, 1, 2) / 2
+    exact = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(released, exact, atol=0.02)
+
+
 def test_float32_results_agree_with_float64():
     x = np.random.default_rng(1).normal(size=(3, 8, 16)).astype("float32")
     for activation in ("exp", "cosh"):

@@ -245,16 +245,13 @@ def _per_call(event, heads):
 
 
 def _smallest_good_ridge(setting, sensitivity):
+    budget, heads = setting.budget, setting.heads
+    largest = largest_relative_sensitivity(1, budget, heads)
     candidates = []
-    for relative_sensitivity in np.geomspace(0.5, 1e-7, 200):
-        try:
-            most = largest_num_samples(relative_sensitivity, setting.budget, setting.heads)
-        except BudgetError:
-            continue
-        plan = SamplingPlan(setting, sensitivity / relative_sensitivity, most)
-        variance = setting.row_norm**2 + plan.ridge
-        candidates.append((plan.ridge, math.sqrt((setting.row_norm**4 + variance**2) / most)))
-    if not candidates:
-        largest_num_samples(1e-7, setting.budget, setting.heads)  # says why
+    for relative_sensitivity in np.geomspace(largest, largest * 1e-6, 120):
+        ridge = sensitivity / relative_sensitivity
+        most = largest_num_samples(relative_sensitivity, budget, heads)
+        variance = setting.row_norm**2 + ridge
+        candidates.append((ridge, math.sqrt((setting.row_norm**4 + variance**2) / most)))
     limit = min(error for _, error in candidates)
     return min(ridge for ridge, error in candidates if error <= 1.05 * limit)
