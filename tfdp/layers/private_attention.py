@@ -194,7 +194,12 @@ class PrivateAttention(keras.layers.Layer):
         return self._plan
 
     def event(self):
-        """One call, over all heads, as a `dp_accounting.DpEvent`."""
+        """One call, over all heads, as a `dp_accounting.DpEvent`.
+
+        Its noise is relative to the change between neighbours, whatever the unit. So a ledger's
+        default adjacency gives exactly the epsilon of the statement; "replace_one" would double a
+        Gaussian's sensitivity once more.
+        """
         return self.plan.event
 
     def charge(self, ledger, calls=1):
