@@ -24,7 +24,7 @@ EPSILON, FREQUENCY_EPSILON = 8.0, 0.5
 def load(path):
     if path is None:
         print("Generating long-tailed sequences (give DATA=file for your own).")
-        return tfdp.data.synthetic_sequences(num_users=20_000, num_items=500, max_length=16)
+        return tfdp.data.synthetic_sequences(num_users=8_000, num_items=300, max_length=16)
     print(f"Reading {path}.")
     return tfdp.data.load_sequences(path, max_length=16)
 
@@ -76,7 +76,9 @@ def main():
         "vanilla transformer": tfdp.models.SequenceBaseline(
             cell="transformer", popularity_prior=frequency, **common
         ),
-        "transformer, not private": tfdp.models.SequenceBaseline(cell="transformer", **common),
+        "transformer, not private": tfdp.models.SequenceBaseline(
+            cell="transformer", popularity_prior=frequency, **common
+        ),
     }
     rows = []
     for name, model in models.items():
@@ -93,7 +95,7 @@ def main():
         )
         model.compile(optimizer)
         print(f"Training: {name}")
-        epochs = args.epochs if private else 3
+        epochs = args.epochs
         model.fit(batches, epochs=epochs, callbacks=callbacks)
         epsilon = f"{model.privacy_statement().epsilon:.2f}" if private else "infinite"
         rows.append((name, epsilon, *evaluate(model, data)))

@@ -37,7 +37,7 @@ class PrivacyMeter(keras.callbacks.Callback):
                 "PrivacyMeter needs a model compiled with a tfdp.optimizers.DPOptimizer. "
                 f"Received: optimizer={optimizer}"
             )
-        self._delta = self.delta or optimizer.default_delta
+        self._delta = optimizer.default_delta if self.delta is None else self.delta
         self._epsilon = optimizer.epsilon(self._delta) if len(optimizer.ledger) else 0.0
         self._allowed = None
         if self.max_epsilon is not None:
@@ -67,7 +67,7 @@ class PrivacyMeter(keras.callbacks.Callback):
             logs["epsilon"] = self._epsilon
 
     def _epsilon_after(self, steps):
-        return self.model.optimizer.record.epsilon_after(steps, self._delta)
+        return self.model.optimizer.charging.epsilon_after(steps, self._delta)
 
     def _steps_within(self, limit):
         """The largest number of further steps that keeps ε within the limit, by bisection."""

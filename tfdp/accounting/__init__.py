@@ -11,6 +11,7 @@ from tfdp.accounting.composition import compose, training_event
 from tfdp.accounting.events import event_from_dict, event_to_dict, register_event
 from tfdp.accounting.gdp import gdp_clt_epsilon
 from tfdp.accounting.ledger import Ledger, LedgerEntry
+from tfdp.accounting.record import Record
 from tfdp.accounting.sampling import Sampling
 from tfdp.accounting.statement import Statement, privacy_statement
 from tfdp.accounting.truncation import overflow_probability, smallest_capacity, truncation_delta
@@ -21,6 +22,7 @@ __all__ = [
     "Ledger",
     "LedgerEntry",
     "PrivacyBudget",
+    "Record",
     "Sampling",
     "Statement",
     "calibrate_noise_multiplier",

@@ -9,10 +9,16 @@ import tensorflow as tf
 from tfdp.clipping import cost
 from tfdp.clipping.contributions import MATRIX, Instances, OuterProduct, Rows
 
-# A squared norm found through grams is a difference of float32 numbers as large as
-# U = (sum_t |left_t| |right_t|)^2; it is off by at most this much times U (MATH.md section 1,
-# "Cancellation"). Measured worst case over adversarial inputs: 2.6e-7 (tests/clipping).
-ROUNDING = 6e-7
+# Rounding bounds (MATH.md section 1, "Cancellation"), all raising a squared norm to what float32
+# can have hidden. Checked against adversarial inputs in tests/clipping.
+#
+# A sum of squares has positive terms only: 32 of them in float32, the rest in float64.
+_POSITIVE = 2e-6
+# A squared norm found through grams is a difference of numbers as large as
+# U = (sum_t |left_t| |right_t|)^2; dot products of length k are off by this much, times U.
+_GRAM, _GRAM_PER_TERM = 6e-7, 2e-8
+# Squares below this are flushed to zero.
+_UNDERFLOW = 1.2e-38
 
 
 def variable_gradient(variable, contributions):
@@ -31,7 +37,7 @@ def variable_gradient(variable, contributions):
         return merged_rows
     if one_layout and not rows:
         outer = _Outer(variable, outers)
-        return outer.formed() if outer.cheaper_formed else outer
+        return outer.formed() if outer.strategy == "formed" else outer
     if one_layout and layouts == {MATRIX}:
         return _Tied(merged_rows, _Outer(variable, outers))
     forms = [_Outer(variable, [c]).formed().values for c in outers]
@@ -55,6 +61,18 @@ def only_finite(finite, *tensors):
     return tf.cond(tf.reduce_all(finite), lambda: list(tensors), select)
 
 
+def sum_of_squares(x):
+    """(B, ...) float32 to (B,) float64 sums of squares, off by at most `_POSITIVE`·value."""
+    count = _size(x.shape[1:])
+    width = max(w for w in range(1, 33) if count % w == 0)
+    rows = tf.reshape(x, [-1, width])
+    if width == 1:
+        partial = tf.square(tf.cast(rows[:, 0], tf.float64))
+    else:
+        partial = tf.cast(tf.linalg.matvec(rows * rows, tf.ones([width])), tf.float64)
+    return tf.reduce_sum(tf.reshape(partial, [-1, count // width]), axis=1)
+
+
 class _Formed:
     """Per-example gradients that exist as a tensor (B, *shape)."""
 
@@ -63,16 +81,12 @@ class _Formed:
         self.values = values
 
     def squared_norm(self):
-        flat = tf.reshape(self.values, [tf.shape(self.values)[0], -1])
-        norm = tf.cast(tf.reduce_sum(flat * flat, axis=1), tf.float64)
-        # The sum of squares has positive terms only: the rounding error is relative.
-        return norm, norm * 1e-6
+        norm = sum_of_squares(self.values)
+        return norm, norm * _POSITIVE + _size(self.variable.shape) * _UNDERFLOW
 
     def clipped_sum(self, factors, finite):
         (values,) = only_finite(finite, self.values)
-        flat = tf.reshape(values, [tf.shape(values)[0], self.variable.shape.num_elements()
-                                   if hasattr(self.variable.shape, "num_elements")
-                                   else _size(self.variable.shape)])  # fmt: skip
+        flat = tf.reshape(values, [-1, _size(self.variable.shape)])
         return tf.reshape(tf.linalg.matvec(flat, factors, transpose_a=True), self.variable.shape)
 
 
@@ -84,7 +98,7 @@ class _Outer:
         self.layout = parts[0].layout
         self.left = _join([c.left for c in parts])
         self.right = _join([c.right for c in parts])
-        self.cheaper_formed = cost.cheaper_formed(
+        self.strategy = cost.strategy(
             self.left.shape[1], self.left.shape[2], self.right.shape[2]
         )
 
@@ -93,19 +107,18 @@ class _Outer:
         return _Formed(self.variable, self.layout.to_variable(matrix, self.variable.shape))
 
     def squared_norm(self):
-        if self.left.shape[1] == 1:
-            norm = _dot(self.left, self.left)[:, 0] * _dot(self.right, self.right)[:, 0]
-            norm = tf.cast(norm, tf.float64)
-            return norm, norm * 1e-6
+        p, r = self.left.shape[2], self.right.shape[2]
+        if self.strategy == "single":
+            left = sum_of_squares(self.left) + p * _UNDERFLOW
+            right = sum_of_squares(self.right) + r * _UNDERFLOW
+            norm = left * right
+            return norm, norm * 2 * _POSITIVE
+        if self.strategy == "looped":
+            return squared_norms_one_by_one(self.left, self.right)
         left = tf.matmul(self.left, self.left, transpose_b=True)
         right = tf.matmul(self.right, self.right, transpose_b=True)
         norm = tf.reduce_sum(tf.cast(left * right, tf.float64), axis=[1, 2])
-        return norm, tf.square(self.magnitude(left, right)) * ROUNDING
-
-    def magnitude(self, left_gram, right_gram):
-        """(B,) sum_t |left_t| |right_t|, from the diagonals of the grams."""
-        products = tf.linalg.diag_part(left_gram) * tf.linalg.diag_part(right_gram)
-        return tf.reduce_sum(tf.sqrt(tf.cast(products, tf.float64)), axis=1)
+        return norm, gram_rounding(left, right, p, r)
 
     def clipped_sum(self, factors, finite):
         left, right = only_finite(finite, self.left, self.right)
@@ -119,6 +132,64 @@ class _Outer:
             transpose_a=True,
         )
         return self.layout.to_variable(matrix, self.variable.shape)
+
+
+def gram_rounding(left_gram, right_gram, p, r, more=0.0):
+    """(B,) bound of what float32 grams can hide of a squared norm.
+
+    Args:
+        left_gram, right_gram: (B, T, T).
+        p, r: lengths of the dot products in them.
+        more: (B,) norms of further terms that were added to the gradient.
+    """
+    left = tf.sqrt(tf.cast(tf.linalg.diag_part(left_gram), tf.float64))
+    right = tf.sqrt(tf.cast(tf.linalg.diag_part(right_gram), tf.float64))
+    magnitude = tf.reduce_sum(left * right, axis=1) + more
+    underflow = (
+        p * tf.square(tf.reduce_sum(right, axis=1)) + r * tf.square(tf.reduce_sum(left, axis=1))
+    ) * _UNDERFLOW + 1e4 * _UNDERFLOW
+    return tf.square(magnitude) * (_GRAM + _GRAM_PER_TERM * (p + r)) + underflow
+
+
+def squared_norms_one_by_one(left, right, rows=None):
+    """Squared norms from each example's own matrix, held for one example at a time.
+
+    Args:
+        left: (B, T, p).
+        right: (B, T, r).
+        rows: optionally (ids (B, T'), values (B, T', r)), merged rows to add to the matrix.
+
+    Returns:
+        (B,) squared norms and (B,) bounds of their rounding error.
+    """
+    batch = tf.shape(left)[0]
+    elements = (left, right) if rows is None else (left, right, *rows)
+
+    def one(i, norms):
+        parts = [e[i] for e in elements]
+        matrix = tf.matmul(parts[0], parts[1], transpose_a=True)
+        norm = sum_of_squares(matrix[tf.newaxis])[0]
+        if rows is not None:
+            met = tf.gather(matrix, parts[2])
+            values = tf.cast(parts[3], tf.float64)
+            norm += tf.reduce_sum(values * (2.0 * tf.cast(met, tf.float64) + values))
+        return i + 1, norms.write(i, norm)
+
+    norms = tf.TensorArray(tf.float64, batch, element_shape=[])
+    _, norms = tf.while_loop(
+        lambda i, _: i < batch, one, (0, norms), parallel_iterations=1,
+        maximum_iterations=batch,
+    )  # fmt: skip
+    norm = tf.ensure_shape(norms.stack(), left.shape[:1])
+    positions, p, r = left.shape[1] or 64, left.shape[2], right.shape[2]
+    magnitude = tf.reduce_sum(
+        tf.norm(tf.cast(left, tf.float64), axis=2) * tf.norm(tf.cast(right, tf.float64), axis=2),
+        axis=1,
+    )
+    # |computed matrix - true matrix| in norm, and what it does to a square.
+    error = (_GRAM + _GRAM_PER_TERM * positions) * magnitude
+    extra = 2.0 * tf.sqrt(tf.maximum(norm, 0.0)) * error + tf.square(error)
+    return norm, extra + norm * _POSITIVE + p * r * _UNDERFLOW
 
 
 class _Rows:
@@ -137,8 +208,11 @@ class _Rows:
         self.values = tf.where(repeated[:, :, None], 0.0, merged)
 
     def squared_norm(self):
-        norm = tf.cast(tf.reduce_sum(tf.square(self.values), axis=[1, 2]), tf.float64)
-        return norm, norm * 1e-6
+        norm = self.exact_squares()
+        return norm, norm * _POSITIVE + _size(self.values.shape[1:]) * _UNDERFLOW
+
+    def exact_squares(self):
+        return sum_of_squares(self.values)
 
     def formed(self):
         batch = tf.shape(self.ids)[0]
@@ -164,8 +238,9 @@ class _Rows:
 class _Tied:
     """One table used for look-up and as output head (phantom clipping, DPFormer section 4).
 
-    ‖g‖² = ‖look-up‖² + ‖head‖² + 2 Σ_{t,t'} z[t', id_t]·⟨s_t, h_t'⟩, no table-sized array per
-    example.
+    ‖g‖² = ‖look-up‖² + ‖head‖² + 2 Σ_{t,t'} z[t', id_t]·⟨s_t, h_t'⟩: no array of the table's size
+    for each example. Where sequences are longer than the table is wide, the head's own matrix is
+    formed for one example at a time instead, which is less work than the grams.
     """
 
     def __init__(self, rows, outer):
@@ -175,20 +250,17 @@ class _Tied:
     def squared_norm(self):
         rows, outer = self.rows, self.outer
         z, h = outer.left, outer.right
+        if outer.strategy in ("looped", "formed"):
+            return squared_norms_one_by_one(z, h, (rows.ids, rows.values))
         z_gram = tf.matmul(z, z, transpose_b=True)
         h_gram = tf.matmul(h, h, transpose_b=True)
         head = tf.reduce_sum(tf.cast(z_gram * h_gram, tf.float64), axis=[1, 2])
-        looked_up, _ = rows.squared_norm()
-        # (B, T', T): z at the ids of the look-up, and inner products of hidden and look-up rows.
-        at_ids = tf.gather(z, tf.broadcast_to(
-            rows.ids[:, None, :], [tf.shape(z)[0], tf.shape(z)[1], tf.shape(rows.ids)[1]]
-        ), axis=2, batch_dims=2)  # fmt: skip
-        inner = tf.matmul(h, rows.values, transpose_b=True)
-        cross = tf.reduce_sum(tf.cast(at_ids * inner, tf.float64), axis=[1, 2])
-        magnitude = outer.magnitude(z_gram, h_gram) + tf.reduce_sum(
-            tf.cast(tf.norm(rows.values, axis=2), tf.float64), axis=1
-        )
-        return looked_up + head + 2.0 * cross, tf.square(magnitude) * ROUNDING
+        inner = tf.matmul(h, rows.values, transpose_b=True)  # (B, T', T)
+        cross = tf.reduce_sum(tf.cast(_at_ids(z, rows.ids) * inner, tf.float64), axis=[1, 2])
+        looked_up = rows.exact_squares()
+        bound = gram_rounding(z_gram, h_gram, z.shape[2], h.shape[2], tf.reduce_sum(
+            tf.sqrt(sum_of_squares_of_rows(rows.values)), axis=1))  # fmt: skip
+        return looked_up + head + 2.0 * cross, bound
 
     def clipped_sum(self, factors, finite):
         rows = self.rows.clipped_sum(factors, finite)
@@ -197,12 +269,21 @@ class _Tied:
         )
 
 
+def sum_of_squares_of_rows(x):
+    """(B, T, d) to (B, T) float64."""
+    return tf.reduce_sum(tf.square(tf.cast(x, tf.float64)), axis=2)
+
+
+def _at_ids(z, ids):
+    """z[b, t', ids[b, t]] as (B, T', T)."""
+    batch, positions, count = tf.shape(z)[0], tf.shape(z)[1], z.shape[2]
+    starts = tf.range(tf.cast(batch * positions, tf.int64), dtype=tf.int64) * count
+    starts = tf.reshape(starts, [batch, positions, 1])
+    return tf.gather(tf.reshape(z, [-1]), starts + tf.cast(ids, tf.int64)[:, tf.newaxis])
+
+
 def _join(tensors):
     return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=1)
-
-
-def _dot(a, b):
-    return tf.reduce_sum(a * b, axis=-1)
 
 
 def _size(shape):

@@ -187,9 +187,32 @@ def _alignment(call, pairs, get):
 
 
 def _is_shared(call, pairs):
-    """Whether the output is the same tensor for any batch: (T, d) or (1, T, d)."""
-    a, b = (_tensors(c.outputs)[0] for c in pairs[call.key])
-    return a.shape == b.shape and (len(a.shape) == 2 or (len(a.shape) == 3 and a.shape[0] == 1))
+    """Whether an output (T, d) or (1, T, d), the same for any batch, may be copied per example.
+
+    Only if all that happens to it is elementwise arithmetic with tensors (B, T, d): there the
+    copies meet the examples one by one. Anything else (an index, a mean, a transposition) would
+    mean something else on the copies.
+    """
+    a, b = (_tensors(c.outputs) for c in pairs[call.key])
+    if len(a) != 1 or a[0].shape != b[0].shape:
+        return False
+    shape = a[0].shape
+    if len(shape) != 2 and not (len(shape) == 3 and shape[0] == 1):
+        return False
+    pending, met = [t for t in (a[0], b[0])], []
+    while pending:
+        tensor = pending.pop()
+        for op in tensor.consumers():
+            if op.type in ("Identity", "Cast"):
+                pending += op.outputs
+            elif op.type in ("AddV2", "Add", "Sub", "Mul"):
+                met += [(t.shape, tensor.shape) for t in op.inputs if t is not tensor]
+            else:
+                return False
+    # Two traces, so half of what it met has the first batch size and half the second.
+    sizes = [other[0] for other, own in met
+             if len(other) == 3 and other[1:] == own[len(own) - 2 :]]  # fmt: skip
+    return len(sizes) == len(met) > 0 and sorted(set(sizes)) == sorted(_BATCH_SIZES)
 
 
 def _tensors(structure):

@@ -1,6 +1,9 @@
 """Private training for Keras models: the train step, and the statement of what it did."""
 
+import warnings
+
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
@@ -17,6 +20,8 @@ from tfdp.clipping import (
 from tfdp.clipping.recording import all_layers
 from tfdp.models import coverage, fitting
 from tfdp.optimizers import DPOptimizer
+
+_RECORD = "privacy_record"
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -65,12 +70,12 @@ class DPModel(keras.Model):
             "jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss,
         }  # fmt: skip
         optimizer = keras.optimizers.get(optimizer)
-        earlier = self.ledger
         private = isinstance(optimizer, DPOptimizer)
         if private:
             refuse_named_layers(self)
             fitting.refuse_precision(self)
             fitting.refuse_distribution(self)
+            fitting.refuse_tensor_float_32()
             metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
         if loss is not None:
             reduction = optimizer.per_example_reduction if private else "mean"
@@ -85,17 +90,27 @@ class DPModel(keras.Model):
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
         self._plans = {}
+        self._checked_losses = set()
         self._uncovered = set()
-        self._bind(optimizer, earlier, private)
+        if private:
+            self._bind(optimizer)
 
-    def _bind(self, optimizer, earlier, private):
+    def _bind(self, optimizer):
         """Hands charges to the optimizer, and its noise to the layers that correct for it."""
-        if not private:
-            self._plain_ledger = earlier
-            return
-        if optimizer.ledger != earlier:
-            optimizer.record.absorb(earlier)
-        optimizer.record.charge(self.privacy_charges())
+        record = self._record
+        for layer in all_layers(self):
+            if isinstance(layer, DPModel) and layer is not self:
+                # One record for weights that are shared.
+                record.merge(layer._record)
+                vars(layer)["_privacy_record"] = record
+        for entry in self.privacy_charges():
+            record.charge(entry)
+        optimizer.charging.share(record)
+        optimizer.charging.begin(None)
+        self._bind_layers()
+
+    def _bind_layers(self):
+        optimizer = self.optimizer
         for layer in all_layers(self):
             bind = getattr(layer, "bind_privacy", None)
             if bind is not None:
@@ -107,11 +122,16 @@ class DPModel(keras.Model):
                 )
 
     @property
+    def _record(self):
+        """The `tfdp.accounting.Record` of these weights, whatever they are compiled with."""
+        return vars(self).setdefault("_privacy_record", accounting.Record())
+
+    @property
     def ledger(self):
         """Every mechanism that touched the training data, as a `tfdp.accounting.Ledger`."""
         if isinstance(getattr(self, "optimizer", None), DPOptimizer):
             return self.optimizer.ledger
-        return getattr(self, "_plain_ledger", accounting.Ledger())
+        return self._record.ledger()
 
     def privacy_charges(self):
         """`LedgerEntry` list of the private releases that the model itself was built from."""
@@ -141,22 +161,23 @@ class DPModel(keras.Model):
                 f"Model {self.name!r} is not compiled with a DPOptimizer, so there is no privacy "
                 f"to state. Received: optimizer={optimizer}"
             )
-        record = optimizer.record
         return accounting.privacy_statement(
             self.ledger,
-            delta=delta or optimizer.default_delta,
+            delta=optimizer.default_delta if delta is None else delta,
             accountant=accountant,
             unit=self.privacy_unit,
             num_examples=optimizer.num_examples,
-            sampling=record.sampling,
-            steps=record.steps,
+            sampling=optimizer.charging.sampling,
+            steps=optimizer.charging.steps,
             budget=optimizer.budget,
             uncovered=coverage.uncovered(self),
             asserted=[*self.privacy_assertions(), *coverage.asserted(self)],
             remarks=coverage.remarks(self),
         )
 
-    def fit(self, x=None, y=None, *, class_weight=None, **kwargs):
+    def fit(
+        self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, **kwargs
+    ):  # fmt: skip
         """As `keras.Model.fit`, after checking that the data are drawn as the optimizer assumes.
 
         Raises:
@@ -164,22 +185,30 @@ class DPModel(keras.Model):
                 the optimizer's, or are not known.
             BudgetError: if the budget is spent.
         """
+        kwargs.update(batch_size=batch_size, epochs=epochs, verbose=verbose)
         if isinstance(x, tf.data.Dataset):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
         if not isinstance(self.optimizer, DPOptimizer):
-            self._plain_ledger.add("training without privacy", fitting.not_private())
-            return super().fit(x, y, class_weight=class_weight, **kwargs)
+            return super().fit(x, y, callbacks=callbacks, **kwargs)
         sampling = fitting.sampling_of_fit(self.optimizer, x, y, kwargs)
-        x, class_weight = fitting.apply_class_weight(x, class_weight)
-        self._uncovered |= coverage.of_callbacks(kwargs.get("callbacks"))
+        x = fitting.apply_class_weight(x, kwargs)
+        self._uncovered |= coverage.of_callbacks(callbacks)
         fitting.check_examples_do_not_mix(self, x, y)
-        self.optimizer.record.begin(sampling)
+        charging = self.optimizer.charging
+        charging.begin(sampling)
+        self._bind_layers()
         self.optimizer.refresh_entropy()
-        callbacks = fitting.with_budget_stop(kwargs.pop("callbacks", None), self.optimizer)
-        return super().fit(x, y, class_weight=class_weight, callbacks=callbacks, **kwargs)
+        callbacks = fitting.with_budget_stop(callbacks, self.optimizer)
+        try:
+            return super().fit(x, y, callbacks=callbacks, **kwargs)
+        finally:
+            # Nobody knows how batches of steps outside `fit` are drawn.
+            charging.begin(None)
 
     def train_step(self, data):
         if not isinstance(self.optimizer, DPOptimizer):
+            # Said once, when the step is traced.
+            self._record.charge(fitting.not_private())
             return super().train_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._plan(x)  # builds the model, if this is its first batch
@@ -197,17 +226,11 @@ class DPModel(keras.Model):
         batch_size = batch.shape[0] if batch.shape[0] is not None else tf.shape(batch)[0]
         there = presence(sample_weight, batch_size)
         # Once the budget is spent every example is absent: what remains is noise alone.
-        present = there & self.optimizer.record.active()
+        present = there & self.optimizer.charging.active()
 
         def losses_of(outputs):
-            losses = self.compute_loss(x, y, outputs, sample_weight, training=True)
-            if len(losses.shape) != 1:
-                raise PrivacyError(
-                    "`compute_loss` must return one loss for each example, of shape (batch,): "
-                    f"what it returned cannot be clipped per example. Received: shape "
-                    f"{losses.shape}"
-                )
-            return losses
+            self._check_losses(x, y, sample_weight, outputs)
+            return self.compute_loss(x, y, outputs, sample_weight, training=True)
 
         result = backward(self, self._plan(x), x, losses_of, present)
         sums = clipped_sums(self, result, self.optimizer.clip_norm, self.optimizer.clipping)
@@ -251,6 +274,35 @@ class DPModel(keras.Model):
             sums[i] = total
         return sums
 
+    def _check_losses(self, x, y, sample_weight, outputs):
+        """Losses must have the batch axis, not just as many numbers as the batch examples."""
+        data = (x, y, outputs, sample_weight)
+        key = tuple((t.dtype, tuple(t.shape[1:])) for t in tf.nest.flatten(data) if t is not None)
+        if key in self._checked_losses:
+            return
+        self._checked_losses.add(key)
+
+        def trace(size):
+            def losses(*data):
+                return self.compute_loss(*data, training=True)
+
+            specs = tf.nest.map_structure(
+                lambda t: None if t is None else tf.TensorSpec((size, *t.shape[1:]), t.dtype),
+                data,
+            )
+            function = tf.function(losses, autograph=False)
+            return function.get_concrete_function(*specs).structured_outputs.shape
+
+        with tf.init_scope():
+            shapes = [tuple(trace(size)) for size in (3, 5)]
+        if shapes != [(3,), (5,)]:
+            raise PrivacyError(
+                "The loss must give one number for each example, of shape (batch,): what it gives "
+                "cannot be clipped per example. Use a `keras.losses.Loss` that reduces over the "
+                "axes of one example only. Received: shapes "
+                f"{shapes[0]} and {shapes[1]} for batches of 3 and 5"
+            )
+
     def _plan(self, x):
         """The plan for inputs of this structure; made when a step is traced."""
         flat = tf.nest.flatten(x)
@@ -260,7 +312,13 @@ class DPModel(keras.Model):
         )
         if key not in self._plans:
             with tf.init_scope():
-                self._plans[key] = make_plan(self, x)
+                self._plans[key] = plan = make_plan(self, x)
+            if plan.unused:
+                warnings.warn(
+                    "These variables do not enter the model's outputs and will not be trained: "
+                    f"{[v.path for v in plan.unused]}",
+                    stacklevel=2,
+                )
         return self._plans[key]
 
     def _update_metrics(self, x, y, sample_weight, result):
@@ -270,11 +328,17 @@ class DPModel(keras.Model):
                 metric.update_state(result.losses, sample_weight=weights)
         self.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
 
-    def train_on_batch(self, *args, **kwargs):
-        if isinstance(self.optimizer, DPOptimizer):
-            # Nobody knows how this batch was drawn: the statement then gives no ε.
-            self.optimizer.record.begin(None)
-        return super().train_on_batch(*args, **kwargs)
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        if isinstance(getattr(self, "optimizer", None), DPOptimizer):
+            store[_RECORD] = self.optimizer.charging.to_bytes()
+        else:
+            store[_RECORD] = np.frombuffer(self._record.to_json().encode(), np.uint8)
+
+    def load_own_variables(self, store):
+        if _RECORD in store:
+            self._record.merge_json(bytes(np.asarray(store[_RECORD][()], np.uint8)).decode())
+        super().load_own_variables({k: store[k] for k in store.keys() if k != _RECORD})
 
     def get_compile_config(self):
         if not self.compiled:

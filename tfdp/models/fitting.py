@@ -5,21 +5,32 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import Sampling
+from tfdp.accounting import LedgerEntry, Sampling
 from tfdp.clipping import PrivacyError
+from tfdp.clipping.recording import all_layers
 from tfdp.data import sampling_of
 
 
 def not_private():
-    """The event of a mechanism without any privacy."""
-    return dp_accounting.NonPrivateDpEvent()
+    """The charge for training with a plain optimizer."""
+    return LedgerEntry("training without privacy", dp_accounting.NonPrivateDpEvent())
 
 
 def refuse_precision(model):
-    if model.dtype_policy.name == "mixed_float16":
+    if any(layer.dtype_policy.name == "mixed_float16" for layer in all_layers(model)):
         raise PrivacyError(
             "The policy 'mixed_float16' scales the loss, which would change the clipping. Use "
             "`keras.config.set_dtype_policy('mixed_bfloat16')`."
+        )
+
+
+def refuse_tensor_float_32():
+    """TensorFloat-32 keeps 10 bits of a factor: norms would be off by 1e-3."""
+    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+    if allowed and tf.config.list_physical_devices("GPU"):
+        raise PrivacyError(
+            "TensorFloat-32 would make the norms of gradients too inexact to clip by. Call "
+            "`tf.config.experimental.enable_tensor_float_32_execution(False)` first."
         )
 
 
@@ -68,6 +79,8 @@ def sampling_of_fit(optimizer, x, y, kwargs):
                 "`tfdp.data.shuffled_epochs` (only `map`, `prefetch` and the like may follow), "
                 "or declare it yourself with `tfdp.data.declare_sampling`."
             )
+        if not sampling.is_asserted:
+            _check_rows(x.element_spec, sampling)
     elif x is not None and all(hasattr(t, "shape") for t in tf.nest.flatten(x)):
         sampling = _sampling_of_arrays(x, kwargs)
     else:
@@ -78,6 +91,19 @@ def sampling_of_fit(optimizer, x, y, kwargs):
     _compare("num_examples", sampling.num_examples, optimizer.num_examples)
     _compare("expected_batch_size", sampling.expected_batch_size, optimizer.expected_batch_size)
     return sampling
+
+
+def _check_rows(spec, sampling):
+    """What followed the sampling must have kept its rows and the weights that mark padding."""
+    weighted = isinstance(spec, tuple) and len(spec) == 3 and spec[2] is not None
+    rows = {t.shape[0] if t.shape.rank else None for t in tf.nest.flatten(spec)}
+    if not weighted or len(rows) != 1 or rows != {sampling.max_batch_size or rows.pop()}:
+        raise PrivacyError(
+            "What was done to the dataset after it was sampled has lost its sample weights, which "
+            "mark padding, or changed the number of rows: padding would train, or one record "
+            "would count as several. A `map` must take and return (x, y, sample_weight) and treat "
+            f"each row by itself. Received: elements of spec {spec}"
+        )
 
 
 def _sampling_of_arrays(x, kwargs):
@@ -100,10 +126,12 @@ def _compare(name, found, expected):
         )
 
 
-def apply_class_weight(x, class_weight):
+def apply_class_weight(x, kwargs):
     """Multiplies class weights into a dataset's sample weights, which Keras would refuse."""
+    class_weight = kwargs.get("class_weight")
     if class_weight is None or not isinstance(x, tf.data.Dataset):
-        return x, class_weight
+        return x
+    kwargs.pop("class_weight")
     size = max(class_weight) + 1
     table = tf.constant([class_weight.get(i, 1.0) for i in range(size)], tf.float32)
 
@@ -127,7 +155,7 @@ def apply_class_weight(x, class_weight):
         shape = tf.concat([tf.shape(sample_weight), [1] * max(missing, 0)], 0)
         return x, y, weights * tf.reshape(tf.cast(sample_weight, tf.float32), shape)
 
-    return x.map(weigh, num_parallel_calls=1), None
+    return x.map(weigh, num_parallel_calls=1)
 
 
 def check_examples_do_not_mix(model, x, y):
@@ -156,7 +184,7 @@ class _BudgetStop(keras.callbacks.Callback):
     def __init__(self, optimizer):
         super().__init__()
         self._optimizer = optimizer
-        self._remaining = optimizer.record.remaining
+        self._remaining = optimizer.charging.remaining
         self._seen = 0
 
     def on_train_batch_end(self, batch, logs=None):

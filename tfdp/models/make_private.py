@@ -20,7 +20,7 @@ def make_private(model, validate=False):
             batch given to `fit`.
 
     Returns:
-        A `tfdp.models.DPModel`.
+        A `tfdp.models.DPModel`; the same one for the same model, so that its ledger is kept.
 
     Raises:
         PrivacyError: for layers that mix examples, by name or (with `validate`) numerically.
@@ -42,9 +42,21 @@ def make_private(model, validate=False):
     refuse_named_layers(model)
     if validate and getattr(model, "inputs", None):
         validate_model(model)
-    private = PrivateModel(model)
+    # One ledger for the weights, however often they are wrapped. Kept in the instance's
+    # dictionary inside a plain object, where Keras neither tracks nor saves it.
+    known = vars(model).get(_KEY)
+    private = known.model if known else PrivateModel(model)
+    vars(model)[_KEY] = _Wrapped(private)
     private._validate_on_fit = validate
     return private
+
+
+_KEY = "_tfdp_private_model"
+
+
+class _Wrapped:
+    def __init__(self, model):
+        self.model = model
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -58,6 +70,13 @@ class PrivateModel(DPModel):
     def __init__(self, model, name=None, **kwargs):
         super().__init__(name=name or f"private_{model.name}", **kwargs)
         self.model = model
+        optimizer = getattr(model, "optimizer", None)
+        self.privacy_asserted = []
+        if getattr(optimizer, "built", False) and int(optimizer.iterations) > 0:
+            self.privacy_asserted.append(
+                f"the {int(optimizer.iterations)} steps that {model.name!r} was trained before it "
+                "was made private used public data"
+            )
         if model.built:
             self.built = True
 

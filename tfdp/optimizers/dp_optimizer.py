@@ -7,8 +7,13 @@ from tfdp import accounting
 from tfdp.clipping import CLIPPING, PrivacyError
 from tfdp.clipping.losses import REDUCTIONS
 from tfdp.noise import NoiseSource
-from tfdp.optimizers.training_record import TrainingRecord
+from tfdp.optimizers.charging import Charging, RecordState
 
+# What a run was charged by cannot change under it.
+_FIXED = (
+    "inner_optimizer", "budget", "num_examples", "expected_batch_size", "steps", "clip_norm",
+    "clipping", "microbatch_size", "per_example_reduction", "seed",
+)  # fmt: skip
 _CHUNK = 1 << 22  # noise is drawn for at most this many coordinates at once
 
 
@@ -120,7 +125,17 @@ class DPOptimizer(keras.optimizers.Optimizer):
         self.per_example_reduction = per_example_reduction
         self.seed = seed
         self._noise = NoiseSource(seed)
-        self._record = TrainingRecord(self, noise_multiplier)
+        self._charging = Charging(self, noise_multiplier)
+        # tf.train.Checkpoint keeps Python state of this kind.
+        self.record_state = RecordState(self._charging)
+
+    def __setattr__(self, name, value):
+        if name in _FIXED and name in vars(self):
+            raise AttributeError(
+                f"`{name}` of a DPOptimizer is fixed: what was charged depends on it. Compile the "
+                f"model with a new DPOptimizer. Received: {name}={value}"
+            )
+        super().__setattr__(name, value)
 
     @property
     def sampling_probability(self):
@@ -130,21 +145,21 @@ class DPOptimizer(keras.optimizers.Optimizer):
     @property
     def noise_multiplier(self):
         """σ: the noise's standard deviation is σ·clip_norm."""
-        return self._record.noise_multiplier
+        return self._charging.noise_multiplier
 
     @property
     def ledger(self):
         """Everything charged so far, as a `tfdp.accounting.Ledger`."""
-        return self._record.ledger()
+        return self._charging.record.ledger()
 
     @property
-    def record(self):
-        """The `TrainingRecord`: what was run, and how its batches were drawn."""
-        return self._record
+    def charging(self):
+        """The `Charging`: steps so far, steps left, and how batches were drawn."""
+        return self._charging
 
     def epsilon(self, delta=None, accountant="pld"):
         """ε spent so far, at `delta` (default: the budget's, or 1/(10·n))."""
-        return self.ledger.epsilon(delta or self.default_delta, accountant)
+        return self.ledger.epsilon(self.default_delta if delta is None else delta, accountant)
 
     @property
     def default_delta(self):
@@ -156,7 +171,6 @@ class DPOptimizer(keras.optimizers.Optimizer):
             return
         self.inner_optimizer.build(variables)
         super().build(variables)
-        self._record.build(self)
 
     @property
     def variables(self):
@@ -197,9 +211,9 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
-        self._record.charge_step()
+        stddev = self._charging.charge_step()
         used = [i for i, s in enumerate(sums) if s is not None]
-        noise = self._draw([variables[i].shape for i in used])
+        noise = self._draw([variables[i].shape for i in used], stddev)
         grads = [None] * len(sums)
         for i, z in zip(used, noise, strict=True):
             total = tf.cast(tf.convert_to_tensor(sums[i]), tf.float32) + z
@@ -210,9 +224,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
         kept = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
         self.inner_optimizer.apply(*zip(*kept, strict=True))
 
-    def _draw(self, shapes):
+    def _draw(self, shapes, stddev):
         """Noise for tensors of these shapes; the only place that adds noise to gradients."""
-        stddev = self.noise_multiplier * self.clip_norm
         sizes = [_size(shape) for shape in shapes]
         noise, start = [], 0
         while start < len(sizes):
@@ -231,11 +244,11 @@ class DPOptimizer(keras.optimizers.Optimizer):
     def save_own_variables(self, store):
         for i, variable in enumerate(self._variables):
             store[str(i)] = variable.numpy()
-        store["ledger"] = self._record.to_bytes()
+        store["record"] = self._charging.to_bytes()
 
     def load_own_variables(self, store):
-        if "ledger" in store:
-            self._record.from_bytes(store["ledger"][()])
+        if "record" in store:
+            self._charging.merge_bytes(store["record"][()])
         if len(store.keys()) - 1 != len(self._variables):
             raise ValueError(
                 "The saved DPOptimizer has another set of variables. Build the model as it was "
@@ -248,7 +261,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         return {
             "optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "budget": [self.budget.epsilon, self.budget.delta] if self.budget else None,
-            "noise_multiplier": self._record.requested_noise_multiplier,
+            "noise_multiplier": self._charging.requested_noise_multiplier,
             "num_examples": self.num_examples,
             "expected_batch_size": self.expected_batch_size,
             "steps": self.steps,
@@ -276,6 +289,12 @@ def _check_optimizer(optimizer):
         raise ValueError(
             "Argument `optimizer` is already a DPOptimizer; pass the optimizer it wraps. "
             f"Received: optimizer={optimizer}"
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Argument `optimizer` scales the loss, which would change the clipping. Use the "
+            "`mixed_bfloat16` policy, which needs no loss scale. Received: "
+            f"optimizer={optimizer}"
         )
     if optimizer.gradient_accumulation_steps:
         raise ValueError(

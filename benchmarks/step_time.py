@@ -1,0 +1,138 @@
+"""What privacy costs: one private step against one plain Keras step of the same model.
+
+Two transformer blocks, width 64, vocabulary 3,417, batch 64. Both steps are timed alternately in
+one process, so that whatever else the machine does hits both. Writes JSON.
+
+    python benchmarks/step_time.py [--repeats 15] [--out benchmarks/results/step_time.json]
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+VOCABULARY, WIDTH, BATCH = 3417, 64, 64
+
+
+def transformer(length, tied, vocabulary=VOCABULARY, width=WIDTH):
+    import keras
+
+    layers = keras.layers
+    ids = keras.Input((length,), dtype="int32")
+    table = layers.ReversibleEmbedding(vocabulary, width, tie_weights=tied)
+    x = table(ids)
+    for _ in range(2):
+        normed = layers.LayerNormalization()(x)
+        x = x + layers.MultiHeadAttention(1, width)(normed, normed, use_causal_mask=True)
+        hidden = layers.Dense(4 * width, activation="relu")(layers.LayerNormalization()(x))
+        x = x + layers.Dense(width)(hidden)
+    return keras.Model(ids, table(layers.LayerNormalization()(x), reverse=True))
+
+
+def steps(length, tied, jit, batch=BATCH, vocabulary=VOCABULARY, which=("plain", "private")):
+    """Two functions that run one training step each, on the same data."""
+    import keras
+    import tensorflow as tf
+
+    import tfdp
+
+    generator = tf.random.Generator.from_seed(0)
+    x, y = (generator.uniform((batch, length), 1, vocabulary, tf.int32) for _ in range(2))
+    weights = tf.ones([batch])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    made = {}
+    for name in which:
+        model = transformer(length, tied, vocabulary)
+        optimizer, data = keras.optimizers.Adam(1e-3), (x, y)
+        if name == "private":
+            model = tfdp.make_private(model)
+            optimizer = tfdp.optimizers.DPOptimizer(
+                optimizer, noise_multiplier=1.0, num_examples=100_000, expected_batch_size=batch
+            )
+            data = (x, y, weights)
+        model.compile(optimizer, loss=loss)
+        optimizer.build(model.trainable_variables)
+        function = tf.function(model.train_step, jit_compile=jit, autograph=False)
+        made[name] = lambda function=function, data=data: function(data)
+    return made
+
+
+def measure(length, tied, jit, repeats):
+    made = steps(length, tied, jit)
+    seconds = {name: [] for name in made}
+    for step in made.values():
+        step()
+        step()
+    for _ in range(repeats):
+        for name, step in made.items():
+            start = time.perf_counter()
+            result = step()
+            [float(v) for v in result.values()]
+            seconds[name].append(time.perf_counter() - start)
+    ratios = [b / a for a, b in zip(seconds["plain"], seconds["private"], strict=True)]
+    return {
+        "length": length, "tied": tied, "xla": jit,
+        "plain_seconds": statistics.median(seconds["plain"]),
+        "private_seconds": statistics.median(seconds["private"]),
+        "ratio": statistics.median(seconds["private"]) / statistics.median(seconds["plain"]),
+        "ratio_of_pairs": statistics.median(ratios),
+        "ratio_of_fastest": min(seconds["private"]) / min(seconds["plain"]),
+    }  # fmt: skip
+
+
+def peak_memory(which, tied, length, batch, vocabulary):
+    """Peak resident bytes of a process that runs two steps."""
+    code = (
+        "import sys; sys.path.insert(0, 'benchmarks'); import step_time\n"
+        f"step = step_time.steps({length}, {tied}, False, {batch}, {vocabulary}, ['{which}'])\n"
+        f"step['{which}'](); step['{which}']()\n"
+        "print(step_time.resource.getrusage(step_time.resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(output.stdout.split()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[50, 200])
+    parser.add_argument("--tied", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--jit", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--memory", action="store_true", help="peak memory at B 512, V 23,715")
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    import keras
+    import tensorflow as tf
+
+    result = {"machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+              "tensorflow": tf.__version__, "keras": keras.__version__, "steps": []}  # fmt: skip
+    for length in args.lengths:
+        for tied in args.tied:
+            for jit in args.jit:
+                row = measure(length, bool(tied), bool(jit), args.repeats)
+                result["steps"].append(row)
+                print(f"T {length:3}  {'tied' if tied else 'untied':7}"
+                      f"{'XLA' if jit else 'tf.function':12}"
+                      f"plain {row['plain_seconds']:.3f} s  private {row['private_seconds']:.3f} s"
+                      f"  ratio {row['ratio']:.2f} (pairs {row['ratio_of_pairs']:.2f},"
+                      f" fastest {row['ratio_of_fastest']:.2f})", flush=True)  # fmt: skip
+    if args.memory:
+        peaks = {w: peak_memory(w, True, 50, 512, 23_715) for w in ("plain", "private")}
+        result["peak_bytes"] = {**peaks, "ratio": peaks["private"] / peaks["plain"]}
+        print(f"peak memory, B 512, vocabulary 23,715, T 50, tied: {result['peak_bytes']}")
+    if args.out:
+        with open(args.out, "w") as file:
+            json.dump(result, file, indent=1)
+
+
+_ = resource  # used by the processes that measure memory
+
+if __name__ == "__main__":
+    main()

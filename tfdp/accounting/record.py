@@ -1,0 +1,113 @@
+"""What a set of weights has cost, kept with the weights however they are saved and restored."""
+
+import json
+import secrets
+
+from tfdp.accounting.composition import training_event
+from tfdp.accounting.ledger import Ledger, LedgerEntry
+from tfdp.accounting.sampling import Sampling
+
+
+class Record:
+    """Releases and runs of training steps, from which a ledger follows.
+
+    A run is a number of steps under the same settings, in one process, under a random name.
+    Merging two records takes the larger count of each run, so that copies of one history cost
+    once, and a history that was undone by loading older weights still costs.
+    """
+
+    def __init__(self):
+        self._releases = []
+        self._runs = {}
+
+    @property
+    def runs(self):
+        """List of (settings, steps) of the runs that have steps."""
+        return [(r["settings"], r["steps"]) for r in self._runs.values() if r["steps"]]
+
+    @property
+    def releases(self):
+        """`LedgerEntry` list of everything else that was charged."""
+        return list(self._releases)
+
+    @property
+    def steps(self):
+        """Training steps of all runs."""
+        return sum(run["steps"] for run in self._runs.values())
+
+    def charge(self, entry):
+        """Charges a release; one that is charged already (equal in everything) is not again."""
+        if entry not in self._releases:
+            self._releases.append(entry)
+
+    def start(self, settings):
+        """Begins a run; returns its name.
+
+        Args:
+            settings: JSON-able dict with "noise_multiplier", "sampling_probability" and
+                "sampling" (a `Sampling` as a dict, or None), and whatever else describes it.
+        """
+        name = secrets.token_hex(8)
+        self._runs[name] = {"settings": json.loads(json.dumps(settings)), "steps": 0}
+        return name
+
+    def count(self, name, steps):
+        """Sets the steps of a run; a count never falls."""
+        run = self._runs[name]
+        run["steps"] = max(run["steps"], int(steps))
+
+    def merge(self, other):
+        """Adds what another record knows."""
+        for entry in other._releases:
+            self.charge(entry)
+        for name, run in other._runs.items():
+            known = self._runs.setdefault(name, {"settings": run["settings"], "steps": 0})
+            known["steps"] = max(known["steps"], run["steps"])
+
+    def ledger(self, further=()):
+        """The ledger of it all.
+
+        Args:
+            further: pairs of settings and steps to add, for looking ahead.
+        """
+        ledger = Ledger(self._releases)
+        for name, run in self._runs.items():
+            if run["steps"]:
+                ledger.merge(Ledger([_entry(run["settings"], run["steps"], name)]))
+        for settings, steps in further:
+            ledger.merge(Ledger([_entry(settings, steps, "ahead")]))
+        return ledger
+
+    def to_json(self):
+        """The record as text, without runs that have no steps."""
+        return json.dumps(
+            {
+                "releases": Ledger(self._releases).to_json(),
+                "runs": {name: run for name, run in self._runs.items() if run["steps"]},
+            }
+        )
+
+    def merge_json(self, text):
+        """Merges what `to_json` gave."""
+        other = Record()
+        state = json.loads(text)
+        other._releases = list(Ledger.from_json(state["releases"]).entries)
+        other._runs = state["runs"]
+        self.merge(other)
+
+
+def _entry(settings, steps, name):
+    details = {"kind": "training", **{k: v for k, v in settings.items() if v is not None}}
+    details.pop("sampling_probability")
+    if settings["sampling"] is not None:
+        sampling = Sampling.from_dict(settings["sampling"])
+        details["overflow_probability"] = sampling.overflow_probability
+        if not sampling.is_poisson:
+            # Every pass shuffles anew: one that was cut short still counts as begun.
+            details["pass"] = name
+    return LedgerEntry(
+        "private training",
+        training_event(settings["noise_multiplier"], settings["sampling_probability"]),
+        steps,
+        details,
+    )
