@@ -36,8 +36,10 @@ class NormalizationRule(Rule):
 
 
 def _gain_and_shift(layer):
-    gain = getattr(layer, "gamma", None)
-    return (getattr(layer, "scale", None) if gain is None else gain), getattr(layer, "beta", None)
+    # RMSNormalization calls its gain `scale`; in the others that is a flag.
+    found = [getattr(layer, name, None) for name in ("gamma", "scale", "beta")]
+    gamma, scale, shift = (v if isinstance(v, keras.Variable) else None for v in found)
+    return (scale if gamma is None else gamma), shift
 
 
 def _trailing(layer, x):

@@ -1,0 +1,168 @@
+"""Brute force: one gradient for each example, in float64, from the forward pass of the batch."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp.clipping import backward, clip_factors, clipped_sums, make_plan, presence, squared_norms
+from tfdp.clipping.losses import PerExampleLoss
+
+
+@contextlib.contextmanager
+def same_dropout(jit_compile):
+    """Dropout takes the masks that the private step draws: in float32, and by XLA if it does."""
+    original = tf.nn.experimental.stateless_dropout
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def mask_of(x, rate, seed, noise_shape):
+        low = x if x.dtype == tf.bfloat16 else tf.cast(x, tf.float32)
+        return original(tf.ones_like(low), rate, seed, noise_shape=noise_shape)
+
+    def dropout(x, rate, seed, noise_shape=None):
+        return x * tf.cast(mask_of(x, rate, seed, noise_shape), x.dtype)
+
+    tf.nn.experimental.stateless_dropout = dropout
+    try:
+        yield
+    finally:
+        tf.nn.experimental.stateless_dropout = original
+
+
+def as_tensors(structure, float64=False):
+    def convert(t):
+        t = tf.convert_to_tensor(t)
+        return tf.cast(t, tf.float64) if float64 and t.dtype.is_floating else t
+
+    return tf.nest.map_structure(convert, structure)
+
+
+def random_states(model):
+    """Pairs of each random generator's state and its value."""
+    states = [v for v in model.variables if v.name == "seed_generator_state"]
+    return [(v, keras.ops.convert_to_numpy(v)) for v in states]
+
+
+def put_back(states):
+    for state, value in states:
+        state.assign(value)
+
+
+class BruteForce:
+    """Per-example gradients of a model, by one ordinary backward pass for each example.
+
+    Args:
+        build: function that makes the model; called once for float32 and once for float64.
+        x: inputs of the batch.
+        losses: function (outputs) -> (B,) losses, each from its own example.
+        float64: whether the layers can run in float64; the norms are float64 in any case.
+    """
+
+    def __init__(self, build, x, losses, float64=True):
+        self.x = as_tensors(x)
+        self.losses = losses
+        self.model = build()
+        self.model(self.x)
+        # A scale at which every variable matters, biases and gains included.
+        generator = np.random.default_rng(0)
+        for variable in self.model.trainable_variables:
+            noise = 0.3 * generator.normal(size=variable.shape)
+            variable.assign(keras.ops.convert_to_numpy(variable) + noise)
+        self.double = self.model
+        if float64:
+            policy = keras.config.dtype_policy()
+            keras.config.set_dtype_policy("float64")
+            try:
+                self.double = build()
+            finally:
+                keras.config.set_dtype_policy(policy)
+            self.double(as_tensors(x, True))
+        self.float64 = float64
+
+    def gradients(self, jit_compile=False):
+        """For each trainable variable a float64 array (B, ...), zero where it is not used."""
+        if self.double is not self.model:
+            for own, other in zip(self.double.variables, self.model.variables, strict=True):
+                own.assign(keras.ops.convert_to_numpy(other))
+        variables = self.double.trainable_variables
+        states = random_states(self.double)
+        with same_dropout(jit_compile), tf.GradientTape(persistent=True) as tape:
+            outputs = self.double(as_tensors(self.x, self.float64), training=True)
+            losses = tf.unstack(self.losses(outputs))
+        put_back(states)
+        rows = []
+        for loss in losses:
+            grads = tape.gradient(loss, [v.value for v in variables], unconnected_gradients="zero")
+            rows.append([np.asarray(tf.convert_to_tensor(g), np.float64) for g in grads])
+        return [np.stack(parts) for parts in zip(*rows, strict=True)]
+
+    def private(self, clip_norm, *clippings, present=None, jit_compile=False):
+        """Squared norms and, for each kind of clipping, (clipped sums, factors).
+
+        The states of random generators are put back.
+        """
+        model = self.model
+        plan = make_plan(model, self.x)
+        size = tf.nest.flatten(self.x)[0].shape[0]
+        present = presence(None, size) if present is None else tf.constant(present)
+        states = random_states(model)
+
+        @tf.function(autograph=False, jit_compile=jit_compile)
+        def step(x):
+            result = backward(model, plan, x, self.losses, present)
+            norms, bounds, _ = squared_norms(result)
+            raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
+            found = []
+            for clipping in clippings:
+                sums = clipped_sums(model, result, clip_norm, clipping)
+                sums = [
+                    tf.zeros(v.shape) if s is None else tf.convert_to_tensor(s)
+                    for v, s in zip(model.trainable_variables, sums, strict=True)
+                ]
+                found.append((sums, clip_factors(raised, present, clip_norm, clipping)[0]))
+            return tf.add_n(norms), found
+
+        norms, found = step(self.x)
+        put_back(states)
+        return norms.numpy(), tf.nest.map_structure(lambda t: t.numpy(), found)
+
+    def check(self, clippings=("flat", "automatic", "normalized"), tolerance=1e-5, **kwargs):
+        """Norms and clipped sums against brute force; returns the true norms."""
+        gradients = self.gradients(kwargs.get("jit_compile", False))
+        true = np.sqrt(sum(np.square(g).reshape(len(g), -1).sum(1) for g in gradients))
+        clip_norm = float(np.median(true))  # some examples are clipped, some are not
+        norms, found = self.private(clip_norm, *clippings, **kwargs)
+        np.testing.assert_allclose(np.sqrt(norms), true, rtol=tolerance, atol=1e-12)
+        for clipping, (sums, _) in zip(clippings, found, strict=True):
+            factor = {
+                "flat": np.minimum(1.0, clip_norm / np.maximum(true, 1e-30)),
+                "automatic": clip_norm / (true + 0.01),
+                "normalized": np.where(true > 0, clip_norm / np.maximum(true, 1e-30), 0.0),
+            }[clipping]
+            total = np.sqrt(sum(np.sum(np.square(np.tensordot(factor, g, 1))) for g in gradients))
+            for variable, g, s in zip(self.model.trainable_variables, gradients, sums, strict=True):
+                wanted = np.tensordot(factor, g, 1)
+                error = np.linalg.norm(s - wanted)
+                assert error <= tolerance * max(np.linalg.norm(wanted), 1e-2 * total), variable.path
+        return true
+
+
+@pytest.fixture(scope="session")
+def brute_force():
+    return BruteForce
+
+
+@pytest.fixture(scope="session")
+def mean_loss():
+    """Makes the losses of a target: `mean_loss(name, y)(outputs)` has shape (B,)."""
+
+    def make(loss, y, sample_weight=None):
+        def losses(outputs):
+            double = tf.nest.flatten(outputs)[0].dtype == tf.float64
+            return PerExampleLoss(loss)(as_tensors(y, double), outputs, sample_weight)
+
+        return losses
+
+    return make
