@@ -1,0 +1,264 @@
+"""What one example adds to a clipped sum never has a norm beyond C(1 + 1e-6)."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.clipping import CLIPPING, Instances, OuterProduct, Rows, clip_factors
+from tfdp.clipping.gradients import variable_gradient
+
+CLIP_NORM = 0.7
+
+
+def outer(left, right):
+    """Contributions, their variable's shape and the true gradients."""
+    left, right = (np.asarray(a, np.float32) for a in (left, right))
+    true = np.einsum("btp,btr->bpr", left.astype(np.float64), right.astype(np.float64))
+    return [OuterProduct(tf.constant(left), tf.constant(right))], true
+
+
+def tied(ids, values, logits, hidden):
+    """Look-up and head of one table."""
+    contributions, true = outer(logits, hidden)
+    for i, row in enumerate(ids):
+        for t, j in enumerate(row):
+            true[i, j] += np.asarray(values, np.float32)[i, t].astype(np.float64)
+    rows = Rows(tf.constant(ids, tf.int32), tf.constant(values, tf.float32))
+    return [rows, *contributions], true
+
+
+def excess(contributions, true, clipping="normalized", jit_compile=False):
+    """max_i c_i·‖g_i‖/C − 1, with float64 norms of what is multiplied by the factors."""
+    shape = true.shape[1:]
+
+    class Variable:
+        pass
+
+    variable = Variable()
+    variable.shape = shape
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def factors():
+        gradient = variable_gradient(variable, contributions)
+        norm, bound = gradient.squared_norm()
+        present = tf.ones([len(true)], tf.bool)
+        kept = [tf.maximum(norm, 0.0) + bound]
+        # Where per-example gradients are formed in float32, these are what is released.
+        formed = gradient.values if type(gradient).__name__ == "_Formed" else None
+        return clip_factors(kept, present, CLIP_NORM, clipping)[0][0], formed
+
+    factor, formed = factors()
+    released = true if formed is None else formed.numpy().astype(np.float64)
+    norms = np.sqrt(np.square(released).reshape(len(true), -1).sum(1))
+    return np.max(factor.numpy().astype(np.float64) * norms) / CLIP_NORM - 1
+
+
+def softmax_like(generator, batch, positions, classes):
+    z = generator.dirichlet(np.full(classes, 0.05), (batch, positions))
+    z[:, np.arange(positions), generator.integers(0, classes, positions)] -= 1
+    return z
+
+
+def factor_kinds(generator, batch, t, p, r):
+    """(left, right): random, one-signed (rounding adds up), of rank one, cancelling."""
+    one, two = generator.uniform(0.5, 2.0, 2)
+    a, b = generator.uniform(0.5, 2, (batch, 1, p)), generator.uniform(0.5, 2, (batch, 1, r))
+    sign = np.where(np.arange(t) % 2, 1.0, -1.0)[None, :, None]
+    almost = sign * (1 + 1e-4 * generator.normal(size=(batch, t, 1)))
+    return {
+        "random": (generator.normal(size=(batch, t, p)), generator.normal(size=(batch, t, r))),
+        "constant": (np.full((batch, t, p), one), np.full((batch, t, r), two)),
+        "rank one": (np.repeat(a, t, 1), np.repeat(b, t, 1)),
+        "softmax": (generator.normal(size=(batch, t, p)), softmax_like(generator, batch, t, r)),
+        "cancelling": (np.repeat(a, t, 1), np.repeat(b, t, 1) * sign),
+        "nearly cancelling": (np.repeat(a, t, 1), b * almost),
+        "constant, nearly cancelling": (np.full((batch, t, p), one), two * almost * np.ones(r)),
+    }
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    ("t", "p", "r"),
+    [(1, 131_072, 1), (1, 300, 5000), (2, 8, 8), (2, 5000, 64), (16, 64, 64), (50, 64, 5000),
+     (64, 512, 64), (200, 64, 300), (512, 64, 5000), (512, 256, 64)],
+)  # fmt: skip
+def test_outer_products(t, p, r, jit_compile):
+    generator = np.random.default_rng(t + p + r)
+    for name, factors in factor_kinds(generator, 2, t, p, r).items():
+        assert excess(*outer(*factors), jit_compile=jit_compile) <= 1e-6, name
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("t", "d", "items"), [(1, 8, 20), (8, 16, 30), (50, 64, 5000),
+                                               (512, 32, 3000)])  # fmt: skip
+def test_tied_table(t, d, items, jit_compile):
+    generator = np.random.default_rng(t)
+    ids = generator.integers(0, items, (2, t))
+    for name, (z, h) in factor_kinds(generator, 2, t, items, d).items():
+        values = generator.normal(size=(2, t, d))
+        assert excess(*tied(ids, values, z, h), jit_compile=jit_compile) <= 1e-6, name
+        # The look-up's gradient takes back what the head gives to its rows, up to 1e-4.
+        contributions, head = outer(z, h)
+        z_only = np.zeros_like(z)
+        np.put_along_axis(z_only, ids[:, :, None], np.take_along_axis(z, ids[:, :, None], 2), 2)
+        close = -np.take_along_axis(z_only, ids[:, :, None], 2) * h
+        close = close * (1 + 1e-4 * generator.normal(size=close.shape))
+        case = tied(ids, close, z_only, h)
+        assert excess(*case, jit_compile=jit_compile) <= 1e-6, f"{name}, taken back"
+
+
+@given(
+    t=st.integers(1, 6),
+    d=st.integers(1, 5),
+    items=st.integers(1, 6),
+    kind=st.sampled_from(["exact", "nearly", "free"]),
+    clipping=st.sampled_from(["flat", "normalized", "automatic"]),
+    scale=st.floats(-19, 12),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_adversarial_search_over_tied_tables(t, d, items, kind, clipping, scale, seed):
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(0, items, (3, t))
+    z = np.zeros((3, t, items))
+    h = generator.normal(size=(3, t, d)) * 10.0**scale
+    if kind == "free":
+        z = generator.normal(size=(3, t, items))
+        values = generator.normal(size=(3, t, d)) * 10.0**scale
+    else:
+        np.put_along_axis(z, ids[:, :, None], 1.0, 2)
+        wobble = 10.0 ** generator.uniform(-9, -1)
+        values = -h * (1 + wobble * generator.normal(size=h.shape) * (kind == "nearly"))
+    assert excess(*tied(ids, values, z, h), clipping) <= 1e-6
+
+
+@pytest.mark.parametrize("clipping", ["flat", "normalized", "automatic"])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_squares_that_underflow(clipping, jit_compile):
+    # A record (x, y) = (3.2e-20, 1.8e19) under a squared error has a gradient of norm 5.76.
+    cases = [
+        outer(np.full((1, 1, 100), 3.2e-20), np.full((1, 1, 1), 1.8e19)),
+        outer(np.full((1, 4, 100), 3.2e-20), np.full((1, 4, 2), 1e18)),
+        outer(np.full((1, 100, 64), 4e-11), np.full((1, 100, 5000), 4.5e-12)),
+        outer(np.full((1, 4, 3), 1e-20), np.full((1, 4, 2), 1e-15)),
+        outer(np.full((1, 1, 3), 1e-20), np.full((1, 1, 2), 1e-15)),
+    ]
+    small = np.append(np.full(1000, 1e-19), 1e-18)[None].astype(np.float32)
+    cases.append(([Instances(tf.constant(small))], small.astype(np.float64)))
+    ids = np.arange(100)[None]
+    values = np.full((1, 100, 3), 9e-20)
+    true = values.astype(np.float32).astype(np.float64)
+    cases.append(([Rows(tf.constant(ids), tf.constant(values, tf.float32))], true))
+    cases.append(tied(ids, values, np.full((1, 4, 100), 3e-20), np.full((1, 4, 3), 1e18)))
+    for i, (contributions, true) in enumerate(cases):
+        assert excess(contributions, true, clipping, jit_compile) <= 1e-6, i
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_long_positive_sums(jit_compile):
+    for value in (0.1, 1 / 3, 1.2345, 1.9999):
+        values = np.full((1, 1 << 18), value, np.float32)
+        case = [Instances(tf.constant(values))], values.astype(np.float64)
+        assert excess(*case, jit_compile=jit_compile) <= 1e-6
+
+
+def test_rounding_bounds_leave_ordinary_gradients_alone():
+    # The bound must not eat the signal: ordinary norms rise by less than a percent.
+    generator = np.random.default_rng(0)
+    for t, p, r in [(1, 300, 50), (50, 64, 5000), (200, 64, 3417), (512, 64, 5000)]:
+        for name in ("random", "softmax"):
+            case = outer(*factor_kinds(generator, 2, t, p, r)[name])
+            assert -0.03 <= excess(*case) <= 1e-6, (t, name)
+
+
+def test_factor_table():
+    norms = tf.constant([0.0, 1e-4, 1.0, 4.0, np.inf, np.nan, 1e39, 4.0], tf.float64)
+    present = tf.constant([True] * 7 + [False])
+    wanted = {
+        "flat": [1, 1, 0.5, 0.25, 0, 0, 0, 0],
+        "automatic": [50, 25, 0.5 / 1.01, 0.5 / 2.01, 0, 0, 0, 0],
+        "normalized": [0, 50, 0.5, 0.25, 0, 0, 0, 0],
+    }
+    for clipping, values in wanted.items():
+        (factors,), finite = clip_factors([norms], present, 0.5, clipping)
+        np.testing.assert_allclose(factors, values, rtol=1e-6)
+    np.testing.assert_array_equal(finite, [True] * 4 + [False] * 3 + [True])
+
+
+def test_per_layer_bounds_add_up_to_the_clip_norm():
+    norms = [tf.constant([k**2], tf.float64) for k in (1e3, 2e3, 5e2, 7e5)]
+    factors, _ = clip_factors(norms, tf.constant([True]), 2.0, "per_layer")
+    total = sum(float(f[0]) ** 2 * float(n[0]) for f, n in zip(factors, norms, strict=True))
+    assert np.sqrt(total) == pytest.approx(2.0, rel=1e-6)
+    assert set(CLIPPING) == {"flat", "automatic", "normalized", "per_layer"}
+
+
+def model_and_data(name):
+    layers = keras.layers
+    generator = np.random.default_rng(3)
+    if name == "tied":
+        inputs = keras.Input((4,), dtype="int32")
+        table = layers.ReversibleEmbedding(7, 5)
+        model = keras.Model(inputs, table(layers.Dense(5)(table(inputs)), reverse=True))
+        return model, generator.integers(0, 7, (5, 4)).astype(np.int32)
+    if name == "gru":
+        body = [layers.GRU(3), layers.Dense(7)]
+        shape = (4, 2)
+    else:
+        body = [layers.Conv1D(3, 2), layers.LayerNormalization(), layers.Flatten(),
+                layers.Dense(7)]  # fmt: skip
+        shape = (4, 2)
+    x = generator.normal(size=(5, *shape)).astype(np.float32)
+    return keras.Sequential([keras.Input(shape), *body]), x
+
+
+@pytest.mark.parametrize("name", ["tied", "gru", "conv"])
+def test_examples_that_are_not_finite_contribute_zero(brute_force, name):
+    model, x = model_and_data(name)
+    # Example 1 has an infinite loss, example 3 a NaN loss; the others are as if alone.
+    factor = np.array([1.0, np.inf, 2.0, np.nan, 0.5], np.float32)
+
+    def losses(outputs):
+        loss = tf.reduce_mean(tf.reshape(tf.square(outputs), [5, -1]), 1)
+        return loss * tf.cast(factor, loss.dtype)
+
+    check = brute_force(lambda: model, x, losses, float64=False)
+    clippings = ("flat", "normalized", "automatic", "per_layer")
+    _, found = check.private(0.3, *clippings)
+    present = [True, False, True, False, True]
+    _, without = check.private(0.3, *clippings, present=present)
+    for (sums, factors), (others, _) in zip(found, without, strict=True):
+        assert all(f[1] == f[3] == 0 for f in factors)
+        for a, b in zip(sums, others, strict=True):
+            assert np.all(np.isfinite(a)) and np.any(a != 0)
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["gru", "conv"])
+def test_absent_examples_contribute_nothing_even_if_nan(brute_force, name):
+    model, x = model_and_data(name)
+    padded = x.copy()
+    padded[3:] = np.nan
+
+    def losses(outputs):
+        return tf.reduce_mean(tf.reshape(tf.square(outputs), [5, -1]), 1)
+
+    present = [True] * 3 + [False] * 2
+    check = brute_force(lambda: model, x, losses, float64=False)
+    _, [(wanted, _)] = check.private(0.3, "normalized", present=present)
+    check.x = tf.constant(padded)
+    _, [(sums, factors)] = check.private(0.3, "normalized", present=present)
+    assert np.all(factors[0][3:] == 0)
+    for a, b in zip(sums, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_zero_gradients_stay_zero(brute_force):
+    model, x = model_and_data("tied")
+    for clipping in ("flat", "normalized", "automatic", "per_layer"):
+        check = brute_force(lambda: model, x, lambda out: tf.reduce_sum(0.0 * out, [1, 2]), False)
+        _, [(sums, _)] = check.private(1.0, clipping)
+        assert all(np.all(s == 0) for s in sums)
