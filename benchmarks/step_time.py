@@ -57,7 +57,7 @@ def steps(length, tied, jit, batch=BATCH, vocabulary=VOCABULARY, which=("plain",
                 optimizer, noise_multiplier=1.0, num_examples=100_000, expected_batch_size=batch
             )
             data = (x, y, weights)
-        model.compile(optimizer, loss=loss)
+        model.compile(optimizer, loss=loss, jit_compile=jit)
         optimizer.build(model.trainable_variables)
         function = tf.function(model.train_step, jit_compile=jit, autograph=False)
         made[name] = lambda function=function, data=data: function(data)
@@ -95,7 +95,9 @@ def peak_memory(which, tied, length, batch, vocabulary):
         f"step['{which}'](); step['{which}']()\n"
         "print(step_time.resource.getrusage(step_time.resource.RUSAGE_SELF).ru_maxrss * 1024)"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     return int(output.stdout.split()[-1])
 
 

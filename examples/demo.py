@@ -1,7 +1,7 @@
 """Trains DPFormer privately, compares it, exports it and asks it a question.
 
-    make demo                        on generated data
-    make demo DATA=path/ml-1m.txt    on a file of `user item` lines
+make demo                        on generated data
+make demo DATA=path/ml-1m.txt    on a file of `user item` lines
 """
 
 import argparse

@@ -11,8 +11,26 @@ from tfdp.clipping.recording import constant
 from tfdp.clipping.registry import Rule, register_rule
 
 __all__ = [
-    "CLIPPING", "Instances", "Layout", "MeanExampleLoss", "OuterProduct", "PerExampleLoss", "Plan", "PrivacyError",
-    "Rows", "Rule", "backward", "clip_factors", "clipped_sums", "constant", "explain", "make_plan",
-    "per_example_gradient_norms", "presence", "refuse_named_layers", "register_rule", "rules",
+    "CLIPPING",
+    "Instances",
+    "Layout",
+    "MeanExampleLoss",
+    "OuterProduct",
+    "PerExampleLoss",
+    "Plan",
+    "PrivacyError",
+    "Rows",
+    "Rule",
+    "backward",
+    "clip_factors",
+    "clipped_sums",
+    "constant",
+    "explain",
+    "make_plan",
+    "per_example_gradient_norms",
+    "presence",
+    "refuse_named_layers",
+    "register_rule",
+    "rules",
     "squared_norms",
-]  # fmt: skip
+]

@@ -1,50 +1,47 @@
 """Which way to the norm of an outer-product gradient is cheaper, in operations and bytes.
 
-Forming a_i^T s_i costs T·p·r multiplications in small matrices and holds p·r numbers for each
-example, which the clipped sum then reads instead of multiplying again. The gram way costs
-T²·(p + r) in small matrices, and one large matrix product for the clipped sum.
+Four ways, for left (T, p) and right (T, r) of one example:
+
+- "single": one position, ‖left‖²·‖right‖².
+- "formed": the example's own (p, r) matrix, held, and read again for the clipped sum instead of
+  multiplying again. Only where it is no larger than its own factors, and never for a table.
+- "gram": inner products between positions; nothing of size p·r.
+- "looped": the (p, r) matrices of one example after another, none of them kept.
 """
 
-# Seconds on the machine the table in docs/ was measured on; only their ratios matter.
-_SMALL_FLOP = 1 / 20e9  # batched small matrix products
-_LARGE_FLOP = 1 / 80e9  # one large matrix product
-_BYTE = 1 / 10e9
-_ITERATION = 1e-4  # one turn of a loop
+# Seconds on the machine where benchmarks/step_time.py was tuned; only their ratios matter.
+_OPERATION = 1 / 200e9
+_BYTE = 1 / 14e9
+_ITERATION = 2e-5
 # Numbers in the largest matrix of which each example gets one of its own.
-_LARGEST_FORMED = 1 << 17
+LARGEST_FORMED = 1 << 18
 
 
 def costs(positions, rows, columns):
-    """Estimated seconds for each example: {strategy: seconds}.
+    """Estimated seconds for each example, by strategy.
 
     Args:
         positions: T, or None if unknown.
         rows, columns: p and r.
     """
     t = positions or 64
-    large = 2 * t * rows * columns * _LARGE_FLOP
+    product = 2 * t * rows * columns * _OPERATION
+    matrix = rows * columns * _BYTE
     return {
-        "formed": 2 * t * rows * columns * _SMALL_FLOP + 3 * 4 * rows * columns * _BYTE,
-        "gram": 2 * t * t * (rows + columns) * _SMALL_FLOP + large + 3 * 4 * t * t * _BYTE,
-        "looped": 2 * large + 2 * 4 * rows * columns * _BYTE + _ITERATION,
+        "formed": product + 10 * matrix,
+        "gram": product + 2 * t * t * (rows + columns) * _OPERATION + 28 * t * t * _BYTE,
+        "looped": 2 * product + 5 * matrix + _ITERATION,
     }
 
 
 def strategy(positions, rows, columns):
-    """How to find the norms of outer-product gradients.
-
-    - "single": one position, ‖a‖²·‖s‖².
-    - "formed": each example's matrix, held and reused for the clipped sum. Only where it is no
-      larger than its own factors and smaller than a table.
-    - "gram": inner products between positions.
-    - "looped": each example's matrix, one example at a time.
-    """
+    """The cheapest of the ways that are allowed for this shape."""
     if positions == 1:
         return "single"
     t = positions or 64
     seconds = costs(positions, rows, columns)
-    if rows * columns > min(t * (rows + columns), _LARGEST_FORMED):
+    if rows * columns > min(t * (rows + columns), LARGEST_FORMED):
         del seconds["formed"]
-    if rows * columns <= _LARGEST_FORMED:
+    if rows * columns <= LARGEST_FORMED:
         del seconds["looped"]
     return min(seconds, key=seconds.get)

@@ -55,9 +55,7 @@ class _Execution(Recorder):
                 outputs = run(*record.args, **record.kwargs)
         finally:
             self._opaque = False
-        return tf.nest.map_structure(
-            lambda t: probe(t) if isinstance(t, tf.Tensor) else t, outputs
-        )
+        return tf.nest.map_structure(lambda t: probe(t) if isinstance(t, tf.Tensor) else t, outputs)
 
 
 def record_forward(model, plan, tape, x, batch_size):
@@ -82,5 +80,3 @@ def record_forward(model, plan, tape, x, batch_size):
         if is_seed_state(variable):
             variable.assign(value)
     return outputs, execution.recorded
-
-

@@ -98,8 +98,10 @@ def _split(recorded):
     aligned = iter(recorded.unit.aligned)
     split = [isinstance(t, tf.Tensor) and next(aligned) for t in flat]
     # None cannot pass through vectorized_map: masks travel in a list of their own.
-    masks = [getattr(t, "_keras_mask", None) if s else None for t, s in zip(flat, split,
-                                                                           strict=True)]  # fmt: skip
+    masks = [
+        getattr(t, "_keras_mask", None) if has_axis else None
+        for t, has_axis in zip(flat, split, strict=True)
+    ]
     examples = (
         [t for t, s in zip(flat, split, strict=True) if s],
         [m for m in masks if m is not None],

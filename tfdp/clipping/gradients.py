@@ -98,9 +98,7 @@ class _Outer:
         self.layout = parts[0].layout
         self.left = _join([c.left for c in parts])
         self.right = _join([c.right for c in parts])
-        self.strategy = cost.strategy(
-            self.left.shape[1], self.left.shape[2], self.right.shape[2]
-        )
+        self.strategy = cost.strategy(self.left.shape[1], self.left.shape[2], self.right.shape[2])
 
     def formed(self):
         matrix = tf.matmul(self.left, self.right, transpose_a=True)
@@ -152,7 +150,7 @@ def gram_rounding(left_gram, right_gram, p, r, more=0.0):
 
 
 def squared_norms_one_by_one(left, right, rows=None):
-    """Squared norms from each example's own matrix, held for one example at a time.
+    """Squared norms from the examples' own matrices, held for one example at a time.
 
     Args:
         left: (B, T, p).
@@ -162,32 +160,33 @@ def squared_norms_one_by_one(left, right, rows=None):
     Returns:
         (B,) squared norms and (B,) bounds of their rounding error.
     """
-    batch = tf.shape(left)[0]
-    elements = (left, right) if rows is None else (left, right, *rows)
+    p, r = left.shape[2], right.shape[2]
+    batch = tf.shape(left)[0] if left.shape[0] is None else left.shape[0]
+    # The smaller side first: libraries multiply (r, T)·(T, p) with r < p up to twice as fast.
+    small, large = (right, left) if r < p else (left, right)
 
-    def one(i, norms):
-        parts = [e[i] for e in elements]
-        matrix = tf.matmul(parts[0], parts[1], transpose_a=True)
+    def one(i, norms, magnitudes):
+        matrix = tf.matmul(small[i], large[i], transpose_a=True)
         norm = sum_of_squares(matrix[tf.newaxis])[0]
         if rows is not None:
-            met = tf.gather(matrix, parts[2])
-            values = tf.cast(parts[3], tf.float64)
+            ids, values = rows[0][i], tf.cast(rows[1][i], tf.float64)
+            met = tf.transpose(tf.gather(matrix, ids, axis=1)) if r < p else tf.gather(matrix, ids)
             norm += tf.reduce_sum(values * (2.0 * tf.cast(met, tf.float64) + values))
-        return i + 1, norms.write(i, norm)
+        # ‖|left|^T·|right|‖ is at most the product of the norms.
+        magnitude = 2.0 * tf.sqrt(tf.nn.l2_loss(small[i]) * tf.nn.l2_loss(large[i]))
+        return i + 1, norms.write(i, norm), magnitudes.write(i, magnitude)
 
-    norms = tf.TensorArray(tf.float64, batch, element_shape=[])
-    _, norms = tf.while_loop(
-        lambda i, _: i < batch, one, (0, norms), parallel_iterations=1,
+    arrays = [tf.TensorArray(t, batch, element_shape=[]) for t in (tf.float64, tf.float32)]
+    _, norms, magnitudes = tf.while_loop(
+        lambda i, *_: i < batch,
+        one,
+        (0, *arrays),
+        parallel_iterations=1,
         maximum_iterations=batch,
-    )  # fmt: skip
-    norm = tf.ensure_shape(norms.stack(), left.shape[:1])
-    positions, p, r = left.shape[1] or 64, left.shape[2], right.shape[2]
-    magnitude = tf.reduce_sum(
-        tf.norm(tf.cast(left, tf.float64), axis=2) * tf.norm(tf.cast(right, tf.float64), axis=2),
-        axis=1,
     )
+    norm, magnitude = (tf.ensure_shape(a.stack(), left.shape[:1]) for a in (norms, magnitudes))
     # |computed matrix - true matrix| in norm, and what it does to a square.
-    error = (_GRAM + _GRAM_PER_TERM * positions) * magnitude
+    error = (_GRAM + _GRAM_PER_TERM * (left.shape[1] or 64)) * tf.cast(magnitude, tf.float64)
     extra = 2.0 * tf.sqrt(tf.maximum(norm, 0.0)) * error + tf.square(error)
     return norm, extra + norm * _POSITIVE + p * r * _UNDERFLOW
 

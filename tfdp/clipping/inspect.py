@@ -75,5 +75,3 @@ def explain(model, x=None):
     for variable in plan.unused:
         lines.append(f"{variable.path:32}{'not used by the model':28}")
     return "\n".join(lines)
-
-

@@ -102,9 +102,7 @@ def refuse_named_layers(model):
 
 def _trace(model, x, batch_size):
     """The call tree of a forward pass on `batch_size` symbolic examples."""
-    specs = tf.nest.map_structure(
-        lambda t: tf.TensorSpec((batch_size, *t.shape[1:]), t.dtype), x
-    )
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec((batch_size, *t.shape[1:]), t.dtype), x)
     recorder = Recorder(model)
 
     def forward(x):

@@ -151,7 +151,7 @@ def paused():
 
 
 def constant(variable):
-    """A variable's value as a float32 constant: no gradient flows to it, and no recorder counts the read.
+    """A variable's value as a float32 constant: neither gradient nor recorder notices the read.
 
     For layers that look at a weight without training it by that look (Re-Attention's norms).
     """

@@ -113,9 +113,7 @@ def _sampling_of_arrays(x, kwargs):
     batch_size = kwargs.get("batch_size") or 32
     if batch_size >= count:
         return Sampling("full_batch", count, count, steps_per_epoch=1)
-    return Sampling(
-        "shuffled", count, batch_size, steps_per_epoch=-(-count // batch_size)
-    )
+    return Sampling("shuffled", count, batch_size, steps_per_epoch=-(-count // batch_size))
 
 
 def _compare(name, found, expected):

@@ -39,6 +39,7 @@ def validate_model(model):
 
 def validate_batch(model, x, y, sample_weight):
     """The same for the outputs and the losses, on a batch of the user's own data."""
+
     def with_others_replaced(structure):
         return tf.nest.map_structure(
             lambda t: t if t is None else tf.concat([t[:1], tf.roll(t, 1, 0)[1:]], 0), structure

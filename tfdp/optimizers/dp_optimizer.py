@@ -347,8 +347,7 @@ def _check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
         )
     if not 0 < clip_norm < float("inf"):
         raise ValueError(
-            "Argument `clip_norm` must be a finite number > 0. "
-            f"Received: clip_norm={clip_norm}"
+            f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm}"
         )
     if microbatch_size is not None and (
         microbatch_size != int(microbatch_size) or microbatch_size < 1

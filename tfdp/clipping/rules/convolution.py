@@ -37,9 +37,7 @@ class ConvolutionRule(_Convolution):
     def kernel_contribution(self, layer, inputs, s):
         spatial = len(layer.kernel_size)
         layout = Layout(tuple(range(spatial + 1)), (spatial + 1,))
-        return OuterProduct(
-            flatten_time(patches_of(layer, inputs), 1), flatten_time(s, 1), layout
-        )
+        return OuterProduct(flatten_time(patches_of(layer, inputs), 1), flatten_time(s, 1), layout)
 
 
 @register_rule(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
