@@ -10,7 +10,9 @@ from tfdp.clipping.registry import Rule, register_rule
 def rows_of(layer, ids, s):
     """The look-up's contribution to its table."""
     ids = tf.cast(ids, tf.int64 if ids.dtype == tf.int64 else tf.int32)
-    ids = tf.where(ids < 0, ids + layer.input_dim, ids)  # as keras.ops.take reads them
+    # As keras.ops.take reads them: negative ids count from the end, and where the device accepts
+    # ids that are out of range (XLA does), they mean the nearest row.
+    ids = tf.clip_by_value(tf.where(ids < 0, ids + layer.input_dim, ids), 0, layer.input_dim - 1)
     batch = s.shape[0] if s.shape[0] is not None else tf.shape(s)[0]
     if len(ids.shape) < len(s.shape) - 1 or (ids.shape[0] == 1 and s.shape[0] != 1):
         ids = tf.broadcast_to(ids, tf.shape(s)[:-1])  # ids shared by the whole batch
