@@ -55,6 +55,8 @@ def parse():
     parser.add_argument("--error-scale", type=float, default=1.0)
     parser.add_argument("--untied", action="store_true")
     parser.add_argument("--popularity-prior", action="store_true")
+    parser.add_argument("--frequent-items", type=int, default=0,
+                        help="items with a row of their own; 0: all")  # fmt: skip
     parser.add_argument("--clipping", default="normalized")
     parser.add_argument("--beta2", type=float, default=0.999)
     parser.add_argument("--jit", action="store_true")
@@ -64,11 +66,15 @@ def parse():
     return parser.parse_args()
 
 
-def evaluate(model, data):
+def evaluate(model, data, vocabulary):
     metrics = {"ndcg_10": NDCG(10), "hit_10": HitRate(10)}
     x, y = data.test
     for start in range(0, len(x), 512):
-        scores = model.score_next(x[start : start + 512])
+        if vocabulary is None:
+            scores = model.score_next(x[start : start + 512])
+        else:
+            scores = model.score_next(vocabulary.encode(x[start : start + 512]))
+            scores = vocabulary.decode(scores)
         for metric in metrics.values():
             metric.update_state(y[start : start + 512, -1], scores)
     return {name: float(metric.result()) * 100 for name, metric in metrics.items()}
@@ -80,8 +86,13 @@ def main():
     data = tfdp.data.load_sequences(args.data, max_length=args.max_length)
     batch = min(args.batch_size, data.num_users)
     steps = max(1, round(args.epochs * data.num_users / batch))
-    frequency = None
-    if args.model == "dpformer" or args.popularity_prior:
+    frequency = vocabulary = None
+    train, num_items = data.train, data.num_items
+    if args.frequent_items:
+        vocabulary = tfdp.data.FrequentItems(item_frequency(data, args), args.frequent_items)
+        train, num_items = vocabulary.encode(data.train), vocabulary.num_items
+        frequency = vocabulary.release
+    elif args.model == "dpformer" or args.popularity_prior:
         frequency = item_frequency(data, args)
     common = {"dim": args.dim, "dropout": args.dropout, "tied": not args.untied,
               "embedding_stddev": args.stddev}  # fmt: skip
@@ -89,12 +100,12 @@ def main():
         common["popularity_prior"] = frequency
     if args.model == "dpformer":
         model = tfdp.models.DPFormer(
-            data.num_items, data.max_length, item_frequency=frequency, num_blocks=args.blocks,
+            num_items, data.max_length, item_frequency=frequency, num_blocks=args.blocks,
             error_scale=args.error_scale, **common,
         )  # fmt: skip
     else:
         model = tfdp.models.SequenceBaseline(
-            data.num_items, data.max_length, cell=args.model,
+            num_items, data.max_length, cell=args.model,
             num_blocks=args.blocks if args.model == "transformer" else None, **common,
         )  # fmt: skip
     inner = keras.optimizers.AdamW(
@@ -117,17 +128,17 @@ def main():
         result["noise_multiplier"] = inner.noise_multiplier
     while done < steps:
         count = min(chunk, steps - done)
-        batches = tfdp.data.poisson_batches(data.train, batch, steps_per_epoch=count)
+        batches = tfdp.data.poisson_batches(train, batch, steps_per_epoch=count)
         logs = model.fit(batches, epochs=1, verbose=0).history
         done += count
-        scores = evaluate(model, data)
+        scores = evaluate(model, data, vocabulary)
         history.append({"steps": done, "loss": logs["loss"][-1], **scores,
                         "seconds": round(time.time() - start, 1)})  # fmt: skip
         print(args.model, history[-1], flush=True)
     if args.ema and hasattr(inner, "finalize_variable_values"):
         inner.finalize_variable_values(model.trainable_variables)
-        print("averaged", evaluate(model, data), flush=True)
-    result.update(history=history, **evaluate(model, data), seconds=time.time() - start)
+        print("averaged", evaluate(model, data, vocabulary), flush=True)
+    result.update(history=history, **evaluate(model, data, vocabulary), seconds=time.time() - start)
     if args.epsilon:
         result["statement"] = model.privacy_statement().to_dict()
     if args.out:

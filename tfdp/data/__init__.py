@@ -1,6 +1,7 @@
 """Data for private training: batches drawn as the accountant assumes, and what they carry."""
 
 from tfdp.data.frequency import FrequencyRelease, private_frequency
+from tfdp.data.frequent_items import FrequentItems
 from tfdp.data.poisson import poisson_batches
 from tfdp.data.provenance import declare_sampling, sampling_of
 from tfdp.data.sequence_files import load_sequences
@@ -10,6 +11,7 @@ from tfdp.data.synthetic import synthetic_sequences
 
 __all__ = [
     "FrequencyRelease",
+    "FrequentItems",
     "SequenceData",
     "Sequences",
     "declare_sampling",
