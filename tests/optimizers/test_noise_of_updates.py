@@ -1,0 +1,116 @@
+"""What an update adds is N(0, (σC/B̄)²), once a step, whatever the step is made of."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+N, FEATURES = 24, 100
+
+
+def zero_loss(y_true, y_pred):
+    return 0.0 * tf.reduce_sum(y_pred, axis=-1)
+
+
+def updates(small, epochs=1, base=None, compile_kwargs=None, **kwargs):
+    """All coordinates of `epochs` updates of SGD(1) under zero gradients."""
+    base = small.base(FEATURES, 100) if base is None else base
+    settings = {"num_examples": N, "expected_batch_size": N, "clip_norm": 0.5,
+                "noise_multiplier": 1.5, **kwargs}  # fmt: skip
+    model = small.model(base, zero_loss, compile_kwargs, **settings)
+    x, y = small.data(N, FEATURES)
+    before = np.concatenate([np.ravel(w) for w in model.get_weights()])
+    found = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            now = np.concatenate([np.ravel(w) for w in model.get_weights()])
+            found.append(now)
+
+    model.fit(x, y, batch_size=N, epochs=epochs, verbose=0, callbacks=[Watch()])
+    weights = np.stack([before, *found])
+    return np.diff(-weights, axis=0), model
+
+
+def check(values, stddev):
+    # 10,100 coordinates or more; each comparison fails by chance with probability below 1e-8.
+    z = np.ravel(values) / stddev
+    n = len(z)
+    assert abs(z.mean()) < 6 / np.sqrt(n)
+    assert abs(z.std() - 1) < 6 / np.sqrt(2 * n)
+    assert stats.kstest(z, "norm").pvalue > 1e-8
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 24, 8, 3, 5])
+def test_mean_and_deviation_at_any_number_of_microbatches(small, microbatch_size):
+    # Fault 6: accumulating must not add noise in every micro-step (1, 3, 8 and 5 micro-batches).
+    values, model = updates(small, microbatch_size=microbatch_size)
+    check(values, 1.5 * 0.5 / N)
+    assert model.optimizer.charging.steps == 1
+
+
+@pytest.mark.parametrize(
+    "compile_kwargs",
+    [{"jit_compile": False}, {"jit_compile": True}, {"run_eagerly": True}],
+)
+@pytest.mark.parametrize("microbatch_size", [None, 8])
+def test_steps_are_independent(small, compile_kwargs, microbatch_size):
+    values, model = updates(
+        small, epochs=3, compile_kwargs=compile_kwargs, microbatch_size=microbatch_size
+    )
+    check(values, 1.5 * 0.5 / N)
+    correlation = np.corrcoef(values)[np.triu_indices(3, 1)]
+    assert np.all(np.abs(correlation) < 6 / np.sqrt(values.shape[1]))
+    assert model.optimizer.charging.steps == 3
+
+
+def test_divisor_is_the_expected_batch_size(small):
+    # Faults 15 and 18: σC is the deviation on the *sum*; the divisor is B̄, drawn sizes vary.
+    x, y = small.data(200, FEATURES)
+    base = small.base(FEATURES, 100)
+    model = small.model(base, zero_loss, num_examples=200, expected_batch_size=3.0,
+                        noise_multiplier=2.0, clip_norm=0.25)  # fmt: skip
+    before = np.concatenate([np.ravel(w) for w in model.get_weights()])
+    model.fit(small.poisson((x, y), 3, steps_per_epoch=1), verbose=0)
+    after = np.concatenate([np.ravel(w) for w in model.get_weights()])
+    check(before - after, 2.0 * 0.25 / 3)
+
+
+def test_variables_larger_than_one_chunk_of_noise(small, monkeypatch):
+    monkeypatch.setattr("tfdp.optimizers.dp_optimizer._CHUNK", 1000)
+    values, _ = updates(small)
+    check(values, 1.5 * 0.5 / N)
+    assert len(np.unique(np.abs(values.astype(np.float64)))) > 0.99 * values.size
+
+
+def test_unused_and_frozen_variables_get_no_noise(small):
+    base = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(100),
+                             keras.layers.Dense(50)])  # fmt: skip
+    base.layers[0].trainable = False
+    values, _ = updates(small, base=base)
+    assert np.all(values[0, :10_100] == 0) and np.all(values[0, 10_100:] != 0)
+
+
+def test_seed_repeats_the_noise_and_the_statement_says_so(small):
+    one, model = updates(small, base=small.base(FEATURES), seed=5)
+    two, _ = updates(small, base=small.base(FEATURES), seed=5)
+    np.testing.assert_allclose(one, two, atol=1e-6)
+    assert "seed 5" in str(model.privacy_statement())
+    other, model = updates(small, base=small.base(FEATURES))
+    assert np.abs(one - other).max() > 1e-3
+    assert "seed" not in str(model.privacy_statement())
+
+
+def test_keras_seed_does_not_fix_the_noise(small):
+    keras.utils.set_random_seed(3)
+    one, _ = updates(small, base=small.base(FEATURES))
+    keras.utils.set_random_seed(3)
+    two, _ = updates(small, base=small.base(FEATURES))
+    assert np.median(np.abs(one - two)) > 1e-3
+
+
+def test_zero_noise_multiplier_adds_nothing(small):
+    values, model = updates(small, noise_multiplier=0.0)
+    assert np.all(values == 0)
+    assert model.privacy_statement().epsilon == float("inf")
