@@ -5,6 +5,7 @@ The package imports lazily: `import tfdp` loads neither TensorFlow nor Keras, an
 """
 
 import importlib
+import sys
 
 __version__ = "0.1.0"
 
@@ -37,3 +38,8 @@ def __getattr__(name):
 
 def __dir__():
     return sorted(__all__)
+
+
+if "keras" in sys.modules:
+    # `.keras` files name the classes of this package: make them known without importing them.
+    importlib.import_module("tfdp.registration").register()

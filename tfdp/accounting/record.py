@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import weakref
 
 from tfdp.accounting.composition import training_event
 from tfdp.accounting.ledger import Ledger, LedgerEntry
@@ -13,32 +14,35 @@ class Record:
 
     A run is a number of steps under the same settings, in one process, under a random name.
     Merging two records takes the larger count of each run, so that copies of one history cost
-    once, and a history that was undone by loading older weights still costs.
+    once, and a history that was undone by loading older weights still costs. United records are
+    one from then on, for everybody who holds either.
     """
 
     def __init__(self):
+        self._parent = None
         self._releases = []
         self._runs = {}
+        self._counters = weakref.WeakSet()
 
     @property
     def runs(self):
         """List of (settings, steps) of the runs that have steps."""
-        return [(r["settings"], r["steps"]) for r in self._runs.values() if r["steps"]]
-
-    @property
-    def releases(self):
-        """`LedgerEntry` list of everything else that was charged."""
-        return list(self._releases)
+        return [(r["settings"], r["steps"]) for r in self._synced()._runs.values() if r["steps"]]
 
     @property
     def steps(self):
         """Training steps of all runs."""
-        return sum(run["steps"] for run in self._runs.values())
+        return sum(steps for _, steps in self.runs)
+
+    def attach(self, counter):
+        """Makes `counter.flush()` be called before the record is read."""
+        self._root()._counters.add(counter)
 
     def charge(self, entry):
         """Charges a release; one that is charged already (equal in everything) is not again."""
-        if entry not in self._releases:
-            self._releases.append(entry)
+        releases = self._root()._releases
+        if entry not in releases:
+            releases.append(entry)
 
     def start(self, settings):
         """Begins a run; returns its name.
@@ -48,21 +52,21 @@ class Record:
                 "sampling" (a `Sampling` as a dict, or None), and whatever else describes it.
         """
         name = secrets.token_hex(8)
-        self._runs[name] = {"settings": json.loads(json.dumps(settings)), "steps": 0}
+        self._root()._runs[name] = {"settings": json.loads(json.dumps(settings)), "steps": 0}
         return name
 
     def count(self, name, steps):
         """Sets the steps of a run; a count never falls."""
-        run = self._runs[name]
+        run = self._root()._runs[name]
         run["steps"] = max(run["steps"], int(steps))
 
-    def merge(self, other):
-        """Adds what another record knows."""
-        for entry in other._releases:
-            self.charge(entry)
-        for name, run in other._runs.items():
-            known = self._runs.setdefault(name, {"settings": run["settings"], "steps": 0})
-            known["steps"] = max(known["steps"], run["steps"])
+    def unite(self, other):
+        """Makes this record and another one record, with the charges of both."""
+        root, other = self._root(), other._root()
+        if other is not root:
+            root._merge(other)
+            root._counters |= other._counters
+            other._parent = root
 
     def ledger(self, further=()):
         """The ledger of it all.
@@ -70,8 +74,9 @@ class Record:
         Args:
             further: pairs of settings and steps to add, for looking ahead.
         """
-        ledger = Ledger(self._releases)
-        for name, run in self._runs.items():
+        root = self._synced()
+        ledger = Ledger(root._releases)
+        for name, run in root._runs.items():
             if run["steps"]:
                 ledger.merge(Ledger([_entry(run["settings"], run["steps"], name)]))
         for settings, steps in further:
@@ -80,10 +85,11 @@ class Record:
 
     def to_json(self):
         """The record as text, without runs that have no steps."""
+        root = self._synced()
         return json.dumps(
             {
-                "releases": Ledger(self._releases).to_json(),
-                "runs": {name: run for name, run in self._runs.items() if run["steps"]},
+                "releases": Ledger(root._releases).to_json(),
+                "runs": {name: run for name, run in root._runs.items() if run["steps"]},
             }
         )
 
@@ -93,7 +99,23 @@ class Record:
         state = json.loads(text)
         other._releases = list(Ledger.from_json(state["releases"]).entries)
         other._runs = state["runs"]
-        self.merge(other)
+        self._root()._merge(other)
+
+    def _root(self):
+        return self if self._parent is None else self._parent._root()
+
+    def _synced(self):
+        root = self._root()
+        for counter in list(root._counters):
+            counter.flush()
+        return root
+
+    def _merge(self, other):
+        for entry in other._releases:
+            self.charge(entry)
+        for name, run in other._runs.items():
+            known = self._runs.setdefault(name, {"settings": run["settings"], "steps": 0})
+            known["steps"] = max(known["steps"], run["steps"])
 
 
 def _entry(settings, steps, name):

@@ -145,7 +145,7 @@ def gram_rounding(left_gram, right_gram, p, r, more=0.0):
     magnitude = tf.reduce_sum(left * right, axis=1) + more
     underflow = (
         p * tf.square(tf.reduce_sum(right, axis=1)) + r * tf.square(tf.reduce_sum(left, axis=1))
-    ) * _UNDERFLOW + 1e4 * _UNDERFLOW
+    ) * _UNDERFLOW + tf.cast(tf.size(left_gram[0]), tf.float64) * _UNDERFLOW
     return tf.square(magnitude) * (_GRAM + _GRAM_PER_TERM * (p + r)) + underflow
 
 

@@ -204,6 +204,8 @@ def _is_shared(call, pairs):
             if op.type in ("Identity", "Cast"):
                 pending += op.outputs
             elif op.type in ("AddV2", "Add", "Sub", "Mul"):
+                if all(t is tensor for t in op.inputs):
+                    return False
                 met += [(t.shape, tensor.shape) for t in op.inputs if t is not tensor]
             else:
                 return False

@@ -21,7 +21,7 @@ from tfdp.clipping.recording import all_layers
 from tfdp.models import coverage, fitting
 from tfdp.optimizers import DPOptimizer
 
-_RECORD = "privacy_record"
+_RECORD = "_tfdp_record"
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -97,17 +97,22 @@ class DPModel(keras.Model):
 
     def _bind(self, optimizer):
         """Hands charges to the optimizer, and its noise to the layers that correct for it."""
+        self._unite_records()
         record = self._record
-        for layer in all_layers(self):
-            if isinstance(layer, DPModel) and layer is not self:
-                # One record for weights that are shared.
-                record.merge(layer._record)
-                vars(layer)["_privacy_record"] = record
         for entry in self.privacy_charges():
             record.charge(entry)
         optimizer.charging.share(record)
         optimizer.charging.begin(None)
         self._bind_layers()
+
+    def _unite_records(self):
+        """The record belongs to the weights: whatever else holds some of them shares it."""
+        for variable in self.variables:
+            if _RECORD in vars(variable):
+                self._record.unite(vars(variable)[_RECORD])
+        # Variables that are frozen now carry no trace of this model's data.
+        for variable in self.trainable_variables:
+            vars(variable)[_RECORD] = self._record
 
     def _bind_layers(self):
         optimizer = self.optimizer
@@ -129,8 +134,6 @@ class DPModel(keras.Model):
     @property
     def ledger(self):
         """Every mechanism that touched the training data, as a `tfdp.accounting.Ledger`."""
-        if isinstance(getattr(self, "optimizer", None), DPOptimizer):
-            return self.optimizer.ledger
         return self._record.ledger()
 
     def privacy_charges(self):
@@ -195,6 +198,7 @@ class DPModel(keras.Model):
         self._uncovered |= coverage.of_callbacks(callbacks)
         fitting.check_examples_do_not_mix(self, x, y)
         charging = self.optimizer.charging
+        self._unite_records()
         charging.begin(sampling)
         self._bind_layers()
         self.optimizer.refresh_entropy()
@@ -330,14 +334,15 @@ class DPModel(keras.Model):
 
     def save_own_variables(self, store):
         super().save_own_variables(store)
-        if isinstance(getattr(self, "optimizer", None), DPOptimizer):
-            store[_RECORD] = self.optimizer.charging.to_bytes()
-        else:
-            store[_RECORD] = np.frombuffer(self._record.to_json().encode(), np.uint8)
+        store[_RECORD] = np.frombuffer(self._record.to_json().encode(), np.uint8)
 
     def load_own_variables(self, store):
         if _RECORD in store:
-            self._record.merge_json(bytes(np.asarray(store[_RECORD][()], np.uint8)).decode())
+            data = store[_RECORD][()]
+            if isinstance(getattr(self, "optimizer", None), DPOptimizer):
+                self.optimizer.charging.merge_bytes(data)
+            else:
+                self._record.merge_json(bytes(np.asarray(data, np.uint8)).decode())
         super().load_own_variables({k: store[k] for k in store.keys() if k != _RECORD})
 
     def get_compile_config(self):

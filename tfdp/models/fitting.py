@@ -182,15 +182,18 @@ class _BudgetStop(keras.callbacks.Callback):
     def __init__(self, optimizer):
         super().__init__()
         self._optimizer = optimizer
-        self._remaining = optimizer.charging.remaining
+
+    def on_train_begin(self, logs=None):
+        # After the user's callbacks, one of which may have restored a backup.
+        self._remaining = self._optimizer.charging.remaining
         self._seen = 0
 
     def on_train_batch_end(self, batch, logs=None):
         if self._remaining is None:
             return
         # Counted here without touching the step counter: `batch` restarts in every epoch.
-        self._seen += 1
-        if self._seen * self.model.steps_per_execution >= self._remaining:
+        self._seen += self.model.steps_per_execution
+        if self._seen >= self._remaining:
             self.model.stop_training = True
 
 

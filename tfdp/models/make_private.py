@@ -3,6 +3,7 @@
 import keras
 
 from tfdp.clipping import refuse_named_layers
+from tfdp.models import fitting
 from tfdp.models.dp_model import DPModel
 from tfdp.models.validation import validate_model
 
@@ -70,15 +71,26 @@ class PrivateModel(DPModel):
     def __init__(self, model, name=None, **kwargs):
         super().__init__(name=name or f"private_{model.name}", **kwargs)
         self.model = model
-        optimizer = getattr(model, "optimizer", None)
         self.privacy_asserted = []
-        if getattr(optimizer, "built", False) and int(optimizer.iterations) > 0:
+        self._public_steps = self._steps_without_privacy()
+        if self._public_steps:
             self.privacy_asserted.append(
-                f"the {int(optimizer.iterations)} steps that {model.name!r} was trained before it "
-                "was made private used public data"
+                f"the {self._public_steps} steps that {model.name!r} was trained before it was "
+                "made private used public data"
             )
         if model.built:
             self.built = True
+
+    def _steps_without_privacy(self):
+        """Steps of a plain optimizer that the wrapped model was compiled with."""
+        optimizer = getattr(self.model, "optimizer", None)
+        return int(optimizer.iterations) if getattr(optimizer, "built", False) else 0
+
+    @property
+    def ledger(self):
+        if self._steps_without_privacy() > self._public_steps:
+            self._record.charge(fitting.not_private())
+        return super().ledger
 
     def build(self, input_shape):
         if not self.model.built:

@@ -25,7 +25,9 @@ class Charging:
         self.requested_noise_multiplier = noise_multiplier
         self._optimizer = optimizer
         self._record = accounting.Record()
+        self._record.attach(self)
         self._run = None
+        self._settings_of_run = None
         self._sampling = None
         self._calibrations = {}
         with tf.init_scope():
@@ -37,19 +39,26 @@ class Charging:
 
     @property
     def record(self):
-        """The `tfdp.accounting.Record`, up to date."""
-        if self._run is not None:
-            self._record.count(self._run, self._ran.numpy())
+        """The `tfdp.accounting.Record` that is charged."""
         return self._record
+
+    def flush(self):
+        """Writes the steps of the current run into the record."""
+        if self._run is not None:
+            with tf.init_scope():
+                self._record.count(self._run, self._ran.numpy())
 
     @property
     def steps(self):
         """Steps charged so far, under any settings."""
-        return self.record.steps
+        return self._record.steps
 
     @property
     def sampling(self):
-        """How the batches of the last `fit` were drawn, or None."""
+        """How the batches of the last `fit` were drawn; None if any step's batch is of unknown
+        origin."""
+        if any(settings["sampling"] is None for settings, _ in self._record.runs):
+            return None
         return self._sampling
 
     @property
@@ -60,7 +69,7 @@ class Charging:
         mine = self._runs_of_this_budget()
         if mine:
             return mine[-1][0]["noise_multiplier"]
-        ledger = self.record.ledger()
+        ledger = self._record.ledger()
         key = ledger.to_json()
         if key not in self._calibrations:
             optimizer = self._optimizer
@@ -81,15 +90,13 @@ class Charging:
         return self._optimizer.steps - sum(steps for _, steps in self._runs_of_this_budget())
 
     def share(self, record):
-        """Charges to `record` from now on, together with what this optimizer had charged."""
-        if record is not self._record:
-            record.merge(self.record)
-            self._record = record
+        """Makes the record and this optimizer's own one."""
+        record.unite(self._record)
 
     def epsilon_after(self, steps, delta):
         """ε at δ if `steps` more steps are run as they are now."""
-        further = [(self._settings(), steps)] if steps else []
-        ledger = self.record.ledger(further)
+        further = [(self._settings(self._sampling), steps)] if steps else []
+        ledger = self._record.ledger(further)
         return ledger.epsilon(delta) if len(ledger) else 0.0
 
     def begin(self, sampling):
@@ -98,16 +105,25 @@ class Charging:
         Raises:
             BudgetError: if the budget is spent, or the steps that are left would exceed it.
         """
-        remaining = self.remaining
-        budget = self._optimizer.budget
+        self.flush()
+        self._ran.assign(0)
+        self._run = None
         if sampling is not None:
             self._sampling = sampling
-            self._check_budget(budget, remaining, sampling)
-        settings = self._settings(sampling)
-        self._run = self.record.start(settings)
-        self._ran.assign(0)
-        self._limit.assign(_NO_LIMIT if remaining is None else max(remaining, 0))
+        self._settings_of_run = settings = self._settings(sampling)
+        self._refresh_limit(strict=sampling is not None)
+        self._run = self._record.start(settings)
         self._stddev.assign(settings["noise_multiplier"] * self._optimizer.clip_norm)
+
+    def _refresh_limit(self, strict):
+        """Sets how many steps this run may have; `strict` refuses what would break the budget."""
+        remaining = self.remaining
+        if remaining is None:
+            self._limit.assign(_NO_LIMIT)
+            return
+        if strict:
+            self._check_budget(self._optimizer.budget, remaining)
+        self._limit.assign(int(self._ran.numpy()) + max(remaining, 0))
 
     def active(self):
         """Scalar bool tensor: whether the budget allows another step."""
@@ -124,42 +140,42 @@ class Charging:
 
     def to_bytes(self):
         """The record as a uint8 array."""
-        return np.frombuffer(self.record.to_json().encode(), np.uint8)
+        return np.frombuffer(self._record.to_json().encode(), np.uint8)
 
     def merge_bytes(self, data):
         """Adds the charges that `to_bytes` gave."""
-        self.record.merge_json(bytes(np.asarray(data, np.uint8)).decode())
+        self._record.merge_json(bytes(np.asarray(data, np.uint8)).decode())
+        if self._run is not None:
+            # Loaded in the middle of a fit (BackupAndRestore): what was loaded counts, too.
+            with tf.init_scope():
+                self._refresh_limit(self._settings_of_run["sampling"] is not None)
 
     def _runs_of_this_budget(self):
         mine = {k: v for k, v in self._settings_without_noise().items() if k != "sampling"}
         return [
             (settings, steps)
-            for settings, steps in self.record.runs
+            for settings, steps in self._record.runs
             if all(settings.get(k) == v for k, v in mine.items())
         ]
 
-    def _check_budget(self, budget, remaining, sampling):
-        if budget is None:
-            return
+    def _check_budget(self, budget, remaining):
         if remaining <= 0:
             raise accounting.BudgetError(
                 f"The budget (epsilon={budget.epsilon}, delta={budget.delta}) is spent: all "
                 f"{self._optimizer.steps} steps have run. Compile the model with a larger budget "
                 "to train on; what was spent stays charged."
             )
-        ledger = self.record.ledger([(self._settings(sampling), remaining)])
-        epsilon = ledger.epsilon(budget.delta)
+        epsilon = self._record.ledger([(self._settings_of_run, remaining)]).epsilon(budget.delta)
         if epsilon > budget.epsilon * (1 + 1e-9):
             raise accounting.BudgetError(
                 f"The {remaining} steps left would end at epsilon={epsilon:.6g}, beyond the "
                 f"budget's {budget.epsilon} at delta={budget.delta}: more was charged to these "
-                "weights than when the noise was calibrated, or `max_batch_size` "
-                f"({sampling.max_batch_size}) cuts off batches too often. Compile again with a "
-                "new DPOptimizer, which calibrates to what is left, or leave `max_batch_size` out."
+                "weights than when the noise was calibrated, or `max_batch_size` cuts off batches "
+                "too often. Compile again with a new DPOptimizer, which calibrates to what is "
+                "left, or leave `max_batch_size` out."
             )
 
-    def _settings(self, sampling="last"):
-        sampling = self._sampling if sampling == "last" else sampling
+    def _settings(self, sampling):
         return {
             **self._settings_without_noise(),
             "noise_multiplier": self.noise_multiplier,

@@ -1,0 +1,39 @@
+"""Makes tfdp's classes loadable from `.keras` files before their modules are imported."""
+
+import importlib
+
+import keras
+
+#: Every class that tfdp registers with Keras, and where it lives.
+CLASSES = {
+    "DPFormer": "tfdp.models.dpformer",
+    "DPModel": "tfdp.models.dp_model",
+    "DPOptimizer": "tfdp.optimizers.dp_optimizer",
+    "EmbeddingError": "tfdp.layers.item_embedding",
+    "HitRate": "tfdp.metrics",
+    "LearnedPositions": "tfdp.layers.item_embedding",
+    "MeanExampleLoss": "tfdp.clipping.losses",
+    "NDCG": "tfdp.metrics",
+    "PerExampleLoss": "tfdp.clipping.losses",
+    "PopularityPrior": "tfdp.layers.item_embedding",
+    "PrivateAttention": "tfdp.layers.private_attention",
+    "PrivateModel": "tfdp.models.make_private",
+    "ReAttention": "tfdp.layers.re_attention",
+    "ReAttentionBlock": "tfdp.layers.re_attention_block",
+    "SequenceBaseline": "tfdp.models.sequence_baseline",
+}
+
+
+def register():
+    """Registers a stand-in for each class; importing the class replaces it."""
+    known = keras.saving.get_custom_objects()
+    for name in CLASSES:
+        known.setdefault(f"tfdp>{name}", _stand_in(name))
+
+
+def _stand_in(name):
+    def from_config(config, **kwargs):
+        module = importlib.import_module(CLASSES[name])
+        return getattr(module, name).from_config(config, **kwargs)
+
+    return type(name, (), {"from_config": staticmethod(from_config)})
