@@ -1,0 +1,110 @@
+"""The private top-k. Distribution tests have a false-alarm rate of 1e-6; seeds repeat them."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import stats
+
+from tfdp.accounting import epsilon
+from tfdp.noise import NoiseSource
+from tfdp.selection import private_top_k
+
+
+def rate_of_the_rarer(mechanism, epsilon, trials, k=1, features=None, **kwargs):
+    """How often the value with fewer examples is chosen from two that differ by 3 examples."""
+    ids = np.repeat([0, 1], [8, 5])
+    sizes = {name: 2 for name in features or {"a": ids}}
+    data = features or {"a": ids}
+    source = NoiseSource(5)
+    found = [
+        private_top_k(data, sizes, k, epsilon, mechanism, source=source, **kwargs).rows["a"][0]
+        for _ in range(trials)
+    ]
+    return np.mean(found)
+
+
+def assert_rate(rate, probability, trials):
+    z = (rate - probability) / math.sqrt(probability * (1 - probability) / trials)
+    assert abs(z) < stats.norm.isf(5e-7)
+
+
+def laplace_difference_tail(gap, scale):
+    """P(L1 − L2 ≥ gap) for independent Laplace variables."""
+    return math.exp(-gap / scale) * (2 + gap / scale) / 4
+
+
+def test_laplace_noise_has_scale_one_over_epsilon():
+    rate = rate_of_the_rarer("laplace", 0.5, 600)
+    assert_rate(rate, laplace_difference_tail(3, 2.0), 600)
+
+
+def test_features_and_values_of_an_example_share_the_budget():
+    ids = np.repeat([0, 1], [8, 5])
+    two = {"a": ids, "b": ids[::-1]}
+    assert_rate(rate_of_the_rarer("laplace", 0.5, 600, features=two),
+                laplace_difference_tail(3, 4.0), 600)  # fmt: skip
+    multi = {"a": np.stack([ids, ids, ids], 1)}  # three values each, though all the same
+    assert_rate(rate_of_the_rarer("laplace", 0.5, 600, features=multi),
+                laplace_difference_tail(3, 6.0), 600)  # fmt: skip
+    assert_rate(rate_of_the_rarer("laplace", 0.5, 600, features=multi, max_values=1),
+                laplace_difference_tail(3, 2.0), 600)  # fmt: skip
+
+
+def test_gumbel_noise_is_the_exponential_mechanism():
+    rate = rate_of_the_rarer("gumbel", 0.5, 600)
+    assert_rate(rate, 1 / (1 + math.exp(0.5 * 3)), 600)
+
+
+def test_gumbel_is_charged_as_many_rounds_and_never_beyond_epsilon():
+    ids = {"a": np.arange(50), "b": np.arange(50)}
+    release = private_top_k(ids, {"a": 50, "b": 50}, 10, 1.0, "gumbel")
+    assert release.event == dp_accounting.SelfComposedDpEvent(
+        dp_accounting.LaplaceDpEvent(20.0), 20
+    )
+    assert epsilon(release.event, 1e-12) <= 1.0 + 1e-3
+    assert [len(r) for r in release.rows.values()] == [10, 10]
+
+
+def test_laplace_costs_epsilon_for_any_k():
+    ids = {"a": np.arange(50)}
+    for k in (1, 40):
+        release = private_top_k(ids, {"a": 50}, k, 0.7)
+        assert release.event == dp_accounting.LaplaceDpEvent(1 / 0.7)
+        assert len(release.rows["a"]) == k
+
+
+def test_the_charge_of_a_gumbel_round_lies_above_every_bounded_range_mechanism():
+    # Two outcomes with losses t and t − ε: all worst cases of the exponential mechanism, whose
+    # privacy curve must stay below that of the Laplace mechanism that is charged.
+    for eps in (0.01, 0.5, 2.0, 6.0):
+        for s in np.linspace(-eps, eps, 41):
+            laplace = 1 - math.exp((s - eps) / 2)
+            for t in np.linspace(0, eps, 81)[1:-1]:
+                p = (math.exp(eps) - math.exp(t)) / (math.exp(eps) - 1)
+                curve = p * max(0, 1 - math.exp(s - t)) + (1 - p) * max(
+                    0, 1 - math.exp(s - t + eps)
+                )
+                assert curve <= laplace + 1e-12
+
+
+def test_a_repeated_value_counts_once_and_values_beyond_the_bound_not_at_all():
+    ids = np.array([[3, 3, 3], [2, 1, -1]] * 600)
+    rows = private_top_k({"a": ids}, {"a": 5}, 3, 1.0).rows["a"]
+    np.testing.assert_array_equal(rows, [1, 2, 3])
+    rows = private_top_k({"a": ids}, {"a": 5}, 2, 1.0, max_values=1).rows["a"]
+    np.testing.assert_array_equal(rows, [1, 3])
+    rows = private_top_k({"a": ids}, {"a": 5}, 2, 1.0, padding_id=3).rows["a"]
+    np.testing.assert_array_equal(rows, [1, 2])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"epsilon": 0}, {"k": 0}, {"vocabulary_sizes": {}}, {"vocabulary_sizes": {"a": 2}},
+     {"features": {"a": [0.5]}}, {"features": {}}, {"mechanism": "none"}, {"max_values": 0}],
+)  # fmt: skip
+def test_arguments_out_of_range_are_refused(change):
+    arguments = {"features": {"a": [0, 2]}, "vocabulary_sizes": {"a": 3}, "k": 1, "epsilon": 1.0}
+    with pytest.raises(ValueError, match="Received"):
+        private_top_k(**{**arguments, **change})

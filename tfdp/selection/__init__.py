@@ -1,0 +1,17 @@
+"""Which rows of sparse tables a private step may touch (MATH.md section 3)."""
+
+from tfdp.selection.adafest import AdaFEST
+from tfdp.selection.contribution_map import ContributionMap, Survivors
+from tfdp.selection.fest import FEST
+from tfdp.selection.tables import TableActivity
+from tfdp.selection.top_k import TopKRelease, private_top_k
+
+__all__ = [
+    "AdaFEST",
+    "ContributionMap",
+    "FEST",
+    "Survivors",
+    "TableActivity",
+    "TopKRelease",
+    "private_top_k",
+]

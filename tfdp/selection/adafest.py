@@ -1,0 +1,145 @@
+"""Rows chosen anew in every step, from how many examples of the batch activate them."""
+
+import math
+import numbers
+
+import keras
+import tensorflow as tf
+
+from tfdp.selection.contribution_map import ContributionMap
+from tfdp.selection.fest import FEST
+from tfdp.selection.tables import joint_rows, offsets, split_rows
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class AdaFEST:
+    """Adaptive filtering-enabled sparse training, DP-AdaFEST (MATH.md section 3).
+
+    In each step, a row j of the sparse tables survives if V_j ≥ threshold, where
+
+        V = Σ_i v_i·min(1, C₁/‖v_i‖₂) + N(0, (σ₁·C₁)²)
+
+    and v_i marks the rows that example i activates, in all tables together. Only surviving rows
+    are trained in the step and only they receive noise.
+
+    Formal guarantees: with σ the noise multiplier of the `DPOptimizer`, rows are chosen with
+    σ₁ = noise_ratio·σ₂ and gradients released with σ₂ = σ·√(1 + 1/noise_ratio²), so that
+    1/σ₁² + 1/σ₂² = 1/σ²: a step costs what one Gaussian of noise multiplier σ costs, which is
+    what the ledger charges. Example: σ = 1 and noise_ratio = 5 give σ₂ = 1.0198, σ₁ = 5.099.
+
+    Args:
+        threshold: τ, positive. In examples of a single feature: about as many must share a row
+            for it to be trained. With no example, a row survives with the probability that
+            a normal variable exceeds τ/(σ₁·C₁).
+        noise_ratio: σ₁/σ₂, positive. Large values spend the budget on gradients.
+        contribution_norm: C₁, the largest ‖v_i‖₂ that counts in full. With p single-valued
+            features, √p lets every feature of an example count as one.
+        within: a `FEST` whose rows alone may survive (DP-AdaFEST+). The v_i are restricted to
+            them before they are clipped.
+
+    Raises:
+        ValueError: for arguments out of range.
+
+    Source: Ghazi et al. (2023), "Sparsity-Preserving Differentially Private Training of Large
+    Embedding Models", algorithm 1 and appendix B.2.
+    """
+
+    def __init__(self, threshold, noise_ratio=5.0, contribution_norm=1.0, within=None):
+        for name, value in (
+            ("threshold", threshold),
+            ("noise_ratio", noise_ratio),
+            ("contribution_norm", contribution_norm),
+        ):
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
+                raise ValueError(
+                    f"Argument `{name}` must be a finite number > 0. Received: {name}={value}"
+                )
+        if within is not None and not isinstance(within, FEST):
+            raise ValueError(
+                "Argument `within` must be a tfdp.selection.FEST, or None for all rows. "
+                f"Received: within={within}"
+            )
+        self.threshold = float(threshold)
+        self.noise_ratio = float(noise_ratio)
+        self.contribution_norm = float(contribution_norm)
+        self.within = within
+
+    @property
+    def privacy_releases(self):
+        """`LedgerEntry` list of what was released before training."""
+        return [] if self.within is None else self.within.privacy_releases
+
+    @property
+    def privacy_asserted(self):
+        """Sentences about what the user declared public."""
+        return [] if self.within is None else self.within.privacy_asserted
+
+    def gradient_noise_multiplier(self, noise_multiplier):
+        """σ₂, by which the gradients are noised, from the step's total σ."""
+        return noise_multiplier * math.sqrt(1.0 + self.noise_ratio**-2)
+
+    def contribution_noise_multiplier(self, noise_multiplier):
+        """σ₁, by which the contribution map is noised, from the step's total σ."""
+        return self.noise_ratio * self.gradient_noise_multiplier(noise_multiplier)
+
+    def check(self, tables):
+        """Refuses tables that cannot be selected from.
+
+        Args:
+            tables: dict of table name to number of rows.
+
+        Raises:
+            ValueError: if `within` has no rows for a table.
+        """
+        if self.within is not None:
+            self.within.check(tables)
+
+    def select(self, tables, present, noise_multiplier, source):
+        """The survivors of one step.
+
+        Args:
+            tables: list of `TableActivity`.
+            present: (B,) bool, false for the padding of a batch.
+            noise_multiplier: the step's total σ, float or scalar tensor.
+            source: a `tfdp.noise.NoiseSource`.
+
+        Returns:
+            One sorted int64 tensor of surviving ids for each table.
+        """
+        rows, num_rows = joint_rows(tables), offsets(tables)[-1]
+        candidates = None
+        if self.within is not None:
+            candidates = tf.constant(self.within.joint_rows(tables), tf.int64)
+            num_rows = candidates.shape[0]
+            rows = _index_in(candidates, rows)
+        survivors = ContributionMap(rows, present, num_rows, self.contribution_norm).survivors(
+            self.threshold, self.contribution_noise_multiplier(noise_multiplier), source
+        )
+        rows = survivors.rows
+        if candidates is not None:
+            rows = tf.gather(candidates, rows)
+        return split_rows(rows, tables)
+
+    def get_config(self):
+        within = self.within
+        return {
+            "threshold": self.threshold,
+            "noise_ratio": self.noise_ratio,
+            "contribution_norm": self.contribution_norm,
+            "within": None if within is None else keras.saving.serialize_keras_object(within),
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        config = dict(config)
+        config["within"] = keras.saving.deserialize_keras_object(config["within"])
+        return cls(**config)
+
+
+def _index_in(candidates, rows):
+    """The place of each row among the sorted candidates, −1 for rows that are none."""
+    place = tf.searchsorted(candidates, tf.reshape(rows, [-1]), out_type=tf.int64)
+    place = tf.reshape(place, tf.shape(rows))
+    place = tf.minimum(place, candidates.shape[0] - 1)
+    return tf.where(tf.gather(candidates, place) == rows, place, tf.constant(-1, tf.int64))

@@ -1,0 +1,101 @@
+"""Random draws whose number is only known inside the step, all in float64 and int64."""
+
+import tensorflow as tf
+
+from tfdp.noise import standard_normal_from_bits
+
+_PHILOX = 1  # tf.random.Algorithm.PHILOX
+_RANGE = 2**63 - 1
+
+
+def random_bits(source, count):
+    """(count,) independent uniform uint64 values.
+
+    Args:
+        source: a `tfdp.noise.NoiseSource`; 192 fresh bits of it key these draws.
+        count: scalar integer tensor.
+    """
+    words = source.bits((3,))
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=tf.reshape(tf.cast(count, tf.int64), [1]),
+        key=words[:1],
+        counter=words[1:],
+        alg=_PHILOX,
+        dtype=tf.uint64,
+    )
+
+
+def standard_normal(source, count):
+    """(count,) float64 standard normal values with true tails."""
+    return standard_normal_from_bits(random_bits(source, count))
+
+
+def binomial(source, count, probability):
+    """A Binomial(count, probability) number, int64.
+
+    Args:
+        source: a `tfdp.noise.NoiseSource`.
+        count: scalar int64 tensor, at most 2^53.
+        probability: scalar float64 tensor in [0, 1].
+    """
+    return tf.random.stateless_binomial(
+        [],
+        seed=tf.bitcast(source.bits((2,)), tf.int64),
+        counts=tf.cast(count, tf.float64),
+        probs=probability,
+        output_dtype=tf.int64,
+    )
+
+
+def distinct_below(source, count, bound):
+    """`count` distinct integers, uniform without replacement in [0, bound), sorted.
+
+    Memory and time are those of `count`, whatever the bound.
+
+    Args:
+        source: a `tfdp.noise.NoiseSource`.
+        count: scalar int64 tensor, between 0 and `bound`.
+        bound: scalar int64 tensor.
+
+    Returns:
+        (count,) int64.
+    """
+    return tf.cond(
+        2 * count > bound,
+        lambda: _first_of_permutation(source, count, bound),
+        lambda: _first_distinct(source, count, bound),
+    )
+
+
+def _first_distinct(source, count, bound):
+    # The first `count` distinct values of an independent uniform sequence are a uniform subset.
+    # A round never draws more than are missing, so that none is ever thrown away by rank.
+    def missing(found):
+        return tf.size(found, out_type=tf.int64) < count
+
+    def another_round(found):
+        more = _below(source, count - tf.size(found, out_type=tf.int64), bound)
+        return [tf.unique(tf.concat([found, more], 0)).y]
+
+    (found,) = tf.while_loop(
+        missing,
+        another_round,
+        [tf.zeros([0], tf.int64)],
+        shape_invariants=[tf.TensorShape([None])],
+        parallel_iterations=1,
+    )
+    return tf.sort(found)
+
+
+def _below(source, count, bound):
+    """At most `count` independent integers, exactly uniform in [0, bound)."""
+    shifted = tf.bitwise.right_shift(random_bits(source, count), tf.constant(1, tf.uint64))
+    values = tf.cast(shifted, tf.int64)
+    # Whole multiples of the bound only: the remainder would favour small integers.
+    limit = (_RANGE // bound) * bound
+    return tf.boolean_mask(values, values < limit) % bound
+
+
+def _first_of_permutation(source, count, bound):
+    keys = tf.bitcast(random_bits(source, bound), tf.int64)
+    return tf.sort(tf.cast(tf.argsort(keys)[:count], tf.int64))

@@ -1,0 +1,205 @@
+"""Rows chosen once, before training: the most frequent ones of each feature."""
+
+import numbers
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.accounting import Ledger, LedgerEntry
+from tfdp.selection.top_k import MECHANISMS, private_top_k
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class FEST:
+    """Filtering-enabled sparse training, DP-FEST: only the k most frequent rows are trained.
+
+    The other rows keep their initial value and receive no noise. Frequencies are public, or the
+    rows are found privately, once, by `adapt`; that release is charged to the ledger of the model
+    that is compiled with it, and a budget is calibrated after it (MATH.md section 3).
+
+    Args:
+        k: number of rows to train in each table: an integer, or a dict of table name to integer.
+        frequencies: array of the V frequencies of a single table, or a dict of table name to
+            such arrays; declared public by giving them. A table's name is its
+            `SparseEmbedding` layer's name.
+        epsilon: ε of a private choice instead. Exactly one of `frequencies` and `epsilon` must be
+            given.
+        mechanism: "laplace" or "gumbel", see `private_top_k`.
+
+    Raises:
+        ValueError: for arguments that are missing, contradictory or out of range.
+
+    Example:
+
+    ```python
+    fest = tfdp.selection.FEST(k=1000, epsilon=0.1)
+    fest.adapt({"query": query_ids}, vocabulary_sizes={"query": 100_000})
+    optimizer = tfdp.optimizers.DPOptimizer(..., selection=fest)
+    ```
+    """
+
+    def __init__(self, k, frequencies=None, epsilon=None, mechanism="laplace"):
+        if (frequencies is None) == (epsilon is None):
+            raise ValueError(
+                "Exactly one of the arguments `frequencies` (public) and `epsilon` (a private "
+                f"choice) must be given. Received: frequencies={frequencies}, epsilon={epsilon}"
+            )
+        is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
+        if epsilon is not None and not (is_number and 0 < epsilon < float("inf")):
+            raise ValueError(
+                f"Argument `epsilon` must be a positive number. Received: epsilon={epsilon!r}"
+            )
+        if mechanism not in MECHANISMS:
+            raise ValueError(
+                f"Argument `mechanism` must be one of {MECHANISMS}. Received: {mechanism=}"
+            )
+        for value in k.values() if isinstance(k, dict) else [k]:
+            is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if not is_integer or value < 1:
+                raise ValueError(
+                    "Argument `k` must be an integer of at least 1, or a dict of such integers. "
+                    f"Received: k={k!r}"
+                )
+        self.k = k
+        self.epsilon = epsilon
+        self.mechanism = mechanism
+        self.privacy_releases = []
+        self.privacy_asserted = []
+        self._rows = {}
+        if frequencies is not None:
+            self.privacy_asserted.append("the frequencies given to FEST are public")
+            if not isinstance(frequencies, dict):
+                frequencies = {None: frequencies}
+            self._rows = {
+                name: _most_frequent(values, self._k_of(name))
+                for name, values in frequencies.items()
+            }
+
+    def adapt(
+        self, features, vocabulary_sizes, *, max_values=None, padding_id=None, source=None
+    ):  # fmt: skip
+        """Chooses the rows privately, from the training data. Every call is charged.
+
+        For streaming data, call it again at the start of each period and compile the model anew;
+        the rows of the last call count.
+
+        Args:
+            features: dict of table name to the ids of the training examples, (n,) or (n, T).
+            vocabulary_sizes, max_values, padding_id, source: as for `private_top_k`.
+
+        Returns:
+            The `TopKRelease`.
+
+        Raises:
+            ValueError: if the frequencies are public, or as for `private_top_k`.
+        """
+        if self.epsilon is None:
+            raise ValueError(
+                "`adapt` reads private data, but this FEST was given public frequencies. Construct "
+                f"it with `epsilon` instead. Received: epsilon={self.epsilon}"
+            )
+        release = private_top_k(
+            features,
+            vocabulary_sizes,
+            {name: self._k_of(name) for name in features},
+            self.epsilon,
+            self.mechanism,
+            max_values=max_values,
+            padding_id=padding_id,
+            source=source,
+        )
+        self._rows = {name: np.asarray(rows) for name, rows in release.rows.items()}
+        entry = LedgerEntry(release.label, release.event, 1, release.details)
+        self.privacy_releases.append(entry)
+        return release
+
+    def gradient_noise_multiplier(self, noise_multiplier):
+        """σ₂ is the step's whole σ: choosing rows costs nothing in a step."""
+        return noise_multiplier
+
+    def check(self, tables):
+        """As `AdaFEST.check`."""
+        for name, num_rows in tables.items():
+            self.rows(name, num_rows)
+
+    def rows(self, name, num_rows):
+        """The rows of one table that are trained, sorted int64.
+
+        Raises:
+            ValueError: if no rows were chosen for this table, or for one of another size.
+        """
+        chosen = self._rows.get(name, self._rows.get(None))
+        if chosen is None:
+            how = "Call `adapt` first" if self.epsilon else "Give its frequencies"
+            raise ValueError(
+                f"FEST has chosen no rows of table {name!r}. {how}, with this name as the key. "
+                f"Received: tables {sorted(map(str, self._rows))}"
+            )
+        if chosen[-1] >= num_rows:
+            raise ValueError(
+                f"FEST has chosen row {chosen[-1]} of table {name!r}, which has {num_rows} rows. "
+                "Give the frequencies, or the vocabulary size, of this table."
+            )
+        return chosen
+
+    def joint_rows(self, tables):
+        """The rows of all tables in the common range of `tfdp.selection.tables`, sorted."""
+        if None in self._rows and len(tables) > 1:
+            raise ValueError(
+                "Argument `frequencies` of FEST must be a dict of table name to frequencies for a "
+                f"model with several tables. Received: tables {[t.name for t in tables]}"
+            )
+        start, parts = 0, []
+        for table in tables:
+            parts.append(self.rows(table.name, table.num_rows) + start)
+            start += table.num_rows
+        return np.concatenate(parts)
+
+    def select(self, tables, present, noise_multiplier, source):
+        """The same rows in every step: as `AdaFEST.select`, but independent of the batch."""
+        self.joint_rows(tables)  # refuses one array for several tables
+        return [tf.constant(self.rows(t.name, t.num_rows), tf.int64) for t in tables]
+
+    def _k_of(self, name):
+        if not isinstance(self.k, dict):
+            return self.k
+        if name not in self.k:
+            raise ValueError(
+                f"Argument `k` must have an entry for table {name!r}. Received: k={self.k}"
+            )
+        return self.k[name]
+
+    def get_config(self):
+        return {
+            "k": self.k,
+            "epsilon": self.epsilon,
+            "mechanism": self.mechanism,
+            "rows": [[name, rows.tolist()] for name, rows in self._rows.items()],
+            "releases": Ledger(self.privacy_releases).to_json(),
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        public = config["epsilon"] is None
+        rows = {name: np.asarray(ids, np.int64) for name, ids in config["rows"]}
+        fest = cls(
+            config["k"],
+            frequencies={} if public else None,
+            epsilon=config["epsilon"],
+            mechanism=config["mechanism"],
+        )
+        fest._rows = rows
+        fest.privacy_releases = list(Ledger.from_json(config["releases"]).entries)
+        return fest
+
+
+def _most_frequent(frequencies, k):
+    frequencies = np.asarray(frequencies, np.float64)
+    if frequencies.ndim != 1 or not len(frequencies) or np.isnan(frequencies).any():
+        raise ValueError(
+            "Argument `frequencies` must hold one number for each row of the table. "
+            f"Received: an array of shape {frequencies.shape}"
+        )
+    order = np.argsort(-frequencies, kind="stable")[:k]
+    return np.sort(order).astype(np.int64)

@@ -1,0 +1,47 @@
+"""The rows of several tables as one range of integers, since they share one contribution norm."""
+
+import dataclasses
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class TableActivity:
+    """One sparse table in one step.
+
+    Attributes:
+        name: of the layer that holds the table.
+        num_rows: V, public.
+        ids: (B, T) integers, the rows that each example activates; negative entries are padding.
+    """
+
+    name: str
+    num_rows: int
+    ids: tf.Tensor
+
+
+def offsets(tables):
+    """First row of each table in the common range, then the total."""
+    starts = [0]
+    for table in tables:
+        starts.append(starts[-1] + table.num_rows)
+    return starts
+
+
+def joint_rows(tables):
+    """(B, ΣT) int64: the activated rows of all tables in the common range."""
+    parts = []
+    for table, start in zip(tables, offsets(tables)[:-1], strict=True):
+        ids = tf.cast(table.ids, tf.int64)
+        parts.append(tf.where(ids >= 0, ids + start, tf.constant(-1, tf.int64)))
+    return tf.concat(parts, axis=1)
+
+
+def split_rows(rows, tables):
+    """Sorted rows of the common range, as one sorted int64 tensor of ids for each table."""
+    starts = offsets(tables)
+    bounds = tf.unstack(tf.searchsorted(rows, tf.constant(starts, tf.int64)))
+    return [
+        rows[low:high] - start
+        for low, high, start in zip(bounds[:-1], bounds[1:], starts[:-1], strict=True)
+    ]

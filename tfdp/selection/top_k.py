@@ -1,0 +1,196 @@
+"""The most frequent values of each feature, released once with differential privacy."""
+
+import dataclasses
+import math
+import numbers
+import secrets
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+
+from tfdp.noise import NoiseSource
+from tfdp.selection import draws
+
+MECHANISMS = ("laplace", "gumbel")
+_CHUNK = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TopKRelease:
+    """The chosen rows, which are private and may be shown, and what choosing them cost.
+
+    Attributes:
+        rows: dict of feature name to a sorted int64 array of ids.
+        event: `dp_accounting` event under add-or-remove-one adjacency.
+        label: the event's name in a ledger.
+        details: public parameters: mechanism, epsilon, k, max_values.
+    """
+
+    rows: dict
+    event: dp_accounting.DpEvent
+    label: str
+    details: dict[str, Any]
+
+
+def private_top_k(
+    features,
+    vocabulary_sizes,
+    k,
+    epsilon,
+    mechanism="laplace",
+    *,
+    max_values=None,
+    padding_id=None,
+    source=None,
+):
+    """Releases the k most frequent values of each feature (MATH.md section 3, "DP-FEST").
+
+    Formal guarantees: (ε, 0)-DP for adding or removing one example, all features together.
+
+    - "laplace": noise of scale Σ_f L_f/ε on every count, where an example adds 1 to at most L_f
+      counts of feature f: the ℓ1 sensitivity of all histograms is Σ_f L_f. The choice of the
+      largest is post-processing, so k does not matter. With single-valued features this is ε/p
+      for each of p features.
+    - "gumbel": noise of scale K/ε on every count, K = Σ_f k_f. Choosing the k largest is k
+      rounds of the exponential mechanism of parameter ε/K (Durfee & Rogers 2021); each round is
+      (ε/K)-DP, however many values an example has, and is charged as `LaplaceDpEvent(K/ε)`, whose
+      privacy curve lies above it: max over bounded-range mechanisms is
+      (e^{ε'/2} − e^{t/2})²/(e^{ε'} − 1) ≤ 1 − e^{(t−ε')/2} at ε' = ε/K. (Appendix B.1 of the
+      paper claims ε for Gumbel(1/ε) and any k; that is only true for k = 1.)
+
+    Args:
+        features: dict of feature name to integer ids of the n training examples: (n,), or (n, T)
+            for a multi-valued feature. A repeated value of an example counts once; negative ids
+            count as absent.
+        vocabulary_sizes: dict of feature name to V. Public: never read it from the data.
+        k: integer, or dict of feature name to integer; at most V of each feature are chosen.
+        epsilon: ε, positive.
+        mechanism: "laplace" or "gumbel".
+        max_values: largest number of distinct values L_f of an example that count: an integer, a
+            dict, or None for T. Of more, the smallest ids are kept.
+        padding_id: an id that stands for "no value", or None.
+        source: a `tfdp.noise.NoiseSource` for tests; default: fresh entropy.
+
+    Returns:
+        A `TopKRelease`.
+
+    Raises:
+        ValueError: if an argument is out of range, or an id is not below its vocabulary size.
+    """
+    _check(features, vocabulary_sizes, epsilon, mechanism)
+    source = NoiseSource() if source is None else source
+    values = {name: _as_matrix(name, ids) for name, ids in features.items()}
+    chosen = {name: _positive("k", _of(k, name)) for name in values}
+    limits = {
+        name: _positive("max_values", _of(max_values, name, ids.shape[1]))
+        for name, ids in values.items()
+    }
+    limits = {name: min(limits[name], ids.shape[1]) for name, ids in values.items()}
+    kept = {n: min(chosen[n], vocabulary_sizes[n]) for n in chosen}
+    if mechanism == "laplace":
+        scale = sum(limits.values()) / epsilon
+        event = dp_accounting.LaplaceDpEvent(1.0 / epsilon)
+    else:
+        rounds = sum(kept.values())
+        scale = rounds / epsilon
+        event = dp_accounting.SelfComposedDpEvent(dp_accounting.LaplaceDpEvent(scale), rounds)
+    rows = {}
+    for name, ids in values.items():
+        counts = _count(name, ids, vocabulary_sizes[name], limits[name], padding_id)
+        noisy = counts + scale * _noise(mechanism, len(counts), source)
+        largest = np.argpartition(-noisy, kept[name] - 1)[: kept[name]]
+        rows[name] = np.sort(largest).astype(np.int64)
+    return TopKRelease(
+        rows=rows,
+        event=event,
+        label="most frequent rows",
+        details={
+            "mechanism": mechanism,
+            "epsilon": float(epsilon),
+            "k": sum(kept.values()),
+            "max_values": sum(limits.values()),
+            # Two calls cost twice, even if nothing else tells them apart.
+            "release": secrets.token_hex(8),
+        },
+    )
+
+
+def _check(features, vocabulary_sizes, epsilon, mechanism):
+    if not isinstance(features, dict) or not features:
+        raise ValueError(
+            "Argument `features` must be a dict of feature name to ids. "
+            f"Received: features of type {type(features).__name__}"
+        )
+    if not isinstance(vocabulary_sizes, dict) or set(vocabulary_sizes) != set(features):
+        raise ValueError(
+            "Argument `vocabulary_sizes` must be a dict with the keys of `features`: sizes are "
+            "public and must not be read from the data. "
+            f"Received: vocabulary_sizes={vocabulary_sizes} for features {sorted(features)}"
+        )
+    is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
+    if not is_number or not 0 < epsilon < math.inf:
+        raise ValueError(
+            f"Argument `epsilon` must be a positive number. Received: epsilon={epsilon!r}"
+        )
+    if mechanism not in MECHANISMS:
+        raise ValueError(
+            f"Argument `mechanism` must be one of {MECHANISMS}. Received: mechanism={mechanism!r}"
+        )
+
+
+def _of(setting, name, default=None):
+    value = setting.get(name) if isinstance(setting, dict) else setting
+    return default if value is None else value
+
+
+def _positive(argument, value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(
+            f"Argument `{argument}` must be an integer of at least 1 for each feature. "
+            f"Received: {argument}={value!r}"
+        )
+    return int(value)
+
+
+def _as_matrix(name, ids):
+    ids = np.asarray(ids)
+    if ids.ndim not in (1, 2) or not np.issubdtype(ids.dtype, np.integer) or 0 in ids.shape:
+        raise ValueError(
+            "Argument `features` must hold integer arrays of shape (n,) or (n, T). "
+            f"Received: an array of shape {ids.shape}, {ids.dtype} for {name!r}"
+        )
+    return ids.reshape(len(ids), -1).astype(np.int64)
+
+
+def _count(name, ids, size, limit, padding_id):
+    """float64 (size,): examples that hold each value; an example counts at most `limit`."""
+    if ids.max() >= size:
+        raise ValueError(
+            f"Argument `features` must hold ids below vocabulary_sizes[{name!r}] = {size}. "
+            f"Received: id {ids.max()}"
+        )
+    ordered = np.sort(ids, axis=1)
+    counted = ordered >= 0
+    counted[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    if padding_id is not None:
+        counted &= ordered != padding_id
+    counted &= np.cumsum(counted, axis=1) <= limit
+    return np.bincount(ordered[counted], minlength=size).astype(np.float64)
+
+
+def _noise(mechanism, size, source):
+    """(size,) noise of scale 1."""
+    if mechanism == "laplace":
+        # The difference of two exponentials has true tails on both sides.
+        return _exponential(size, source) - _exponential(size, source)
+    return -np.log(_exponential(size, source))
+
+
+def _exponential(size, source):
+    parts = []
+    for start in range(0, size, _CHUNK):
+        bits = draws.random_bits(source, tf.constant(min(_CHUNK, size - start))).numpy()
+        parts.append(-np.log(((bits >> np.uint64(1)).astype(np.float64) + 0.5) * 2.0**-63))
+    return np.concatenate(parts)
