@@ -1,0 +1,290 @@
+"""However a model is saved and restored, its ledger stays exact."""
+
+import pathlib
+import subprocess
+import sys
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tfdp.accounting import BudgetError
+
+
+def charges(model):
+    """Steps by noise multiplier."""
+    found = {}
+    for entry in model.ledger.entries:
+        sigma = entry.event.event.noise_multiplier
+        found[sigma] = found.get(sigma, 0) + entry.count
+    return found
+
+
+def trained(small, epochs=2, **kwargs):
+    model = small.model(**kwargs)
+    model.fit(small.poisson(), epochs=epochs, verbose=0)
+    return model
+
+
+class Crash(keras.callbacks.Callback):
+    """A run that dies after two epochs."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            raise RuntimeError("crash")
+
+
+def test_keras_file_goes_on_with_the_same_ledger(small, tmp_path):
+    model = trained(small, inner=keras.optimizers.Adam(0.1))
+    model.save(tmp_path / "m.keras")
+    other = keras.models.load_model(tmp_path / "m.keras")
+    assert isinstance(other.optimizer, tfdp.optimizers.DPOptimizer)
+    assert other.ledger == model.ledger
+    assert int(other.optimizer.iterations) == 8
+    assert other.privacy_statement().epsilon == model.privacy_statement().epsilon
+    for a, b in zip(model.optimizer.inner_optimizer.variables,
+                    other.optimizer.inner_optimizer.variables, strict=True):  # fmt: skip
+        assert keras.ops.all(a == b)
+    other.fit(small.poisson(), verbose=0)
+    assert charges(other) == {1.0: 12}
+
+
+def test_configuration_round_trip(small):
+    optimizer = small.optimizer(
+        keras.optimizers.Adam(0.1), budget=tfdp.PrivacyBudget(2.0, 0.01), steps=5, clip_norm=0.3,
+        clipping="normalized", microbatch_size=4, per_example_reduction="sum", seed=4,
+    )  # fmt: skip
+    config = optimizer.get_config()
+    other = type(optimizer).from_config(config)
+    assert other.get_config() == config
+    assert other.noise_multiplier == optimizer.noise_multiplier
+
+
+@pytest.mark.parametrize("compile_first", [True, False])
+def test_weights_file_carries_the_ledger(small, tmp_path, compile_first):
+    model = trained(small)
+    model.save_weights(tmp_path / "m.weights.h5")
+    other = tfdp.make_private(small.base())
+    if compile_first:
+        other = small.model()
+        other.optimizer.build(other.trainable_variables)
+    other.load_weights(tmp_path / "m.weights.h5")
+    other.compile(small.optimizer(), loss=small.loss)
+    assert charges(other) == {1.0: 8}
+    other.fit(small.poisson(), verbose=0)
+    assert charges(other) == {1.0: 12}
+
+
+@pytest.mark.parametrize("compile_first", [True, False])
+def test_checkpoint_carries_the_ledger(small, tmp_path, compile_first):
+    model = trained(small)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
+    other = small.model() if compile_first else tfdp.make_private(small.base())
+    tf.train.Checkpoint(model=other).restore(path)
+    if not compile_first:
+        other.compile(small.optimizer(), loss=small.loss)
+    other.fit(small.poisson(), verbose=0)
+    assert charges(other) == {1.0: 12}
+
+
+def test_keras_file_loaded_without_its_optimizer(small, tmp_path):
+    trained(small).save(tmp_path / "m.keras")
+    other = keras.models.load_model(tmp_path / "m.keras", compile=False)
+    other.compile(small.optimizer(noise_multiplier=3.0), loss=small.loss)
+    other.fit(small.poisson(), verbose=0)
+    assert charges(other) == {1.0: 8, 3.0: 4}
+
+
+def test_other_settings_do_not_relabel_restored_steps(small, tmp_path):
+    model = trained(small, noise_multiplier=0.5)
+    path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
+    other = small.model(noise_multiplier=5.0)
+    tf.train.Checkpoint(model=other).restore(path)
+    other.fit(small.poisson(), verbose=0)
+    assert charges(other) == {0.5: 8, 5.0: 4}
+
+
+def test_backup_and_restore(small, tmp_path):
+    model = small.model()
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(RuntimeError, match="crash"):
+        model.fit(small.poisson(), epochs=5, verbose=0, callbacks=[backup, Crash()])
+    other = small.model()
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    other.fit(small.poisson(), epochs=5, verbose=0, callbacks=[backup])
+    assert charges(other) == {1.0: 20}
+
+
+def test_loading_older_weights_charges_the_undone_steps(small, tmp_path):
+    model = trained(small)
+    model.save_weights(tmp_path / "old.weights.h5")
+    model.fit(small.poisson(), verbose=0)
+    model.load_weights(tmp_path / "old.weights.h5")
+    assert charges(model) == {1.0: 12}
+    model.fit(small.poisson(), verbose=0)
+    model.load_weights(tmp_path / "old.weights.h5")
+    assert charges(model) == {1.0: 16}
+    # Copies of one history cost once.
+    model.load_weights(tmp_path / "old.weights.h5")
+    assert charges(model) == {1.0: 16}
+
+
+def test_two_histories_cost_twice(small, tmp_path):
+    one, two = trained(small), trained(small)
+    one.save_weights(tmp_path / "one.weights.h5")
+    two.load_weights(tmp_path / "one.weights.h5")
+    assert charges(two) == {1.0: 16}
+
+
+def test_changing_the_noise_gives_two_entries(small):
+    model = trained(small)
+    model.compile(small.optimizer(noise_multiplier=2.0), loss=small.loss)
+    model.fit(small.poisson(), verbose=0)
+    assert charges(model) == {1.0: 8, 2.0: 4}
+    assert len(model.ledger) == 2
+
+
+def test_recompiling_and_wrapping_again_keep_the_ledger(small):
+    base = small.base()
+    model = trained(small, base=base)
+    model.compile(small.optimizer(), loss=small.loss)
+    assert charges(model) == {1.0: 8}
+    again = tfdp.make_private(base)
+    again.compile(small.optimizer(), loss=small.loss)
+    again.fit(small.poisson(), verbose=0)
+    assert charges(again) == {1.0: 12}
+
+
+def test_recompiling_with_the_same_optimizer_charges_once(small):
+    model = trained(small)
+    model.compile(model.optimizer, loss=small.loss)
+    model.fit(small.poisson(), verbose=0)
+    assert charges(model) == {1.0: 12}
+
+
+def test_noise_after_loading_is_what_is_charged(small, tmp_path):
+    # The step was traced with one σ; the run that is loaded, of the same budget, has another.
+    def zero_loss(y_true, y_pred):
+        return 0.0 * tf.reduce_sum(y_pred, axis=-1)
+
+    x, y = small.data(features=300)
+    settings = {"budget": tfdp.PrivacyBudget(8.0, 0.01), "steps": 40, "clip_norm": 10.0}
+    release = tfdp.accounting.LedgerEntry("a release", dp_accounting.GaussianDpEvent(0.8))
+    one = small.base(300)
+    one.layers[0].privacy_releases = [release]
+    one = small.model(one, zero_loss, **settings)
+    one.fit(small.poisson((x, y)), verbose=0)
+    one.save_weights(tmp_path / "one.weights.h5")
+    two = small.model(small.base(300), zero_loss, **settings)
+    two.fit(small.poisson((x, y)), verbose=0)
+    assert two.optimizer.noise_multiplier < 0.95 * one.optimizer.noise_multiplier
+    two.load_weights(tmp_path / "one.weights.h5")
+    before = two.get_weights()[0]
+    try:
+        two.fit(small.poisson((x, y), steps_per_epoch=16), verbose=0)
+    except BudgetError:
+        return
+    moved = two.get_weights()[0] - before
+    charged = charges(two)
+    sigma = max(charged, key=charged.get)
+    # 600 coordinates: the deviation is within 6 standard errors, a false alarm below 1e-8.
+    assert np.std(moved) == pytest.approx(sigma * 10.0 / 10 * 4, rel=6 / np.sqrt(1200))
+
+
+@pytest.mark.parametrize("how", ["fit", "train_on_batch"])
+def test_training_with_a_plain_optimizer_is_never_forgotten(small, tmp_path, how):
+    model = tfdp.make_private(small.base())
+    model.compile("sgd", loss=small.loss)
+    x, y = small.data()
+    if how == "fit":
+        model.fit(x, y, verbose=0)
+    else:
+        model.train_on_batch(x, y)
+    model.save(tmp_path / "m.keras")
+    for candidate in (model, keras.models.load_model(tmp_path / "m.keras")):
+        candidate.compile(small.optimizer(), loss=small.loss)
+        candidate.fit(small.poisson(), verbose=0)
+        assert candidate.privacy_statement().epsilon == float("inf")
+
+
+def test_plain_training_between_private_fits(small):
+    model = trained(small)
+    private = model.optimizer
+    model.compile(private.inner_optimizer, loss=small.loss)
+    with pytest.raises(ValueError, match="DPOptimizer"):
+        model.privacy_statement()
+    x, y = small.data()
+    model.fit(x, y, verbose=0)
+    model.compile(private, loss=small.loss)
+    assert model.privacy_statement().epsilon == float("inf")
+
+
+def test_a_private_model_inside_another_brings_its_ledger(small):
+    inner = trained(small, noise_multiplier=0.5)
+    outer = tfdp.make_private(keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2)]))
+    outer.compile(small.optimizer(), loss=small.loss)
+    outer.fit(small.poisson(), verbose=0)
+    assert charges(outer) == {0.5: 8, 1.0: 4}
+
+
+def test_history_of_a_restored_budget_counts(small, tmp_path):
+    settings = {"budget": tfdp.PrivacyBudget(4.0, 0.01), "steps": 20}
+    model = small.model(**settings)
+    model.fit(small.poisson(), epochs=2, verbose=0)
+    model.save(tmp_path / "m.keras")
+    other = keras.models.load_model(tmp_path / "m.keras")
+    assert other.optimizer.charging.remaining == 12
+    other.fit(small.poisson(), epochs=50, verbose=0)
+    assert other.optimizer.charging.steps == 20
+    assert 3.9 < other.optimizer.epsilon() <= 4.0
+
+
+def test_backup_does_not_enlarge_the_budget(small, tmp_path):
+    settings = {"budget": tfdp.PrivacyBudget(4.0, 0.01), "steps": 20}
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(RuntimeError, match="crash"):
+        small.model(**settings).fit(small.poisson(), epochs=9, verbose=0,
+                                    callbacks=[backup, Crash()])  # fmt: skip
+    other = small.model(**settings)
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    other.fit(small.poisson(), epochs=50, verbose=0, callbacks=[backup])
+    assert other.optimizer.charging.steps == 20
+    assert other.optimizer.epsilon() <= 4.0
+
+
+def test_inner_models_that_train_on_are_charged_outside(small):
+    inner = small.model(noise_multiplier=0.5)
+    x, y = small.data()
+    inner.train_on_batch(x[:10], y[:10])
+    outer = tfdp.make_private(keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2)]))
+    outer.compile(small.optimizer(), loss=small.loss)
+    assert charges(outer) == {0.5: 1}
+    inner.fit(small.poisson(), verbose=0)
+    assert charges(outer) == {0.5: 5}
+
+
+def test_layers_shared_with_another_private_model_bring_their_charges(small):
+    body = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "relu"),
+                             keras.layers.Dense(2)])  # fmt: skip
+    one = trained(small, base=body, noise_multiplier=0.5)
+    features = keras.Model(body.inputs, body.layers[0].output)
+    two = small.model(keras.Sequential([features, keras.layers.Dense(2)]))
+    two.fit(small.poisson(), verbose=0)
+    assert charges(two) == {0.5: 8, 1.0: 4}
+    assert charges(one)[0.5] == 8
+
+
+def test_files_load_after_importing_only_the_package(small, tmp_path):
+    trained(small).save(tmp_path / "m.keras")
+    script = (
+        "import sys, keras, tfdp; m = keras.models.load_model(sys.argv[1]); "
+        "print(m.optimizer.charging.steps)"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "m.keras")], capture_output=True, text=True,
+        cwd=pathlib.Path(tfdp.__file__).parents[1], check=True,
+    )  # fmt: skip
+    assert output.stdout.split()[-1] == "8"

@@ -1,0 +1,198 @@
+"""The statement of a trained model: true, by hand, of what ran."""
+
+import math
+import types
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from dp_accounting import pld, rdp
+
+import tfdp
+from tfdp.clipping import PrivacyError
+
+
+def by_hand(accountant, event, delta):
+    return accountant.compose(event).get_epsilon(delta)
+
+
+def training(sigma, q, steps):
+    gaussian = dp_accounting.GaussianDpEvent(sigma)
+    event = gaussian if q == 1 else dp_accounting.PoissonSampledDpEvent(q, gaussian)
+    return dp_accounting.SelfComposedDpEvent(event, steps)
+
+
+def test_epsilon_equals_dp_accounting_by_hand(small):
+    model = small.model(noise_multiplier=1.3)
+    model.fit(small.poisson(), epochs=3, verbose=0)
+    event = training(1.3, 0.25, 12)
+    for delta in (0.0025, 0.02):
+        exact = by_hand(pld.PLDAccountant(), event, delta)
+        assert model.privacy_statement(delta).epsilon == pytest.approx(exact, rel=1e-6)
+        bound = by_hand(rdp.RdpAccountant(), event, delta)
+        stated = model.privacy_statement(delta, accountant="rdp").epsilon
+        assert stated == pytest.approx(bound, rel=1e-2)
+        assert exact <= stated
+    assert model.privacy_statement().delta == 0.0025
+
+
+def test_epsilon_of_several_mechanisms_is_that_of_their_composition(small):
+    base = small.base()
+    base.layers[0].privacy_releases = [
+        tfdp.accounting.LedgerEntry("release", dp_accounting.GaussianDpEvent(3.0))
+    ]
+    model = small.model(base, noise_multiplier=1.5)
+    model.fit(small.poisson(), verbose=0)
+    event = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(3.0),
+                                           training(1.5, 0.25, 4)])  # fmt: skip
+    exact = by_hand(pld.PLDAccountant(), event, 0.0025)
+    assert model.privacy_statement().epsilon == pytest.approx(exact, rel=1e-6)
+
+
+def test_full_batches_have_no_amplification(small):
+    model = small.model(expected_batch_size=small.n, noise_multiplier=2.0)
+    model.fit(*small.data(), batch_size=64, epochs=3, verbose=0)
+    exact = by_hand(pld.PLDAccountant(), training(2.0, 1, 3), 0.0025)
+    assert model.privacy_statement().epsilon == pytest.approx(exact, rel=1e-6)
+
+
+def test_one_line_of_sampling_changes_the_statement(small):
+    # Fault 14: the same optimizer, the same number of steps.
+    x, y = small.data()
+    found = {}
+    for name, data in (
+        ("poisson", small.poisson()),
+        ("shuffled", tfdp.data.shuffled_epochs((x, y), 10)),
+    ):
+        model = small.model(noise_multiplier=1.0)
+        model.fit(data, epochs=3, verbose=0)
+        found[name] = model.privacy_statement()
+    poisson, shuffled = found["poisson"], found["shuffled"]
+    assert poisson.assumed_epsilon is None and poisson.adjacency == "add_or_remove_one"
+    assert shuffled.assumed_epsilon == pytest.approx(poisson.epsilon, rel=1e-9)
+    assert shuffled.adjacency == "zero_out" and shuffled.appearances == 3
+    exact = by_hand(pld.PLDAccountant(), training(1.0, 1, 3), 0.0025)
+    assert shuffled.epsilon == pytest.approx(exact, rel=1e-6)
+    assert "Poisson" in str(shuffled) and str(shuffled) != str(poisson)
+
+
+def test_arrays_are_said_to_be_shuffled(small):
+    model = small.model()
+    model.fit(*small.data(), batch_size=10, epochs=2, verbose=0)
+    statement = model.privacy_statement()
+    assert statement.sampling.kind == "shuffled" and statement.appearances == 2
+
+
+def test_passes_that_are_cut_short_count(small):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    model = small.model()
+    data = tfdp.data.shuffled_epochs(small.data(), 10)
+    for _ in range(3):
+        model.fit(data, verbose=0, callbacks=[Stop()])
+    assert model.optimizer.charging.steps == 3
+    assert model.privacy_statement().appearances == 3
+
+
+@pytest.mark.parametrize("how", ["train_on_batch", "train_step"])
+@pytest.mark.parametrize("fit_first", [False, True])
+def test_steps_outside_fit_have_unknown_batches(small, how, fit_first):
+    model = small.model()
+    if fit_first:
+        model.fit(small.poisson(), verbose=0)
+    x, y = small.data()
+    if how == "train_on_batch":
+        model.train_on_batch(x[:1], y[:1])
+    else:
+        model.train_step((tf.constant(x[:1]), tf.constant(y[:1])))
+    statement = model.privacy_statement()
+    assert statement.steps == 1 + 4 * fit_first
+    assert statement.epsilon is None and statement.unstated
+    model.fit(small.poisson(), verbose=0)
+    assert model.privacy_statement().epsilon is None
+
+
+def test_declared_sampling_is_said_to_be_asserted(small):
+    x, y = small.data()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(40).batch(10)
+    tfdp.data.declare_sampling(data, "poisson", small.n, 10)
+    model = small.model()
+    model.fit(data, verbose=0)
+    statement = model.privacy_statement()
+    assert math.isfinite(statement.epsilon)
+    assert any("declared" in s for s in statement.asserted)
+
+
+def test_statement_names_what_is_not_covered(small):
+    model = small.model()
+    callbacks = [keras.callbacks.EarlyStopping("loss"), keras.callbacks.ReduceLROnPlateau("loss")]
+    model.fit(small.poisson(), verbose=0, callbacks=callbacks)
+    text = str(model.privacy_statement())
+    assert "EarlyStopping" in text and "ReduceLROnPlateau" in text and "metrics" in text
+    model = small.model()
+    model.fit(small.poisson(), verbose=0)
+    assert "EarlyStopping" not in str(model.privacy_statement())
+
+
+def test_seeded_batches_are_remarked(small):
+    model = small.model()
+    model.fit(small.poisson(seed=1), verbose=0)
+    assert "seed" in str(model.privacy_statement())
+
+
+def test_earlier_plain_training_of_the_wrapped_model_is_mentioned(small):
+    base = small.base()
+    base.compile("sgd", loss=small.loss)
+    base.fit(*small.data(), verbose=0)
+    model = small.model(base)
+    model.fit(small.poisson(), verbose=0)
+    statement = model.privacy_statement()
+    assert statement.epsilon == math.inf or any("public" in s for s in statement.asserted)
+
+
+def test_statement_needs_a_private_optimizer_and_a_small_delta(small):
+    model = tfdp.make_private(small.base())
+    with pytest.raises(ValueError, match="DPOptimizer"):
+        model.privacy_statement()
+    model = small.model()
+    model.fit(small.poisson(), verbose=0)
+    for delta in (0.0, 0.03, 1.0):
+        with pytest.raises(ValueError, match="delta"):
+            model.privacy_statement(delta)
+
+
+def test_drawn_sizes_reach_no_log(small):
+    """Raw counts are private: equal-sized logs and histories whatever was drawn."""
+    model = small.model(compile_kwargs={"metrics": ["accuracy"]})
+    seen = []
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(dict(logs))
+    )
+    history = model.fit(small.poisson(), verbose=0, callbacks=[watch]).history
+    assert set(history) == {"loss", "accuracy"}
+    assert {k for entry in seen for k in entry} == {"loss", "accuracy"}
+
+
+def test_units_of_privacy(small):
+    assert small.model().privacy_unit == "one example"
+    model = tfdp.models.SequenceBaseline(5, 4, dim=4)
+    assert "user" in model.privacy_unit
+
+
+def test_several_replicas_are_refused(small, monkeypatch):
+    two = types.SimpleNamespace(num_replicas_in_sync=2)
+    model = tfdp.make_private(small.base())
+    monkeypatch.setattr(type(model), "distribute_strategy", two, raising=False)
+    with pytest.raises(PrivacyError, match="replicas"):
+        model.compile(small.optimizer(), loss=small.loss)
+
+
+def test_noise_multiplier_zero_states_infinity(small):
+    model = small.model(noise_multiplier=0.0)
+    model.fit(small.poisson(), verbose=0)
+    assert model.privacy_statement().epsilon == math.inf
+    assert np.isinf(model.optimizer.epsilon())
