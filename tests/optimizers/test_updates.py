@@ -21,8 +21,8 @@ def by_hand(base, x, y, clip_norm, expected_batch_size, weights=None):
                 y[i : i + 1], logits, from_logits=True
             )[0]
             loss *= float(weights[i])
-        grads = [np.asarray(tf.convert_to_tensor(g), np.float64)
-                 for g in tape.gradient(loss, [v.value for v in base.trainable_variables])]  # fmt: skip
+        grads = tape.gradient(loss, [v.value for v in base.trainable_variables])
+        grads = [np.asarray(tf.convert_to_tensor(g), np.float64) for g in grads]
         norm = np.sqrt(sum(np.sum(g**2) for g in grads))
         for t, g in zip(total, grads, strict=True):
             t += min(1.0, clip_norm / norm) * g / expected_batch_size
