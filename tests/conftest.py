@@ -14,3 +14,34 @@ def shared_data():
     if not folder.is_dir():
         pytest.skip("real data sets are absent: no ../shared/data, and TFDP_DATA names no folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def outputs_with_rows():
+    """Function (concrete function, V) -> names of operations that have an output with V rows.
+
+    Bodies of loops, branches and called functions are searched, too. The variable itself is a
+    resource and has no rows; reading all of it is an operation with V rows.
+    """
+
+    def find(function, rows):
+        found, pending, seen = [], [function.graph], set()
+        while pending:
+            graph = pending.pop()
+            for op in graph.get_operations():
+                for output in op.outputs:
+                    if output.shape.rank and rows in output.shape.as_list():
+                        found.append(f"{op.type} {op.name} {output.shape}")
+                for name in _called(op) - seen:
+                    seen.add(name)
+                    # The only way to the shapes inside a called function.
+                    pending.append(graph._get_function(name).graph)
+        return found
+
+    return find
+
+
+def _called(op):
+    values = [op.node_def.attr[key] for key in op.node_def.attr]
+    functions = [v.func.name for v in values] + [f.name for v in values for f in v.list.func]
+    return {name for name in functions if name}

@@ -18,6 +18,7 @@ _SUBPACKAGES = (
     "metrics",
     "models",
     "optimizers",
+    "selection",
     "serving",
 )
 _EXPORTS = {

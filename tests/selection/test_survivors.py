@@ -150,6 +150,15 @@ def test_every_subset_is_as_likely_as_every_other(count, bound):
         assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
+def test_integers_below_a_bound_that_does_not_divide_the_range_of_bits_are_uniform():
+    bound = 3 * 2**61  # a plain remainder would double the weight of the first third
+    drawn = distinct_below(
+        NoiseSource(4), tf.constant(2000, tf.int64), tf.constant(bound, tf.int64)
+    )
+    assert len(drawn) == 2000
+    assert stats.kstest(drawn.numpy() / bound, "uniform").pvalue > FALSE_ALARM
+
+
 def test_contributions_of_untouched_survivors_are_the_tail_of_the_noise():
     threshold, noise_multiplier, norm = 6.0, 2.0, 1.5
     rows, contributions = survivors([[0]], [True], 500_000, threshold, noise_multiplier, norm)

@@ -1,5 +1,6 @@
-"""The private optimizer."""
+"""The private optimizer, and optimizers that touch the rows they are given."""
 
 from tfdp.optimizers.dp_optimizer import DPOptimizer
+from tfdp.optimizers.rows import LazyAdam, RowAdagrad, RowSGD
 
-__all__ = ["DPOptimizer"]
+__all__ = ["DPOptimizer", "LazyAdam", "RowAdagrad", "RowSGD"]

@@ -1,0 +1,71 @@
+"""Adagrad on rows."""
+
+import keras
+import tensorflow as tf
+
+from tfdp.optimizers.rows.row_optimizer import RowOptimizer
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class RowAdagrad(RowOptimizer):
+    """Adagrad on the rows of a `tf.IndexedSlices` gradient.
+
+    Element-wise it is equal to `keras.optimizers.Adagrad` when all rows are given. Row-wise it
+    keeps one accumulator for each row, the sum of the mean squares of the row's gradients: 1/d of
+    the memory, for tables that hardly fit.
+
+    Args:
+        learning_rate: float or schedule.
+        initial_accumulator_value: where the accumulators start.
+        epsilon: added under the square root.
+        row_wise: one accumulator for each row instead of one for each element.
+        weight_decay: see `RowOptimizer`.
+        name: name of the optimizer.
+
+    Raises:
+        ValueError: if `initial_accumulator_value` or `epsilon` is negative.
+    """
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        initial_accumulator_value=0.1,
+        epsilon=1e-7,
+        row_wise=False,
+        weight_decay=None,
+        name="row_adagrad",
+        **kwargs,
+    ):
+        for argument, value in (
+            ("initial_accumulator_value", initial_accumulator_value),
+            ("epsilon", epsilon),
+        ):
+            if value < 0:
+                raise ValueError(
+                    f"Argument `{argument}` must not be negative. Received: {argument}={value}"
+                )
+        super().__init__(learning_rate, weight_decay, name, **kwargs)
+        self.initial_accumulator_value = initial_accumulator_value
+        self.epsilon = epsilon
+        self.row_wise = row_wise
+
+    def slots(self, variable):
+        shape = tuple(variable.shape)
+        if self.row_wise:
+            shape = shape[:1] + (1,) * (len(shape) - 1)
+        return [("accumulator", shape, self.initial_accumulator_value)]
+
+    def row_update(self, gradient, slots, learning_rate):
+        square = tf.square(gradient)
+        if self.row_wise and len(gradient.shape) > 1:
+            square = tf.reduce_mean(square, axis=list(range(1, len(square.shape))), keepdims=True)
+        accumulator = slots[0] + square
+        return learning_rate * gradient / tf.sqrt(accumulator + self.epsilon), [accumulator]
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "initial_accumulator_value": self.initial_accumulator_value,
+            "epsilon": self.epsilon,
+            "row_wise": self.row_wise,
+        }

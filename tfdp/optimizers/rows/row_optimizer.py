@@ -1,0 +1,110 @@
+"""Optimizers that touch the rows they are given and no others."""
+
+import keras
+import tensorflow as tf
+
+
+class RowOptimizer(keras.optimizers.Optimizer):
+    """Base of the row optimizers: gathers rows of variable and slots, updates, scatters them back.
+
+    A `tf.IndexedSlices` gradient changes its rows and their slots only; a row without a gradient
+    keeps its value and its state, and nothing as large as the variable is read or made. Repeated
+    indices are summed first. A dense gradient updates all rows, by the same formulas.
+
+    Subclasses list their slots in `slots` and implement `row_update`.
+
+    Args:
+        learning_rate: float or `keras.optimizers.schedules.LearningRateSchedule`.
+        weight_decay: decoupled weight decay, applied lazily: to a row when it is updated. `None`
+            for none. With all rows given it is Keras' own.
+        name: name of the optimizer.
+
+    Raises:
+        ValueError: for an option that would touch every row: `use_ema`, momentum, clipping of the
+            whole gradient or its accumulation. They are not arguments here.
+    """
+
+    def __init__(self, learning_rate, weight_decay=None, name=None, **kwargs):
+        # What `get_config` of the base class stores, at the values that do nothing.
+        active = {k: v for k, v in kwargs.items() if v and k != "ema_momentum"}
+        if active:
+            raise ValueError(
+                f"A {type(self).__name__} touches only the rows it is given and has no arguments "
+                f"that act on whole tables. Leave them out. Received: {active}"
+            )
+        super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, name=name)
+
+    def slots(self, variable):
+        """Initial values and shapes of the state of a variable.
+
+        Returns:
+            List of (name, shape, initial value); the first axis of each shape is the variable's.
+        """
+        return []
+
+    def row_update(self, gradient, slots, learning_rate):
+        """The rule, for some rows or for all.
+
+        Args:
+            gradient: (R, ...) summed gradients of R rows.
+            slots: their slots, each (R, ...), in the order of `slots`.
+            learning_rate: scalar of the same dtype.
+
+        Returns:
+            (what to subtract from the rows, list of the new slots).
+        """
+        raise NotImplementedError
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self._slots = [
+            [
+                self.add_variable(
+                    shape=shape,
+                    initializer=keras.initializers.Constant(value),
+                    dtype=variable.dtype,
+                    name=f"{variable.name}_{name}",
+                )
+                for name, shape, value in self.slots(variable)
+            ]
+            for variable in variables
+        ]
+
+    def update_step(self, gradient, variable, learning_rate):
+        slots = [s.value for s in self._slots[self._get_variable_index(variable)]]
+        learning_rate = tf.cast(learning_rate, variable.dtype)
+        decay = self.weight_decay is not None and self._use_weight_decay(variable)
+        if isinstance(gradient, tf.IndexedSlices):
+            rows, summed = sum_repeated(gradient)
+            gather = lambda v: tf.gather(v, rows)  # noqa: E731
+            subtract = lambda v, x: v.scatter_sub(tf.IndexedSlices(x, rows))  # noqa: E731
+            write = lambda v, x: v.scatter_update(tf.IndexedSlices(x, rows))  # noqa: E731
+        else:
+            summed = gradient
+            gather, subtract, write = tf.convert_to_tensor, _subtract, _write
+        summed = tf.cast(summed, variable.dtype)
+        change, updated = self.row_update(summed, [gather(s) for s in slots], learning_rate)
+        if decay:
+            change += gather(variable) * tf.cast(self.weight_decay, variable.dtype) * learning_rate
+        for slot, value in zip(slots, updated, strict=True):
+            write(slot, value)
+        subtract(variable, change)
+
+    def _apply_weight_decay(self, variables):
+        """Nothing here: `update_step` decays the rows it is given."""
+
+
+def sum_repeated(gradient):
+    """Distinct indices of tf.IndexedSlices, and the sums of their values."""
+    rows, place = tf.unique(gradient.indices)
+    return rows, tf.math.unsorted_segment_sum(gradient.values, place, tf.size(rows))
+
+
+def _subtract(variable, value):
+    variable.assign_sub(value)
+
+
+def _write(variable, value):
+    variable.assign(value)
