@@ -3,5 +3,6 @@
 from tfdp.layers.private_attention import PrivateAttention
 from tfdp.layers.re_attention import ReAttention
 from tfdp.layers.re_attention_block import ReAttentionBlock
+from tfdp.layers.sparse_embedding import SparseEmbedding
 
-__all__ = ["PrivateAttention", "ReAttention", "ReAttentionBlock"]
+__all__ = ["PrivateAttention", "ReAttention", "ReAttentionBlock", "SparseEmbedding"]

@@ -1,0 +1,215 @@
+"""Embedding tables of which a batch reads a few rows, and nothing ever reads them all."""
+
+import numbers
+
+import keras
+import tensorflow as tf
+
+from tfdp.clipping import Rows, Rule, register_rule
+
+COMBINERS = (None, "sum", "mean", "sqrtn")
+_DENSE = ("embeddings_regularizer", "embeddings_constraint", "activity_regularizer")
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class SparseEmbedding(keras.layers.Layer):
+    """Looks up rows of a table, and combines those of a multi-valued feature.
+
+    The layer of tables too large for dense noise: a `DPOptimizer` with `selection=` chooses rows
+    of it. Features that share a table call one layer several times.
+
+    Args:
+        input_dim: number of rows V; ids are integers in [0, V).
+        output_dim: width d of a row.
+        combiner: what happens to the values of one example, the last axis of the ids. `None` keeps
+            them apart; with w the weights (1 if none are given), "sum" gives Σ w·E, "mean"
+            Σ w·E / Σ w, and "sqrtn" Σ w·E / √(Σ w²). No values give zeros.
+        mask_zero: whether id 0 is padding: it looks up zeros, trains no row, enters no mean and,
+            without a combiner, is masked for the layers that follow.
+        embeddings_initializer: initializer of the table.
+
+    Call arguments:
+        ids: integers of any width, (B,), (B, T) or with more axes; dense. A ragged feature is
+            padded: `ragged.to_tensor(0)` with `mask_zero=True`.
+        weights: optional, one for each id.
+
+    Returns:
+        (*ids.shape, d), or without the ids' last axis if there is a combiner. (B,) ids are
+        single-valued: (B, d) in any case.
+
+    Raises:
+        ValueError: for arguments out of range, and for regularizers and constraints, whose
+            updates would touch all V rows.
+        tf.errors.InvalidArgumentError: at the step, for an id outside [0, V). Under XLA and on
+            accelerators nothing can be raised: there such an id is treated as padding.
+
+    Example:
+
+    ```python
+    words = keras.Input((None,), dtype="int64")
+    x = tfdp.layers.SparseEmbedding(1_000_000, 16, combiner="mean", mask_zero=True)(words)
+    ```
+    """
+
+    def __init__(
+        self,
+        input_dim,
+        output_dim,
+        combiner=None,
+        mask_zero=False,
+        embeddings_initializer="uniform",
+        **kwargs,
+    ):
+        for name, value in (("input_dim", input_dim), ("output_dim", output_dim)):
+            is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if not is_integer or value < 1:
+                raise ValueError(
+                    f"Argument `{name}` must be an integer of at least 1. Received: {name}={value}"
+                )
+        if combiner not in COMBINERS:
+            raise ValueError(
+                f"Argument `combiner` must be one of {COMBINERS}. Received: combiner={combiner!r}"
+            )
+        for name in _DENSE:
+            if kwargs.pop(name, None) is not None:
+                raise ValueError(
+                    f"Argument `{name}` would update all {input_dim} rows at every step. Leave it "
+                    "out; the row optimizers have a lazy `weight_decay` instead. "
+                    f"Received: {name} is not None"
+                )
+        super().__init__(**kwargs)
+        self.input_dim = int(input_dim)
+        self.output_dim = int(output_dim)
+        self.combiner = combiner
+        self.mask_zero = mask_zero
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.supports_masking = True
+        # The number of rows that a step touches is not known when it is compiled.
+        self.supports_jit = False
+
+    def build(self, ids_shape, weights_shape=None):
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.input_dim, self.output_dim),
+            initializer=self.embeddings_initializer,
+            # An autocast would copy the table; the rows are cast instead.
+            autocast=False,
+        )
+
+    def call(self, ids, weights=None):
+        ids = self._checked(ids)
+        coefficients = self.coefficients(ids, weights)
+        looked_up = tf.gather(self.embeddings.value, self._readable(ids))
+        values = tf.cast(looked_up, self.compute_dtype)
+        values *= tf.cast(coefficients, self.compute_dtype)[..., tf.newaxis]
+        return tf.reduce_sum(values, axis=-2) if self.combines(ids) else values
+
+    def combines(self, ids):
+        """Whether the last axis of these ids is summed over."""
+        return self.combiner is not None and len(ids.shape) > 1
+
+    def is_value(self, ids):
+        """Whether each id names a row, rather than padding."""
+        inside = (ids >= 0) & (ids < self.input_dim)
+        return inside & (ids != 0) if self.mask_zero else inside
+
+    def coefficients(self, ids, weights=None):
+        """float32 factor of each looked-up row in the output; 0 for padding.
+
+        Args:
+            ids: integers.
+            weights: None or a tensor of the same shape.
+        """
+        w = tf.cast(self.is_value(ids), tf.float32)
+        if weights is not None:
+            # Selected, not multiplied: a weight of NaN at a padded place must not count.
+            w = tf.where(self.is_value(ids), tf.cast(weights, tf.float32), 0.0)
+        if not self.combines(ids) or self.combiner == "sum":
+            return w
+        size = w if self.combiner == "mean" else tf.square(w)
+        total = tf.reduce_sum(size, axis=-1, keepdims=True)
+        return tf.math.divide_no_nan(w, total if self.combiner == "mean" else tf.sqrt(total))
+
+    def _readable(self, ids):
+        return tf.where(self.is_value(ids), ids, tf.zeros_like(ids))
+
+    def _checked(self, ids):
+        if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+            raise ValueError(
+                f"Layer {self.name!r} takes dense ids: pad them, `ragged.to_tensor(0)`, and set "
+                f"`mask_zero=True`. Received: ids of type {type(ids).__name__}"
+            )
+        ids = tf.convert_to_tensor(ids)
+        if not ids.dtype.is_integer:
+            raise ValueError(
+                f"Layer {self.name!r} takes integer ids; give its input a dtype, as in "
+                f"keras.Input(..., dtype='int64'). Received: ids of dtype {ids.dtype.name}"
+            )
+        ids = tf.cast(ids, tf.int64)
+        tf.debugging.Assert(
+            tf.reduce_all((ids >= 0) & (ids < self.input_dim)),
+            [
+                f"Layer {self.name!r}: ids must lie in [0, {self.input_dim}). Received: from",
+                tf.reduce_min(ids),
+                "to",
+                tf.reduce_max(ids),
+            ],
+        )
+        return ids
+
+    def compute_mask(self, ids, previous_mask=None):
+        if not self.mask_zero or self.combines(ids):
+            return None
+        return keras.ops.not_equal(ids, 0)
+
+    def compute_output_shape(self, ids_shape, weights_shape=None):
+        kept = ids_shape[:-1] if self.combiner is not None and len(ids_shape) > 1 else ids_shape
+        return (*kept, self.output_dim)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "combiner": self.combiner,
+            "mask_zero": self.mask_zero,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+        }
+
+
+@register_rule(SparseEmbedding)
+class SparseEmbeddingRule(Rule):
+    """g_i has coefficient·s in the row of each of example i's ids, and no row for padding."""
+
+    def accepts(self, layer, args, kwargs):
+        return bool(args) and isinstance(args[0], tf.Tensor)
+
+    def variables(self, layer, args, kwargs):
+        return [layer.embeddings]
+
+    def contributions(self, layer, args, kwargs, gradients):
+        (s,) = gradients
+        ids = tf.cast(args[0], tf.int64)
+        weights = args[1] if len(args) > 1 else kwargs.get("weights")
+        s = tf.cast(s, tf.float32)
+        if layer.combines(ids):
+            s = s[..., tf.newaxis, :]
+        values = layer.coefficients(ids, weights)[..., tf.newaxis] * s
+        is_value = layer.is_value(ids)
+        # 0·NaN is NaN: padding is selected away.
+        values = tf.where(is_value[..., tf.newaxis], values, 0.0)
+        ids = tf.where(is_value, ids, tf.constant(-1, tf.int64))
+        batch = tf.shape(ids)[0] if ids.shape[0] is None else ids.shape[0]
+        positions = 1
+        for size in ids.shape[1:]:
+            positions = None if size is None or positions is None else positions * size
+        positions = -1 if positions is None else positions
+        return [
+            (
+                layer.embeddings,
+                Rows(
+                    tf.reshape(ids, [batch, positions]),
+                    tf.reshape(values, [batch, positions, layer.output_dim]),
+                ),
+            )
+        ]
