@@ -1,0 +1,100 @@
+"""An example's loss is its own: from its own positions, divided by its own count."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp.clipping import PerExampleLoss, presence
+
+GENERATOR = np.random.default_rng(0)
+
+
+def test_mean_over_own_positions():
+    y = np.array([[1, 2, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
+    logits = GENERATOR.normal(size=(3, 4, 3)).astype(np.float32)
+    own = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    values = PerExampleLoss(own)(y, tf.constant(logits)).numpy()
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    for i, count in ((0, 2), (1, 4)):
+        wanted = -sum(log_p[i, t, y[i, t]] for t in range(4) if y[i, t]) / count
+        assert values[i] == pytest.approx(wanted, rel=1e-5)
+    assert values[2] == 0
+    total = PerExampleLoss(own, "sum")(y, tf.constant(logits)).numpy()
+    np.testing.assert_allclose(total, values * [2, 4, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mse", "mae", "huber", "log_cosh"])
+def test_another_example_changes_nothing(name):
+    y, p = GENERATOR.normal(size=(2, 3, 4, 2)).astype(np.float32)
+    before = PerExampleLoss(name)(y, tf.constant(p)).numpy()
+    p[1:] = np.nan
+    after = PerExampleLoss(name)(y, tf.constant(p)).numpy()
+    assert before.shape == (3,) and after[0] == before[0]
+
+
+def test_matches_keras_for_one_example():
+    y, p = GENERATOR.integers(0, 2, (2, 1, 5)).astype(np.float32)
+    p = 0.1 + 0.8 * p
+    keras_value = float(keras.losses.BinaryCrossentropy()(y, p))
+    assert float(PerExampleLoss("binary_crossentropy")(y, p)[0]) == pytest.approx(keras_value)
+
+
+def test_weights_multiply_and_masks_select():
+    y, p = GENERATOR.normal(size=(2, 2, 3)).astype(np.float32)
+    squares = np.square(y - p)
+    predictions = tf.constant(p[..., None])
+    predictions._keras_mask = tf.constant([[True, True, False], [True, False, False]])
+    y[0, 2] = np.inf  # an invalid position may be anything
+    values = PerExampleLoss("mse")(y[..., None], predictions, np.array([2.0, 3.0])).numpy()
+    np.testing.assert_allclose(values, [squares[0, :2].mean() * 2, squares[1, 0] * 3], rtol=1e-5)
+    positions = np.array([[1, 0, 0], [0, 4, 0]], np.float32)
+    y[0, 2] = 0
+    values = PerExampleLoss("mse")(y[..., None], tf.constant(p[..., None]), positions).numpy()
+    np.testing.assert_allclose(values, [squares[0, 0] / 3, 4 * squares[1, 1] / 3], rtol=1e-5)
+
+
+def test_functions_of_the_user():
+    def loss(y_true, y_pred):
+        return tf.abs(y_true - y_pred)
+
+    y, p = GENERATOR.normal(size=(2, 4, 3)).astype(np.float32)
+    values = PerExampleLoss(loss)(y, tf.constant(p)).numpy()
+    np.testing.assert_allclose(values, np.abs(y - p).mean(1), rtol=1e-6)
+
+
+def test_scalar_losses_are_refused():
+    with pytest.raises(ValueError, match="scalar"):
+        PerExampleLoss(lambda y, p: tf.reduce_mean(y - p))(tf.zeros(3), tf.zeros(3))
+    with pytest.raises(ValueError, match="scalar"):
+        PerExampleLoss(keras.losses.Dice())(tf.zeros((3, 2)), tf.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_reductions_that_contradict_are_refused(reduction):
+    with pytest.raises(ValueError, match="reduction"):
+        PerExampleLoss(keras.losses.MeanSquaredError(reduction=reduction))
+    with pytest.raises(ValueError, match="per_example_reduction"):
+        PerExampleLoss("mse", "batch")
+
+
+def test_presence():
+    assert presence(None, 3).numpy().all()
+    np.testing.assert_array_equal(presence(tf.constant([0.0, 2.0, -1.0]), 3), [False, True, True])
+    positions = tf.constant([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    np.testing.assert_array_equal(presence(positions, 3), [False, True, True])
+    several = {"a": tf.constant([0.0, 1.0, 0.0]), "b": tf.constant([0.0, 0.0, 3.0]), "c": None}
+    np.testing.assert_array_equal(presence(several, 3), [False, True, True])
+
+
+def test_low_precision_predictions_are_compared_in_float32():
+    y = tf.constant([[1.0], [2.0]])
+    values = PerExampleLoss("mse")(y, tf.cast([[1.01], [2.5]], tf.bfloat16))
+    assert values.dtype == tf.float32
+
+
+def test_configuration_round_trip():
+    loss = PerExampleLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True), "sum")
+    other = keras.losses.deserialize(keras.losses.serialize(loss))
+    y, p = np.array([1, 0]), GENERATOR.normal(size=(2, 3)).astype(np.float32)
+    np.testing.assert_array_equal(loss(y, p), other(y, p))

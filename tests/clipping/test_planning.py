@@ -1,0 +1,242 @@
+"""What cannot be clipped per example is refused by name; everything else finds its way."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import layers
+
+import tfdp
+from tfdp.clipping import Instances, PrivacyError, Rule, explain, make_plan, register_rule
+
+
+def plan_of(model, *shape, dtype=tf.float32):
+    return make_plan(model, tf.zeros((1, *shape), dtype))
+
+
+def test_batch_normalization_is_refused_by_name():
+    # Fault 16.
+    model = keras.Sequential([keras.Input((3,)), layers.BatchNormalization(name="mixer")])
+    with pytest.raises(PrivacyError, match="'mixer' .*BatchNormalization"):
+        plan_of(model, 3)
+    with pytest.raises(PrivacyError, match="'mixer' .*BatchNormalization"):
+        tfdp.make_private(model)
+
+
+def test_activity_regularizers_are_refused():
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2, activity_regularizer="l2",
+                                                              name="active")])  # fmt: skip
+    with pytest.raises(PrivacyError, match="'active'.*activity_regularizer"):
+        plan_of(model, 3)
+
+
+class AddsLoss(layers.Layer):
+    def call(self, x):
+        self.add_loss(tf.reduce_mean(x))
+        return x
+
+
+class CountsBatches(layers.Layer):
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(), trainable=False, name="running_mean")
+
+    def call(self, x):
+        self.mean.assign(tf.reduce_mean(x))
+        return x
+
+
+def test_losses_and_states_of_the_batch_are_refused():
+    for layer, message in ((AddsLoss(), "add_loss"), (CountsBatches(), "running_mean")):
+        model = keras.Sequential([keras.Input((3,)), layer, layers.Dense(1)])
+        with pytest.raises(PrivacyError, match=message):
+            plan_of(model, 3)
+
+
+def test_stateful_recurrence_is_refused():
+    inputs = keras.Input((4, 3), batch_size=1)
+    model = keras.Model(inputs, layers.GRU(2, stateful=True)(inputs))
+    with pytest.raises((PrivacyError, ValueError)):
+        tfdp.clipping.per_example_gradient_norms(
+            model, np.zeros((1, 4, 3), np.float32), np.zeros((1, 2)), "mse"
+        )
+
+
+def test_weight_regularizers_and_metrics_are_allowed():
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2, kernel_regularizer="l2")])
+    assert len(plan_of(model, 3).units) == 1
+
+
+class Reshaper(keras.Model):
+    """Moves the batch axis inside: only the whole model can be told apart by example."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, x):
+        flat = keras.ops.reshape(x, (-1, 3))
+        return keras.ops.reshape(self.dense(flat), (-1, 4, 2))
+
+
+def test_layers_inside_reshapes_fall_back_to_the_model(brute_force, mean_loss):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(5, 4, 3)).astype(np.float32)
+    y = generator.normal(size=(5, 4, 2)).astype(np.float32) + 5
+    check = brute_force(Reshaper, x, mean_loss("mse", y))
+    check.check()
+    (unit,) = make_plan(check.model, check.x).units.values()
+    assert unit.rule is None and unit.layer is check.model
+
+
+class Squeezed(keras.Model):
+    """Shared positions that meet the batch in another way than by plain addition."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.positions = layers.Embedding(4, 3)
+        self.dense = layers.Dense(2)
+
+    def call(self, x):
+        p = self.positions(tf.range(4)[None])
+        p = {
+            "index": lambda: p[0],
+            "mean": lambda: tf.reduce_mean(p, axis=0, keepdims=True),
+            "scaled": lambda: 2.0 * p,
+            "square": lambda: p * p,
+            "flat": lambda: self.positions(tf.range(4))[None],
+            "slice": lambda: self.positions(tf.range(4))[:4],
+            "plain": lambda: p,
+            "both": lambda: p + (p * p)[0],
+        }[self.how]()
+        return self.dense(keras.ops.tanh(x + p))
+
+
+@pytest.mark.parametrize(
+    "how", ["index", "mean", "scaled", "square", "flat", "slice", "plain", "both"]
+)
+def test_shared_lookups_are_exact_however_they_meet_the_batch(brute_force, mean_loss, how):
+    # Fault 13, and copies for each example must not change what the model computes.
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(4, 4, 3)).astype(np.float32)
+    y = generator.normal(size=(4, 4, 2)).astype(np.float32) + 5
+    brute_force(lambda: Squeezed(how), x, mean_loss("mse", y)).check()
+
+
+def test_plain_shared_lookups_need_no_fallback():
+    model = Squeezed("plain")
+    model(tf.zeros((1, 4, 3)))
+    assert "broadcast" in explain(model, tf.zeros((1, 4, 3)))
+
+
+class Doubling(layers.Layer):
+    def build(self, shape):
+        self.factor = self.add_weight(name="factor", shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return 2.0 * x * self.factor
+
+
+@register_rule(Doubling)
+class DoublingRule(Rule):
+    def variables(self, layer, args, kwargs):
+        return [layer.factor]
+
+    def contributions(self, layer, args, kwargs, gradients):
+        (s,) = gradients
+        return [(layer.factor, Instances(2.0 * tf.cast(s * args[0], tf.float32)))]
+
+
+class Tripling(Doubling):
+    def call(self, x):
+        return 3.0 * x * self.factor
+
+
+def test_users_register_rules_and_subclasses_that_compute_differ(brute_force, mean_loss):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(4, 3)).astype(np.float32)
+    y = generator.normal(size=(4, 3)).astype(np.float32) + 9
+    for layer, has_rule in ((Doubling, True), (Tripling, False)):
+
+        def build(layer=layer):
+            return keras.Sequential([keras.Input((3,)), layer(), layers.Dense(3)])
+
+        check = brute_force(build, x, mean_loss("mse", y))
+        unit = next(iter(make_plan(check.model, check.x).units.values()))
+        assert (unit.rule is not None) == has_rule
+        check.check()
+    with pytest.raises(ValueError, match="layer classes"):
+        register_rule(Doubling())
+
+
+def test_explain_lists_every_layer_and_what_is_unused():
+    inputs = keras.Input((4, 3))
+    hidden = layers.GRU(2, name="recurrent")(layers.Dense(3, name="first")(inputs))
+    model = keras.Model(inputs, hidden)
+    text = explain(model)
+    assert "first" in text and "DenseRule" in text
+    assert "recurrent" in text and "exact fallback" in text
+
+
+def test_model_without_inputs_needs_a_batch():
+    with pytest.raises(ValueError, match="`x`"):
+        explain(Squeezed("plain"))
+
+
+def test_norms_of_single_examples_are_public_api():
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1, use_bias=False)])
+    model.set_weights([np.zeros((3, 1))])
+    x = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 2.0]], np.float32)
+    norms = tfdp.clipping.per_example_gradient_norms(model, x, np.array([[0.5], [-1.0]]), "mse")
+    np.testing.assert_allclose(norms, [5.0, 4.0], rtol=1e-5)
+    weighted = tfdp.clipping.per_example_gradient_norms(
+        model, x, np.array([[0.5], [-1.0]]), "mse", np.array([2.0, 0.0], np.float32)
+    )
+    np.testing.assert_allclose(weighted, [10.0, 0.0], rtol=1e-5, atol=1e-15)
+
+
+@given(
+    batch=st.integers(1, 6), time=st.integers(1, 5), width=st.integers(1, 6),
+    units=st.integers(1, 6), activation=st.sampled_from(["tanh", None]), bias=st.booleans(),
+    seed=st.integers(0, 999),
+)  # fmt: skip
+@settings(max_examples=8, deadline=None)
+def test_dense_of_any_shape(brute_force, batch, time, width, units, activation, bias, seed):
+    generator = np.random.default_rng(seed)
+
+    def build():
+        floats = keras.config.dtype_policy().compute_dtype
+        return keras.Sequential([keras.Input((time, width), dtype=floats),
+                                 layers.Dense(units, activation, use_bias=bias),
+                                 layers.LayerNormalization(center=bias), layers.Dense(2)])  # fmt: skip
+
+    def losses(outputs):
+        return tf.reduce_sum(tf.square(outputs - 9.0), axis=[1, 2])
+
+    x = generator.normal(size=(batch, time, width)).astype(np.float32)
+    brute_force(build, x, losses).check(clippings=("flat",), tolerance=3e-5)
+
+
+@given(
+    batch=st.integers(1, 5), time=st.integers(1, 6), width=st.integers(1, 4),
+    items=st.integers(1, 5), tied=st.booleans(), seed=st.integers(0, 999),
+)  # fmt: skip
+@settings(max_examples=8, deadline=None)
+def test_tables_of_any_shape(brute_force, batch, time, width, items, tied, seed):
+    generator = np.random.default_rng(seed)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = layers.ReversibleEmbedding(items, width, tie_weights=tied)
+
+        def call(self, x):
+            return self.table(keras.ops.tanh(self.table(x)), reverse=True)
+
+    def losses(outputs):
+        return tf.reduce_mean(tf.square(outputs - 3.0), axis=[1, 2])
+
+    x = generator.integers(0, items, (batch, time)).astype(np.int32)
+    brute_force(Model, x, losses).check(clippings=("normalized",), tolerance=3e-5)
