@@ -54,11 +54,13 @@ def scale(x, factors):
 
 def only_finite(finite, *tensors):
     """Zeros in place of the examples whose gradient is not finite (0·NaN is NaN)."""
-    select = lambda: [  # noqa: E731
-        tf.where(tf.reshape(finite, [-1] + [1] * (len(t.shape) - 1)), t, tf.zeros_like(t))
-        for t in tensors
-    ]
-    return tf.cond(tf.reduce_all(finite), lambda: list(tensors), select)
+
+    def select():
+        shaped = [tf.reshape(finite, [-1] + [1] * (len(t.shape) - 1)) for t in tensors]
+        # A scalar zero: zeros_like would be materialised whether this branch runs or not.
+        return [tf.where(f, t, tf.zeros([], t.dtype)) for f, t in zip(shaped, tensors, strict=True)]
+
+    return tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in tensors], select)
 
 
 def sum_of_squares(x):

@@ -278,6 +278,23 @@ class DPModel(keras.Model):
             sums[i] = total
         return sums
 
+    @property
+    def losses(self):
+        return [] if vars(self).get("_penalties_apart") else super().losses
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """Losses of shape (B,) under a `DPOptimizer`, weight penalties included for display.
+
+        The gradients of the penalties depend on no example: they are added after the noise.
+        """
+        penalties = self.losses
+        vars(self)["_penalties_apart"] = True  # Keras would stack them with the (B,) losses
+        try:
+            losses = super().compute_loss(x, y, y_pred, sample_weight, training)
+        finally:
+            vars(self)["_penalties_apart"] = False
+        return losses + tf.add_n(penalties) if penalties else losses
+
     def _check_losses(self, x, y, sample_weight, outputs):
         """Losses must have the batch axis, not just as many numbers as the batch examples."""
         data = (x, y, outputs, sample_weight)

@@ -44,8 +44,11 @@ class Charging:
 
     def flush(self):
         """Writes the steps of the current run into the record."""
-        if self._run is not None:
-            with tf.init_scope():
+        if self._run is None:
+            return
+        with tf.init_scope():
+            # Inside a plain tf.Graph (tf.saved_model.save) nothing can be read, and nothing ran.
+            if tf.executing_eagerly():
                 self._record.count(self._run, self._ran.numpy())
 
     @property
