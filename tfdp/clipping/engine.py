@@ -56,7 +56,7 @@ def backward(model, plan, x, losses_of: Callable, present):
     for unit in recorded:
         s = [next(gradients) for _ in unit.probes]
         if unit.unit.rule is None:
-            pairs = fallback.contributions(unit, s)
+            pairs = fallback.contributions(unit, s, getattr(model, "jit_compile", False))
         else:
             layer, rule = unit.unit.layer, unit.unit.rule
             wanted = {id(v) for v in unit.unit.variables}

@@ -55,12 +55,14 @@ def run_by_example(recorded):
     return tf.vectorized_map(one, (examples, recorded.seeds), fallback_to_while_loop=True)
 
 
-def contributions(recorded, gradients):
+def contributions(recorded, gradients, compiled=False):
     """Pairs of variable and `Instances` for a unit without a rule.
 
     Args:
         recorded: the `RecordedUnit`.
         gradients: gradients of the summed losses at its outputs, flattened.
+        compiled: whether XLA compiles the step. It cannot compile a vectorized loop inside a
+            layer (an RNN); examples then follow one another.
     """
     unit = recorded.unit
     examples, rebuild = _split(recorded)
@@ -81,10 +83,14 @@ def contributions(recorded, gradients):
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
 
+    elements = (examples, recorded.seeds or [], gradients)
     with paused():
-        instances = tf.vectorized_map(
-            one, (examples, recorded.seeds or [], gradients), fallback_to_while_loop=True
-        )
+        if compiled:
+            signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in zip(unit.variables, parameters,
+                                                                         strict=True)]  # fmt: skip
+            instances = tf.map_fn(one, elements, fn_output_signature=signature)
+        else:
+            instances = tf.vectorized_map(one, elements, fallback_to_while_loop=True)
     return [
         (v, Instances(tf.cast(g, tf.float32)))
         for v, g in zip(unit.variables, instances, strict=True)
