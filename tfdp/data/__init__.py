@@ -1,5 +1,7 @@
 """Data for private training: batches drawn as the accountant assumes, and what they carry."""
 
+from tfdp.data.clicks import CRITEO_VOCABULARY_SIZES, ClickData
+from tfdp.data.criteo import load_criteo
 from tfdp.data.frequency import FrequencyRelease, private_frequency
 from tfdp.data.frequent_items import FrequentItems
 from tfdp.data.poisson import poisson_batches
@@ -8,18 +10,23 @@ from tfdp.data.sequence_files import load_sequences
 from tfdp.data.sequences import SequenceData, Sequences, leave_one_out_split
 from tfdp.data.shuffled import shuffled_epochs
 from tfdp.data.synthetic import synthetic_sequences
+from tfdp.data.synthetic_clicks import synthetic_clicks
 
 __all__ = [
+    "CRITEO_VOCABULARY_SIZES",
+    "ClickData",
     "FrequencyRelease",
     "FrequentItems",
     "SequenceData",
     "Sequences",
     "declare_sampling",
     "leave_one_out_split",
+    "load_criteo",
     "load_sequences",
     "poisson_batches",
     "private_frequency",
     "sampling_of",
     "shuffled_epochs",
+    "synthetic_clicks",
     "synthetic_sequences",
 ]

@@ -196,8 +196,6 @@ class SparseEmbeddingRule(Rule):
             s = s[..., tf.newaxis, :]
         values = layer.coefficients(ids, weights)[..., tf.newaxis] * s
         is_value = layer.is_value(ids)
-        # 0·NaN is NaN: padding is selected away.
-        values = tf.where(is_value[..., tf.newaxis], values, 0.0)
         ids = tf.where(is_value, ids, tf.constant(-1, tf.int64))
         batch = tf.shape(ids)[0] if ids.shape[0] is None else ids.shape[0]
         positions = 1
