@@ -11,6 +11,7 @@ CLASSES = {
     "DPOptimizer": "tfdp.optimizers.dp_optimizer",
     "EmbeddingError": "tfdp.layers.item_embedding",
     "HitRate": "tfdp.metrics",
+    "LazyAdam": "tfdp.optimizers.rows.lazy_adam",
     "LearnedPositions": "tfdp.layers.item_embedding",
     "MeanExampleLoss": "tfdp.clipping.losses",
     "NDCG": "tfdp.metrics",
@@ -20,7 +21,10 @@ CLASSES = {
     "PrivateModel": "tfdp.models.make_private",
     "ReAttention": "tfdp.layers.re_attention",
     "ReAttentionBlock": "tfdp.layers.re_attention_block",
+    "RowAdagrad": "tfdp.optimizers.rows.row_adagrad",
+    "RowSGD": "tfdp.optimizers.rows.row_sgd",
     "SequenceBaseline": "tfdp.models.sequence_baseline",
+    "SparseEmbedding": "tfdp.layers.sparse_embedding",
 }
 
 

@@ -1,0 +1,36 @@
+"""A smaller vocabulary loses nothing but what distinguishes the rare items."""
+
+import numpy as np
+import pytest
+
+from tfdp.data import FrequencyRelease, FrequentItems
+
+FREQUENCY = np.array([1.0, 0.1, 0.5, 0.2, 0.05])
+
+
+def test_frequent_items_keep_their_own_row_and_the_others_share_one():
+    items = FrequentItems(FREQUENCY, 2)
+    np.testing.assert_array_equal(items.encode(np.array([0, 1, 2, 3, 4])), [0, 3, 1, 2, 3])
+    x, y = items.encode((np.array([[2, 4]]), np.array([[4, 3]])))
+    np.testing.assert_array_equal(x, [[1, 3]])
+    np.testing.assert_array_equal(y, [[3, 2]])
+
+
+def test_decoded_scores_are_the_log_probabilities_of_the_full_vocabulary():
+    items = FrequentItems(FREQUENCY, 2)
+    logits = np.log(np.array([[1e-9, 0.5, 0.2, 0.3]]))
+    decoded = np.exp(items.decode(logits))
+    np.testing.assert_allclose(decoded, [[0.0, 0.3 * 2 / 3, 0.5, 0.2, 0.3 / 3]], rtol=1e-9)
+
+
+def test_frequencies_of_the_small_vocabulary_stay_a_charged_release():
+    release = FrequencyRelease(FREQUENCY.astype(np.float32), object(), "frequencies", 10, {})
+    small = FrequentItems(release, 2).release
+    assert small.event is release.event
+    np.testing.assert_allclose(small.probabilities, [1.0, 0.5, 0.2, 0.15], rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_k_out_of_range_is_refused(k):
+    with pytest.raises(ValueError, match="`k`"):
+        FrequentItems(FREQUENCY, k)

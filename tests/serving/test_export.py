@@ -1,0 +1,100 @@
+"""What is exported can be served by plain TensorFlow, and says what its training guaranteed."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tfdp.serving.export import newest
+
+
+@pytest.fixture(scope="module")
+def trained():
+    data = tfdp.data.synthetic_sequences(num_users=60, num_items=12, max_length=6, min_length=3)
+    model = tfdp.models.DPFormer(data.num_items, data.max_length, dim=8)
+    model.compile(
+        tfdp.optimizers.DPOptimizer(
+            keras.optimizers.Adam(1e-2),
+            noise_multiplier=1.0,
+            num_examples=60,
+            expected_batch_size=20,
+        )
+    )
+    model.fit(tfdp.data.poisson_batches(data.train, 20), epochs=1, verbose=0)
+    return model
+
+
+def test_signature_takes_raw_sequences_and_returns_the_models_own_top_items(trained, tmp_path):
+    tfdp.serving.export(trained, tmp_path / "m", k=3)
+    served = tf.saved_model.load(str(tmp_path / "m"))
+    raw = tf.constant([[0, 3, 5, 0], [1, 2, 3, 4]], tf.int64)
+    answer = served.serve(raw)
+    aligned = np.array([[0, 0, 0, 0, 3, 5], [0, 0, 1, 2, 3, 4]])
+    scores = trained.score_next(aligned).numpy()
+    np.testing.assert_array_equal(answer["items"], np.argsort(-scores, axis=1)[:, :3])
+    np.testing.assert_allclose(answer["scores"], -np.sort(-scores, axis=1)[:, :3], rtol=1e-5)
+    assert np.all(answer["items"].numpy() > 0)  # padding is never recommended
+
+
+def test_longer_histories_than_the_model_knows_keep_the_newest_items():
+    sequences = tf.constant([[9, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 7], [0] * 6], tf.int64)
+    expected = [[2, 3, 4], [0, 0, 7], [0, 0, 0]]
+    np.testing.assert_array_equal(newest(sequences, 3), expected)
+
+
+def test_statement_lies_beside_the_model(trained, tmp_path):
+    tfdp.serving.export(trained, tmp_path / "m", k=3)
+    statement = json.loads((tmp_path / "m" / "privacy_statement.json").read_text())
+    assert statement["epsilon"] == trained.privacy_statement().epsilon
+    assert statement["unit"] == "one user (one training sequence)"
+
+
+def test_plain_tensorflow_serves_it_without_tfdp(trained, tmp_path):
+    tfdp.serving.export(trained, tmp_path / "m", k=2)
+    code = (
+        "import sys, tensorflow as tf\n"
+        f"served = tf.saved_model.load({str(tmp_path / 'm')!r})\n"
+        "out = served.signatures['serving_default'](sequences=tf.constant([[1, 2]], tf.int64))\n"
+        "assert out['items'].shape == (1, 2)\n"
+        "assert not any(name.startswith('tfdp') for name in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True)
+
+
+def test_export_holds_no_training_state(trained, tmp_path):
+    tfdp.serving.export(trained, tmp_path / "m", k=2)
+    names = [n for n, _ in tf.train.list_variables(str(tmp_path / "m" / "variables/variables"))]
+    forbidden = ("noise", "optimizer", "momentum", "velocity", "record_state", "seed_generator")
+    assert not [n for n in names if any(word in n for word in forbidden)], names
+
+
+def test_other_models_export_what_keras_exports(tmp_path):
+    private = tfdp.make_private(
+        keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
+    )
+    private.compile(
+        tfdp.optimizers.DPOptimizer(
+            "sgd", noise_multiplier=1.0, num_examples=10, expected_batch_size=5
+        ),
+        loss="mse",
+    )
+    tfdp.serving.export(private, tmp_path / "m")
+    x = np.ones((2, 3), np.float32)
+    served = tf.saved_model.load(str(tmp_path / "m"))
+    np.testing.assert_allclose(served.serve(x), private(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [0, 13, 2.5])
+def test_k_out_of_range_is_refused_by_name(trained, tmp_path, k):
+    with pytest.raises(ValueError, match="`k`"):
+        tfdp.serving.export(trained, tmp_path / "m", k=k)
+
+
+def test_models_without_privacy_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="DPModel"):
+        tfdp.serving.export(keras.Sequential([keras.layers.Dense(1)]), tmp_path / "m")

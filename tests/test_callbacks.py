@@ -1,0 +1,66 @@
+"""PrivacyMeter shows what the ledger says, and stops before a limit."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdp
+
+
+def private_model(**kwargs):
+    model = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+    arguments = {"noise_multiplier": 1.0, "num_examples": 100, "expected_batch_size": 20}
+    arguments.update(kwargs)
+    model.compile(tfdp.optimizers.DPOptimizer("sgd", **arguments), loss="mse")
+    return model
+
+
+def batches():
+    x = np.zeros((100, 3), np.float32)
+    return tfdp.data.poisson_batches((x, x[:, :2]), 20)
+
+
+def test_epsilon_in_the_logs_is_the_ledgers():
+    model = private_model()
+    history = model.fit(
+        batches(), epochs=2, verbose=0, callbacks=[tfdp.callbacks.PrivacyMeter(delta=1e-3)]
+    ).history
+    assert history["epsilon"][1] == model.ledger.epsilon(1e-3)
+    assert 0 < history["epsilon"][0] < history["epsilon"][1]
+
+
+def test_progress_bar_never_shows_less_than_was_spent():
+    model, shown = private_model(), []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            shown.append((logs["epsilon"], model.ledger.epsilon(1e-3)))
+
+    model.fit(batches(), verbose=0, callbacks=[tfdp.callbacks.PrivacyMeter(delta=1e-3), Watch()])
+    assert len(shown) == 5
+    assert all(bar >= spent for bar, spent in shown)
+
+
+def test_stops_before_the_limit_and_not_a_step_earlier():
+    model = private_model()
+    limit = model.optimizer.charging.epsilon_after(7, 1e-3) * (1 + 1e-9)
+    meter = tfdp.callbacks.PrivacyMeter(delta=1e-3, max_epsilon=limit)
+    # The ε of the bar depends on how batches are drawn only through σ and q, known before.
+    model.fit(batches(), epochs=10, verbose=0, callbacks=[meter])
+    assert model.optimizer.charging.steps == 7
+    assert model.ledger.epsilon(1e-3) <= limit
+
+
+def test_a_limit_that_is_spent_is_refused():
+    model = private_model()
+    model.fit(batches(), epochs=2, verbose=0)
+    with pytest.raises(ValueError, match="max_epsilon"):
+        model.fit(batches(), verbose=0, callbacks=[tfdp.callbacks.PrivacyMeter(max_epsilon=0.01)])
+
+
+def test_needs_a_private_model():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", loss="mse")
+    with pytest.raises(ValueError, match="DPOptimizer"):
+        model.fit(np.zeros((4, 3)), np.zeros((4, 2)), verbose=0,
+                  callbacks=[tfdp.callbacks.PrivacyMeter()])  # fmt: skip
