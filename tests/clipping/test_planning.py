@@ -210,7 +210,8 @@ def test_dense_of_any_shape(brute_force, batch, time, width, units, activation, 
         floats = keras.config.dtype_policy().compute_dtype
         return keras.Sequential([keras.Input((time, width), dtype=floats),
                                  layers.Dense(units, activation, use_bias=bias),
-                                 layers.LayerNormalization(center=bias), layers.Dense(2)])  # fmt: skip
+                                 layers.LayerNormalization(center=bias),
+                                 layers.Dense(2)])  # fmt: skip
 
     def losses(outputs):
         return tf.reduce_sum(tf.square(outputs - 9.0), axis=[1, 2])

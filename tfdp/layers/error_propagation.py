@@ -39,13 +39,14 @@ def relu(variance, mean):
         mean: (..., T, units), the pre-activations.
     """
     v = variance[..., tf.newaxis]
-    s = tf.sqrt(v)
-    ratio = tf.math.divide_no_nan(mean, s)
-    cdf = 0.5 * (1.0 + tf.math.erf(ratio / math.sqrt(2.0)))
-    density = tf.exp(-0.5 * tf.square(ratio)) / math.sqrt(2.0 * math.pi)
-    first = mean * cdf + s * density
-    second = (tf.square(mean) + v) * cdf + mean * s * density
-    return tf.reduce_mean(tf.maximum(second - tf.square(first), 0.0), axis=-1)
+    # E2 − E² divided by v, which float32 could not subtract where v is small beside the mean.
+    z = tf.clip_by_value(mean / tf.sqrt(tf.maximum(v, 1e-30)), -1e3, 1e3)
+    below, above = (0.5 * tf.math.erfc(sign * z / math.sqrt(2.0)) for sign in (1.0, -1.0))
+    density = tf.exp(-0.5 * tf.square(z)) / math.sqrt(2.0 * math.pi)
+    share = (
+        above + tf.square(z) * above * below + z * density * (below - above) - tf.square(density)
+    )
+    return tf.reduce_mean(v * tf.maximum(share, 0.0), axis=-1)
 
 
 def layer_norm(variance, inputs, scale, error, epsilon=1e-6):
