@@ -72,7 +72,7 @@ def make_plan(model, x):
     first, second = (_trace(model, x, size) for size in _BATCH_SIZES)
     pairs = {a.key: (a, b) for a, b in zip(first.subtree(), second.subtree(), strict=True)}
     units = _choose(first, pairs, first.graph)
-    if units is None:
+    if units is None or not all(_alignment(first, pairs, lambda c: c.outputs)):
         raise PrivacyError(
             f"The outputs of model {model.name!r} lack the batch axis as their first axis, so "
             "the gradients of its examples cannot be told apart. Return outputs of shape "
