@@ -13,8 +13,8 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
 
 test: $(STAMP)
-	$(BIN)/ruff check tfdp tests benchmarks examples
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/ruff check tfdp tests benchmarks examples
 
 lint: $(STAMP)
 	$(BIN)/ruff check --fix tfdp tests benchmarks examples
