@@ -63,6 +63,13 @@ def test_stateful_recurrence_is_refused():
         )
 
 
+def test_outputs_without_the_batch_axis_are_refused():
+    inputs = keras.Input((3,))
+    outputs = keras.ops.sum(layers.Dense(2)(inputs), axis=0)
+    with pytest.raises(PrivacyError, match="batch axis"):
+        plan_of(keras.Model(inputs, outputs), 3)
+
+
 def test_weight_regularizers_and_metrics_are_allowed():
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2, kernel_regularizer="l2")])
     assert len(plan_of(model, 3).units) == 1

@@ -288,3 +288,9 @@ def test_files_load_after_importing_only_the_package(small, tmp_path):
         cwd=pathlib.Path(tfdp.__file__).parents[1], check=True,
     )  # fmt: skip
     assert output.stdout.split()[-1] == "8"
+
+
+def test_saved_model_of_a_compiled_model(small, tmp_path):
+    model = trained(small)
+    tf.saved_model.save(model, str(tmp_path / "saved"))
+    assert charges(model) == {1.0: 8}

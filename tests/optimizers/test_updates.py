@@ -273,3 +273,18 @@ def test_learns_something(small):
                         num_examples=2000, expected_batch_size=200)  # fmt: skip
     history = model.fit(small.poisson((x, y), 200), epochs=4, verbose=0).history
     assert history["accuracy"][-1] > 0.9
+
+
+def test_regularizers_are_added_after_the_clipping(small):
+    base = network(
+        kernel_regularizer=keras.regularizers.L2(0.3),
+        bias_regularizer=keras.regularizers.L1(0.01),
+        bias_initializer="ones",
+    )
+    x, y = small.data()
+    wanted = by_hand(base, x, y, 0.2, small.n)
+    weights = base.get_weights()
+    for i in range(4):
+        wanted[i] += 0.6 * weights[i] if weights[i].ndim == 2 else 0.01 * np.sign(weights[i])
+    before, after, _ = one_step(small, base=base)
+    assert_step(before, after, wanted)
