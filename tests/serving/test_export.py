@@ -36,8 +36,10 @@ def test_signature_takes_raw_sequences_and_returns_the_models_own_top_items(trai
     answer = served.serve(raw)
     aligned = np.array([[0, 0, 0, 0, 3, 5], [0, 0, 1, 2, 3, 4]])
     scores = trained.score_next(aligned).numpy()
-    np.testing.assert_array_equal(answer["items"], np.argsort(-scores, axis=1)[:, :3])
-    np.testing.assert_allclose(answer["scores"], -np.sort(-scores, axis=1)[:, :3], rtol=1e-5)
+    best = -np.sort(-scores, axis=1)[:, :3]
+    np.testing.assert_allclose(answer["scores"], best, rtol=1e-4, atol=1e-6)
+    named = np.take_along_axis(scores, answer["items"].numpy(), axis=1)
+    np.testing.assert_allclose(named, best, rtol=1e-4, atol=1e-6)
     assert np.all(answer["items"].numpy() > 0)  # padding is never recommended
 
 
@@ -98,3 +100,14 @@ def test_k_out_of_range_is_refused_by_name(trained, tmp_path, k):
 def test_models_without_privacy_are_refused(tmp_path):
     with pytest.raises(ValueError, match="DPModel"):
         tfdp.serving.export(keras.Sequential([keras.layers.Dense(1)]), tmp_path / "m")
+
+
+def test_releases_at_inference_are_stated_by_the_call(tmp_path):
+    inputs = keras.Input((4, 64))
+    attention = tfdp.layers.PrivateAttention(
+        tfdp.PrivacyBudget(1.0, 1e-5), max_norm=1.0, unit="feature"
+    )
+    tfdp.serving.export(keras.Model(inputs, attention(inputs)), tmp_path / "m")
+    statement = json.loads((tmp_path / "m" / "privacy_statement.json").read_text())
+    (release,) = statement["releases_at_inference"]
+    assert release == json.loads(attention.privacy_statement().to_json())

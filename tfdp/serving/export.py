@@ -6,6 +6,8 @@ import pathlib
 import keras
 import tensorflow as tf
 
+from tfdp.clipping.recording import all_layers
+from tfdp.layers import PrivateAttention
 from tfdp.models import DPModel
 from tfdp.models.sequence_model import SequenceModel
 from tfdp.optimizers import DPOptimizer
@@ -24,10 +26,12 @@ def export(model, path, k=10, delta=None):
       items), to the `k` best next `items` (B, k) and their `scores`;
     - for any other model: what `keras.Model.export` writes.
 
-    No training state is written: no optimizer, no noise, no ledger beyond the statement.
+    No training state is written: no optimizer, no noise, no ledger beyond the statement. What
+    `PrivateAttention` layers release at every call is stated beside the training, under
+    "releases_at_inference": it protects the inputs of the calls, and costs by the call.
 
     Args:
-        model: a built `DPModel`.
+        model: a built `DPModel`, or a Keras model that holds `PrivateAttention` layers.
         path: folder to write; must not exist or be a folder.
         k: number of items returned, for sequence models.
         delta: δ of the statement; defaults to the optimizer's.
@@ -38,10 +42,15 @@ def export(model, path, k=10, delta=None):
     Raises:
         ValueError: if the model is no `DPModel`, is not built, or k is out of range.
     """
-    if not isinstance(model, DPModel):
+    releases = [
+        layer.privacy_statement().to_dict()
+        for layer in all_layers(model)
+        if isinstance(layer, PrivateAttention)
+    ]
+    if not isinstance(model, DPModel) and not releases:
         raise ValueError(
-            "Argument `model` must be a tfdp.models.DPModel, whose training has a privacy "
-            f"statement; use `model.export` for other models. Received: model={model}"
+            "Argument `model` must be a tfdp.models.DPModel, or hold PrivateAttention layers, to "
+            f"have a privacy statement; use `model.export` for others. Received: model={model}"
         )
     if not model.built:
         raise ValueError(
@@ -53,7 +62,10 @@ def export(model, path, k=10, delta=None):
         _export_ranking(model, path, k)
     else:
         getattr(model, "model", model).export(str(path), verbose=False)
-    (path / STATEMENT).write_text(_statement(model, delta))
+    statement = _training_statement(model, delta)
+    if releases:
+        statement["releases_at_inference"] = releases
+    (path / STATEMENT).write_text(json.dumps(statement, indent=2, allow_nan=False))
     return path
 
 
@@ -93,9 +105,7 @@ def newest(sequences, length):
     return tf.cast(tf.reverse(kept, [1]), tf.int64)
 
 
-def _statement(model, delta):
-    if isinstance(model.optimizer, DPOptimizer):
-        return model.privacy_statement(delta).to_json()
-    return json.dumps(
-        {"epsilon": "infinity", "remarks": ["The model was trained without privacy."]}, indent=2
-    )
+def _training_statement(model, delta):
+    if isinstance(getattr(model, "optimizer", None), DPOptimizer):
+        return model.privacy_statement(delta).to_dict()
+    return {"epsilon": "infinity", "remarks": ["The model was trained without privacy."]}
