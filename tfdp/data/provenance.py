@@ -74,6 +74,11 @@ def _with_steps_of(dataset, sampling):
     return sampling
 
 
+def is_as_sampled(dataset):
+    """Whether a dataset is the one that was sampled, with nothing done to it since."""
+    return getattr(dataset, _ATTRIBUTE, None) is not None
+
+
 def declare_sampling(dataset, kind, num_examples, expected_batch_size):
     """States how a dataset of the user's own draws its batches.
 

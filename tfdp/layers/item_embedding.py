@@ -34,7 +34,11 @@ class ItemFrequency(EffectiveError):
             probabilities = np.asarray(item_frequency.probabilities, np.float64)
             # Two releases cost twice, one release used by two layers costs once.
             digest = hashlib.sha256(probabilities.tobytes()).hexdigest()[:16]
-            details = {**item_frequency.details, "release": digest}
+            details = {
+                **item_frequency.details,
+                "num_examples": item_frequency.num_examples,
+                "release": digest,
+            }
             self.privacy_releases.append(
                 LedgerEntry(item_frequency.label, item_frequency.event, 1, details)
             )
@@ -63,6 +67,13 @@ class ItemFrequency(EffectiveError):
 
     def bind_privacy(self, *, num_examples, **kwargs):
         super().bind_privacy(num_examples=num_examples, **kwargs)
+        for release in self.privacy_releases:
+            if release.details["num_examples"] != num_examples:
+                raise ValueError(
+                    f"The item frequencies are a release about {release.details['num_examples']} "
+                    f"records, but the DPOptimizer was given num_examples={num_examples}. Release "
+                    "frequencies of the data that the model is trained on."
+                )
         # Never below 1/n: a row that nothing trains has no finite error.
         self.frequency.assign(np.maximum(self.frequency.numpy(), 1.0 / num_examples))
 
