@@ -1,0 +1,45 @@
+"""What README shows runs as a user types it."""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_the_two_commands_come_first():
+    (first, *_) = re.findall(r"```\w*\n(.*?)```", README.read_text(), re.DOTALL)
+    assert first.split("\n")[:2] == ["make demo", "make test"]
+
+
+def test_any_keras_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(2000, 20)).astype(np.float32)
+    names = {"x": x, "y": generator.integers(0, 3, 2000)}
+    exec(blocks("python")[0], names)
+    assert "epsilon = " in capsys.readouterr().out
+    assert (tmp_path / "exported" / "privacy_statement.json").is_file()
+    assert names["model"].privacy_statement().epsilon <= 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_recommender(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    users = np.repeat(np.arange(1, 601), 5)
+    items = generator.integers(1, 21, users.size)
+    (tmp_path / "ml-1m.txt").write_text(
+        "".join(f"{u} {i}\n" for u, i in zip(users, items, strict=True))
+    )
+    names = {}
+    code = blocks("python")[1].replace("epochs=100", "epochs=2, verbose=0")
+    exec("import keras, tfdp\n" + code, names)
+    assert names["model"].ledger.entries[0].label == "item frequencies"
+    assert names["model"].optimizer.charging.steps == 2
