@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfdp.clipping import explain, make_plan
+from tfdp.clipping import backward, explain, make_plan, presence, squared_norms
 
 GENERATOR = np.random.default_rng(7)
 TOKENS, LENGTH, WIDTH = 11, 6, 8
@@ -35,32 +35,32 @@ def crossentropy(**kwargs):
 
 
 class Transformer(keras.Model):
-    """Two blocks with dropout on attention, on both branches and on the embeddings."""
+    """Blocks with dropout on attention, on both branches and on the embeddings."""
 
-    def __init__(self, tied, dropout=0.5, length=LENGTH):
+    def __init__(self, tied, dropout=0.5, length=LENGTH, blocks=1):
         super().__init__()
-        self.length = length
+        self.length, self.blocks = length, blocks
         self.tokens = layers.ReversibleEmbedding(TOKENS, WIDTH, tie_weights=tied)
         self.positions = layers.Embedding(length, WIDTH)
         self.dropout = layers.Dropout(dropout)
         self.attention = [
             layers.MultiHeadAttention(2, WIDTH // 2, dropout=dropout, flash_attention=False)
-            for _ in range(2)
+            for _ in range(blocks)
         ]
-        self.norms = [layers.LayerNormalization() for _ in range(5)]
-        self.hidden = [layers.Dense(2 * WIDTH, activation="gelu") for _ in range(2)]
-        self.out = [layers.Dense(WIDTH) for _ in range(2)]
+        self.norms = [layers.LayerNormalization() for _ in range(2 * blocks + 1)]
+        self.hidden = [layers.Dense(2 * WIDTH, activation="gelu") for _ in range(blocks)]
+        self.out = [layers.Dense(WIDTH) for _ in range(blocks)]
 
     def call(self, x, training=None):
         h = self.tokens(x) + self.positions(keras.ops.arange(self.length)[None])
         h = self.dropout(h, training=training)
-        for i in range(2):
+        for i in range(self.blocks):
             a = self.norms[2 * i](h)
             a = self.attention[i](a, a, use_causal_mask=True, training=training)
             h = h + self.dropout(a, training=training)
             f = self.out[i](self.hidden[i](self.norms[2 * i + 1](h)))
             h = h + self.dropout(f, training=training)
-        return self.tokens(self.norms[4](h), reverse=True)
+        return self.tokens(self.norms[-1](h), reverse=True)
 
 
 @pytest.mark.parametrize(("tied", "jit_compile"), [(True, False), (False, False), (True, True)])
@@ -68,7 +68,8 @@ def test_transformer_with_dropout(brute_force, mean_loss, tied, jit_compile):
     x, y = ids(5, LENGTH), ids(5, LENGTH)
     x[0, :] = 3  # one id, repeated
     loss = mean_loss(crossentropy(ignore_class=1), y)
-    brute_force(lambda: Transformer(tied), x, loss).check(jit_compile=jit_compile)
+    build = lambda: Transformer(tied, blocks=2)  # noqa: E731
+    brute_force(build, x, loss).check(jit_compile=jit_compile)
 
 
 def test_dropout_masks_are_those_of_the_forward_pass(brute_force, mean_loss):
@@ -154,7 +155,6 @@ MODELS = {
                             (5, 6)),
     "gru": (conv(lambda: layers.GRU(5)), (4, 3)),
     "lstm": (conv(lambda: layers.LSTM(5, return_sequences=True), lambda: layers.LSTM(3)), (4, 3)),
-    "bidirectional": (conv(lambda: layers.Bidirectional(layers.GRU(3))), (4, 3)),
     "time_distributed": (conv(lambda: layers.TimeDistributed(layers.Dense(3, "relu"))), (4, 3)),
     "bilinear": (lambda x: layers.Dense(1)(layers.Dot(axes=1)(
         [layers.Dense(4)(x), layers.Dense(4)(x)])), (5,)),
@@ -286,6 +286,46 @@ def test_subclass_that_computes_the_same_keeps_its_rule():
     assert unit.rule is not None
 
 
+class NoisyScale(layers.Layer):
+    """A layer without a rule that draws random numbers of its own."""
+
+    def build(self, shape):
+        self.gain = self.add_weight(name="gain", shape=(shape[-1],), initializer="ones")
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        return keras.random.dropout(x * self.gain, 0.5, seed=self.seeds)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_fallback_sees_the_random_numbers_of_the_forward_pass(recurrent):
+    # Each example draws by its own seed, the same in both passes.
+    last = layers.GRU(2, dropout=0.5) if recurrent else layers.Identity()
+    model = keras.Sequential([keras.Input((2, 3)), NoisyScale(), last])
+    gain = model.layers[0].gain
+    gain.assign([0.5, 1.0, 2.0])
+    x = tf.ones((40, 2, 3))
+    plan = make_plan(model, x)
+
+    @tf.function(autograph=False)
+    def step():
+        losses = lambda out: tf.reduce_sum(tf.reshape(out**2, [40, -1]), 1)  # noqa: E731
+        result = backward(model, plan, x, losses, presence(None, 40))
+        norms, _, _ = squared_norms(result)
+        return result.outputs, tf.add_n(norms)
+
+    outputs, norms = step()
+    again, _ = step()
+    assert np.mean(outputs.numpy() != again.numpy()) > 0.3
+    assert len(np.unique(outputs.numpy().reshape(40, -1).round(5), axis=0)) > 10
+    if not recurrent:
+        # ∂/∂gain of Σ out² is 2·out·(out/gain): the mask is read off the outputs.
+        wanted = np.sum(2 * np.square(outputs) / keras.ops.convert_to_numpy(gain), axis=1)
+        np.testing.assert_allclose(norms, np.square(wanted).sum(1), rtol=1e-5)
+    else:
+        assert np.all(np.isfinite(norms)) and np.mean(norms.numpy() > 0) > 0.5
+
+
 @pytest.mark.parametrize("kind", ["dense", "einsum", "embedding"])
 def test_lora(brute_force, mean_loss, kind):
     def build():
@@ -332,7 +372,7 @@ def test_batch_of_one(brute_force, mean_loss, tied):
     brute_force(lambda: Transformer(tied), x, mean_loss(crossentropy(), y)).check()
 
 
-@pytest.mark.parametrize("name", ["conv1d", "gru", "dense_rank_4", "group_norm"])
+@pytest.mark.parametrize("name", ["conv1d", "dense_rank_4", "group_norm"])
 def test_batch_of_one_of_other_layers(brute_force, mean_loss, name):
     make, shape = MODELS[name]
     brute_force(functional(make, shape), normal(1, *shape), mean_loss("mse", targets(1, 1))).check()
@@ -359,7 +399,7 @@ def test_masked_positions(brute_force, mean_loss):
 def test_mask_of_the_output_divides_by_own_positions(brute_force, mean_loss):
     def make(x):
         h = layers.Embedding(TOKENS, 4, mask_zero=True)(x)
-        return layers.Dense(TOKENS)(layers.LSTM(4, return_sequences=True)(h))
+        return layers.Dense(TOKENS)(layers.GRU(4, return_sequences=True)(h))
 
     x, y = ids(4, 6), ids(4, 6)
     x[0, 2:] = 0

@@ -343,13 +343,3 @@ def test_mixed_bfloat16_trains(small):
         assert 0 < np.sqrt(sum(np.sum(m**2) for m in moved)) <= 0.1 * (1 + 1e-6)
     finally:
         keras.config.set_dtype_policy(policy)
-
-
-def test_recurrent_models_train_with_and_without_dropout_inside(small):
-    x = np.random.default_rng(0).normal(size=(small.n, 4, 3)).astype(np.float32)
-    for dropout in (0.0, 0.3):
-        base = keras.Sequential([keras.Input((4, 3)), keras.layers.GRU(3, dropout=dropout),
-                                 keras.layers.Dense(2)])  # fmt: skip
-        model = small.model(base, compile_kwargs={"jit_compile": False})
-        model.fit(small.poisson((x, small.data()[1])), verbose=0)
-        assert steps_of(model) == 4

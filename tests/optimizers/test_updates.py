@@ -54,10 +54,10 @@ def assert_step(before, after, wanted, rtol=1e-4):
 
 
 @pytest.mark.parametrize(
-    "compile_kwargs",
-    [{}, {"jit_compile": True}, {"jit_compile": False}, {"run_eagerly": True}],
-)
-@pytest.mark.parametrize("microbatch_size", [None, 40, 13, 1])
+    ("compile_kwargs", "microbatch_size"),
+    [({}, None), ({}, 40), ({}, 1), ({"jit_compile": True}, 13), ({"jit_compile": False}, None),
+     ({"jit_compile": False}, 13), ({"run_eagerly": True}, None), ({"run_eagerly": True}, 13)],
+)  # fmt: skip
 def test_update_is_the_clipped_mean(small, compile_kwargs, microbatch_size):
     base = network()
     x, y = small.data()
@@ -100,9 +100,8 @@ def test_divisor_is_public_whatever_was_drawn(small):
 
 @pytest.mark.parametrize(
     "name",
-    ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Nadam", "Ftrl", "Lion", "Lamb",
-     "Adafactor", "Adamax", "Muon"],
-)  # fmt: skip
+    ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Lion", "Adafactor"],
+)
 def test_any_keras_optimizer_sees_the_private_gradient(small, name):
     if not hasattr(keras.optimizers, name):
         pytest.skip("not in this version of Keras")

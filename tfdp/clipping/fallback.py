@@ -44,7 +44,11 @@ def example_seeds(unit, batch_size):
 
 
 def run_by_example(recorded):
-    """The layer's outputs, each example computed by itself."""
+    """The layer's outputs, each example computed by itself, one after another.
+
+    Not by vectorized_map: loops and random numbers inside it lose the static shapes that the
+    backward pass needs.
+    """
     examples, rebuild = _split(recorded)
 
     def one(elements):
@@ -52,7 +56,10 @@ def run_by_example(recorded):
         outputs = _call(recorded.unit, rebuild(tensors), seeds, ())
         return tf.nest.map_structure(lambda t: t[0], outputs)
 
-    return tf.vectorized_map(one, (examples, recorded.seeds), fallback_to_while_loop=True)
+    elements = (examples, recorded.seeds)
+    first = one(tf.nest.map_structure(lambda t: t[0], elements))  # for its shapes alone
+    return tf.map_fn(one, elements, fn_output_signature=tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape, t.dtype), first))  # fmt: skip
 
 
 def contributions(recorded, gradients, compiled=False):
