@@ -9,6 +9,7 @@ from tfdp.clipping.losses import MeanExampleLoss, PerExampleLoss, presence
 from tfdp.clipping.planning import Plan, PrivacyError, make_plan, refuse_named_layers
 from tfdp.clipping.recording import constant
 from tfdp.clipping.registry import Rule, register_rule
+from tfdp.clipping.surviving_rows import SurvivorSums, activated_rows, restrict, table_name
 
 __all__ = [
     "CLIPPING",
@@ -21,6 +22,8 @@ __all__ = [
     "PrivacyError",
     "Rows",
     "Rule",
+    "SurvivorSums",
+    "activated_rows",
     "backward",
     "clip_factors",
     "clipped_sums",
@@ -31,6 +34,8 @@ __all__ = [
     "presence",
     "refuse_named_layers",
     "register_rule",
+    "restrict",
     "rules",
     "squared_norms",
+    "table_name",
 ]

@@ -31,7 +31,7 @@ def variable_gradient(variable, contributions):
     outers = [c for c in contributions if isinstance(c, OuterProduct)]
     instances = [c for c in contributions if isinstance(c, Instances)]
     layouts = {c.layout for c in outers}
-    merged_rows = _Rows(variable, rows) if rows else None
+    merged_rows = RowGradients(variable, rows) if rows else None
     one_layout = len(layouts) == 1 and not instances
     if rows and not outers and not instances:
         return merged_rows
@@ -193,7 +193,7 @@ def squared_norms_one_by_one(left, right, rows=None):
     return norm, extra + norm * _POSITIVE + p * r * _UNDERFLOW
 
 
-class _Rows:
+class RowGradients:
     """Look-ups. Repeated ids of an example are merged before squaring."""
 
     def __init__(self, variable, parts):

@@ -95,6 +95,8 @@ class SparseEmbedding(keras.layers.Layer):
             # An autocast would copy the table; the rows are cast instead.
             autocast=False,
         )
+        # How a private step knows the variables of which it may touch single rows.
+        self.embeddings.sparse_table = self.name
 
     def call(self, ids, weights=None):
         ids = self._checked(ids)

@@ -17,6 +17,15 @@ def uncovered(model):
 
 def asserted(model):
     """What was taken to be public."""
+    selection = model.optimizer.selection
+    chosen = [] if selection is None else selection.privacy_asserted
+    return [
+        *chosen,
+        *_adapted_layers(model),
+    ]
+
+
+def _adapted_layers(model):
     return [
         f"the adapted state of layer {layer.name!r} ({type(layer).__name__}) is public"
         for layer in all_layers(model)

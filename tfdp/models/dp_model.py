@@ -19,6 +19,7 @@ from tfdp.clipping import (
 )
 from tfdp.clipping.recording import all_layers
 from tfdp.models import coverage, fitting
+from tfdp.models.selecting import refuse_compilation, restrict_to_survivors
 from tfdp.optimizers import DPOptimizer
 
 _RECORD = "_tfdp_record"
@@ -76,6 +77,7 @@ class DPModel(keras.Model):
             fitting.refuse_precision(self)
             fitting.refuse_distribution(self)
             fitting.refuse_tensor_float_32()
+            refuse_compilation(optimizer, jit_compile)
             metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
         if loss is not None:
             reduction = optimizer.per_example_reduction if private else "mean"
@@ -98,12 +100,15 @@ class DPModel(keras.Model):
     def _bind(self, optimizer):
         """Hands charges to the optimizer, and its noise to the layers that correct for it."""
         self._unite_records()
-        record = self._record
-        for entry in self.privacy_charges():
-            record.charge(entry)
-        optimizer.charging.share(record)
+        self._charge_releases(optimizer)
+        optimizer.charging.share(self._record)
         optimizer.charging.begin(None)
         self._bind_layers()
+
+    def _charge_releases(self, optimizer):
+        """Charges what was released before training; once, however often it is called."""
+        for entry in [*self.privacy_charges(), *optimizer.privacy_releases]:
+            self._record.charge(entry)
 
     def _unite_records(self):
         """The record belongs to the weights: whatever else holds some of them shares it."""
@@ -199,6 +204,7 @@ class DPModel(keras.Model):
         fitting.check_examples_do_not_mix(self, x, y)
         charging = self.optimizer.charging
         self._unite_records()
+        self._charge_releases(self.optimizer)
         charging.begin(sampling)
         self._bind_layers()
         self.optimizer.refresh_entropy()
@@ -216,6 +222,7 @@ class DPModel(keras.Model):
             return super().train_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._plan(x)  # builds the model, if this is its first batch
+        self._charge_releases(self.optimizer)
         if self.optimizer.microbatch_size is None:
             sums = self._clipped_sums(x, y, sample_weight)
         else:
@@ -237,6 +244,7 @@ class DPModel(keras.Model):
             return self.compute_loss(x, y, outputs, sample_weight, training=True)
 
         result = backward(self, self._plan(x), x, losses_of, present)
+        result = restrict_to_survivors(self, result)
         sums = clipped_sums(self, result, self.optimizer.clip_norm, self.optimizer.clipping)
         self._update_metrics(x, y, sample_weight, result)
         return sums

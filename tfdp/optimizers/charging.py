@@ -132,6 +132,10 @@ class Charging:
         """Scalar bool tensor: whether the budget allows another step."""
         return self._ran < self._limit
 
+    def noise_stddev(self):
+        """σ·C of the steps of this run, a float64 tensor."""
+        return self._stddev.read_value()
+
     def charge_step(self):
         """Charges one step, in the graph of the step itself.
 
@@ -194,6 +198,7 @@ class Charging:
             "clipping": optimizer.clipping,
             "seeded_noise": optimizer.seed is not None,
             "budget": [budget.epsilon, budget.delta, optimizer.steps] if budget else None,
+            "selection": optimizer.selection.describe() if optimizer.selection else None,
         }
 
 

@@ -4,15 +4,17 @@ import keras
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.clipping import CLIPPING, PrivacyError
+from tfdp.clipping import CLIPPING, PrivacyError, SurvivorSums
 from tfdp.clipping.losses import REDUCTIONS
 from tfdp.noise import NoiseSource
 from tfdp.optimizers.charging import Charging, RecordState
+from tfdp.optimizers.sparse_training import SparseTraining
 
 # What a run was charged by cannot change under it.
 _FIXED = (
     "inner_optimizer", "budget", "num_examples", "expected_batch_size", "steps", "clip_norm",
-    "clipping", "microbatch_size", "per_example_reduction", "seed",
+    "clipping", "selection", "embedding_optimizer", "microbatch_size", "per_example_reduction",
+    "seed",
 )  # fmt: skip
 _CHUNK = 1 << 22  # noise is drawn for at most this many coordinates at once
 
@@ -45,8 +47,11 @@ class DPOptimizer(keras.optimizers.Optimizer):
         steps: number of steps that will be run in all.
         clip_norm: C, the largest l2 norm of one example's contribution.
         clipping: "flat", "automatic", "normalized" or "per_layer".
-        selection: reserved for sparse tables; must be None.
-        embedding_optimizer: reserved for sparse tables; must be None.
+        selection: `tfdp.selection.AdaFEST` or `FEST`: which rows of the model's
+            `tfdp.layers.SparseEmbedding` tables a step trains and noises; the others it does not
+            touch. `None` noises every row of every table, at the cost of dense gradients.
+        embedding_optimizer: `RowSGD`, `RowAdagrad` or `LazyAdam` for those tables; needed with
+            `selection`. `optimizer` then trains everything else.
         microbatch_size: examples processed at once inside a step; bounds memory, changes nothing
             else. `None` processes the whole batch at once.
         per_example_reduction: "mean" or "sum" over the positions of one example.
@@ -103,15 +108,9 @@ class DPOptimizer(keras.optimizers.Optimizer):
                 f"Argument `per_example_reduction` must be one of {REDUCTIONS}. "
                 f"Received: per_example_reduction={per_example_reduction}"
             )
-        for argument, value in (
-            ("selection", selection),
-            ("embedding_optimizer", embedding_optimizer),
-        ):
-            if value is not None:
-                raise ValueError(
-                    f"Argument `{argument}` needs sparse tables, which this version does not "
-                    f"have. Leave it out. Received: {argument}={value}"
-                )
+        self._sparse = None
+        if selection is not None or embedding_optimizer is not None:
+            self._sparse = SparseTraining(selection, embedding_optimizer, microbatch_size)
         if budget is not None:
             accounting.check_delta(budget.delta, num_examples)
         self.inner_optimizer = optimizer
@@ -121,6 +120,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
         self.steps = steps
         self.clip_norm = float(clip_norm)
         self.clipping = clipping
+        self.selection = selection
+        self.embedding_optimizer = embedding_optimizer
         self.microbatch_size = microbatch_size
         self.per_example_reduction = per_example_reduction
         self.seed = seed
@@ -169,12 +170,17 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """Creates the wrapped optimizer's variables and the step counter."""
         if self.built:
             return
-        self.inner_optimizer.build(variables)
+        dense = variables
+        if self._sparse is not None:
+            tables, dense = self._sparse.split(variables)
+            self.embedding_optimizer.build(tables)
+        self.inner_optimizer.build(dense)
         super().build(variables)
 
     @property
     def variables(self):
-        return self._variables + self.inner_optimizer.variables
+        rows = [] if self._sparse is None else self.embedding_optimizer.variables
+        return self._variables + self.inner_optimizer.variables + rows
 
     @property
     def learning_rate(self):
@@ -192,6 +198,28 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """Takes new noise keys from the operating system."""
         self._noise.rekey()
 
+    @property
+    def privacy_releases(self):
+        """`LedgerEntry` list of what the selection released before training."""
+        return [] if self.selection is None else list(self.selection.privacy_releases)
+
+    def select_rows(self, activated, variables, present):
+        """The rows of sparse tables that this step may touch; charged with the step.
+
+        Args:
+            activated: dict of place among the variables to the (B, T) ids of its table.
+            variables: the trainable variables.
+            present: (B,) bool, false for padding.
+
+        Returns:
+            Dict of place to sorted int64 rows.
+        """
+        if not self.built:
+            with tf.init_scope():
+                self.build(variables)
+        noise_multiplier = self._charging.noise_stddev() / self.clip_norm
+        return self._sparse.select(activated, variables, present, noise_multiplier, self._noise)
+
     def apply(self, grads, trainable_variables=None):
         raise PrivacyError(
             "A DPOptimizer received plain gradients: they are not clipped per example, and "
@@ -204,7 +232,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
 
         Args:
             sums: for each variable the sum of clipped gradients, summed over all micro-batches: a
-                tensor, tf.IndexedSlices, or None for a variable that the model does not use.
+                tensor, tf.IndexedSlices, `SurvivorSums` of selected rows, or None for a variable
+                that the model does not use.
             variables: the variables.
             regularization: for each variable the gradient of its regularizer, or None.
         """
@@ -212,7 +241,10 @@ class DPOptimizer(keras.optimizers.Optimizer):
             with tf.init_scope():
                 self.build(variables)
         stddev = self._charging.charge_step()
-        used = [i for i, s in enumerate(sums) if s is not None]
+        self._apply_to_rows(sums, variables, stddev)
+        if self._sparse is not None:
+            stddev = self.selection.gradient_noise_multiplier(stddev)
+        used = [i for i, s in enumerate(sums) if s is not None and not isinstance(s, SurvivorSums)]
         noise = self._draw([variables[i].shape for i in used], stddev)
         grads = [None] * len(sums)
         for i, z in zip(used, noise, strict=True):
@@ -222,7 +254,23 @@ class DPOptimizer(keras.optimizers.Optimizer):
                 gradient += tf.cast(regularization[i], tf.float32)
             grads[i] = tf.cast(gradient, variables[i].dtype)
         kept = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        self.inner_optimizer.apply(*zip(*kept, strict=True))
+        if kept:
+            self.inner_optimizer.apply(*zip(*kept, strict=True))
+        else:
+            self.inner_optimizer.iterations.assign_add(1)
+
+    def _apply_to_rows(self, sums, variables, stddev):
+        """The step of the sparse tables: noise on the surviving rows, as tf.IndexedSlices."""
+        places = [i for i, s in enumerate(sums) if isinstance(s, SurvivorSums)]
+        if not places:
+            return
+        noised = self._sparse.noised([sums[i] for i in places], stddev, self._noise)
+        divisor = tf.constant(self.expected_batch_size, tf.float32)
+        gradients = [
+            tf.IndexedSlices(tf.cast(values / divisor, variables[i].dtype), sums[i].rows)
+            for i, values in zip(places, noised, strict=True)
+        ]
+        self.embedding_optimizer.apply(gradients, [variables[i] for i in places])
 
     def _draw(self, shapes, stddev):
         """Noise for tensors of these shapes; the only place that adds noise to gradients."""
@@ -267,6 +315,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
             "steps": self.steps,
             "clip_norm": self.clip_norm,
             "clipping": self.clipping,
+            "selection": keras.saving.serialize_keras_object(self.selection),
+            "embedding_optimizer": keras.saving.serialize_keras_object(self.embedding_optimizer),
             "microbatch_size": self.microbatch_size,
             "per_example_reduction": self.per_example_reduction,
             "seed": self.seed,
@@ -276,9 +326,10 @@ class DPOptimizer(keras.optimizers.Optimizer):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         config = dict(config)
-        config["optimizer"] = keras.saving.deserialize_keras_object(
-            config["optimizer"], custom_objects=custom_objects
-        )
+        for name in ("optimizer", "selection", "embedding_optimizer"):
+            config[name] = keras.saving.deserialize_keras_object(
+                config.get(name), custom_objects=custom_objects
+            )
         if config["budget"] is not None:
             config["budget"] = accounting.PrivacyBudget(*config["budget"])
         return cls(**config)

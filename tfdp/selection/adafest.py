@@ -83,6 +83,16 @@ class AdaFEST:
         """σ₁, by which the contribution map is noised, from the step's total σ."""
         return self.noise_ratio * self.gradient_noise_multiplier(noise_multiplier)
 
+    def describe(self):
+        """Public parameters for the ledger, as a JSON-able dict."""
+        return {
+            "name": "AdaFEST",
+            "threshold": self.threshold,
+            "noise_ratio": self.noise_ratio,
+            "contribution_norm": self.contribution_norm,
+            "within": None if self.within is None else self.within.describe(),
+        }
+
     def check(self, tables):
         """Refuses tables that cannot be selected from.
 

@@ -118,6 +118,15 @@ class FEST:
         """σ₂ is the step's whole σ: choosing rows costs nothing in a step."""
         return noise_multiplier
 
+    @property
+    def is_chosen(self):
+        """Whether rows have been chosen."""
+        return bool(self._rows)
+
+    def describe(self):
+        """As `AdaFEST.describe`."""
+        return {"name": "FEST", "k": self.k, "public": self.epsilon is None}
+
     def check(self, tables):
         """As `AdaFEST.check`."""
         for name, num_rows in tables.items():

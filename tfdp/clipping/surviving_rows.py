@@ -1,0 +1,104 @@
+"""Per-example gradients of sparse tables, restricted to the rows that a step may touch."""
+
+import copy
+import dataclasses
+
+import tensorflow as tf
+
+from tfdp.clipping.gradients import RowGradients, only_finite, scale
+from tfdp.clipping.planning import PrivacyError
+
+_BEYOND = tf.int64.max
+
+
+@dataclasses.dataclass
+class SurvivorSums:
+    """Clipped sums of the surviving rows of one table; only these rows are to be noised.
+
+    Attributes:
+        rows: (S,) int64, sorted.
+        values: (S, d) float32; zero for a row that no example touched.
+    """
+
+    rows: tf.Tensor
+    values: tf.Tensor
+
+
+def table_name(variable):
+    """The name of the sparse table that a variable is, or None for any other variable."""
+    return getattr(variable, "sparse_table", None)
+
+
+def activated_rows(model, result):
+    """The rows that each example activates in each sparse table.
+
+    Args:
+        model: the Keras model.
+        result: a `Backward`.
+
+    Returns:
+        Dict of the table's place among the trainable variables to (B, T) ids, −1 for padding.
+
+    Raises:
+        PrivacyError: if a table is used in another way than by looking up rows, so that more
+            rows have a gradient than the ids say.
+    """
+    found = {}
+    for i, gradient, _ in result.gradients:
+        name = table_name(model.trainable_variables[i])
+        if name is None:
+            continue
+        if not isinstance(gradient, RowGradients):
+            raise PrivacyError(
+                f"Table {name!r} is used in another way than by its layer's own look-up (in a "
+                "subclass with a `call` of its own, inside a layer without a rule, or read as a "
+                "whole), so that the rows of its gradient are not known from ids. Call the "
+                "SparseEmbedding directly in the model, or leave `selection` out."
+            )
+        found[i] = gradient.ids
+    return found
+
+
+def restrict(result, survivors):
+    """Sets the gradients of all other rows to zero; clipping comes after this.
+
+    Args:
+        result: a `Backward`.
+        survivors: dict of place among the trainable variables to sorted int64 rows.
+
+    Returns:
+        A `Backward` whose `clipped_sums` are `SurvivorSums` for these variables.
+    """
+    gradients = [
+        (i, SurvivingRows(g, survivors[i]) if i in survivors else g, group)
+        for i, g, group in result.gradients
+    ]
+    return dataclasses.replace(result, gradients=gradients)
+
+
+class SurvivingRows:
+    """Look-ups as `RowGradients`, without the rows that did not survive."""
+
+    def __init__(self, gradient, survivors):
+        ids = tf.cast(gradient.ids, tf.int64)
+        # The sentinel keeps an empty set of survivors an ordinary case.
+        sorted_rows = tf.concat([survivors, [_BEYOND]], 0)
+        place = tf.reshape(tf.searchsorted(sorted_rows, tf.reshape(ids, [-1])), tf.shape(ids))
+        survives = tf.gather(sorted_rows, place) == ids
+        values = tf.where(survives[:, :, tf.newaxis], gradient.values, 0.0)
+        self.survivors = survivors
+        self.place = tf.where(survives, place, -1)
+        self.masked = copy.copy(gradient)
+        self.masked.values = tf.ensure_shape(values, gradient.values.shape)
+
+    def squared_norm(self):
+        return self.masked.squared_norm()
+
+    def clipped_sum(self, factors, finite):
+        (values,) = only_finite(finite, self.masked.values)
+        sums = tf.math.unsorted_segment_sum(
+            tf.reshape(scale(values, factors), [-1, values.shape[2]]),
+            tf.reshape(self.place, [-1]),
+            tf.size(self.survivors),
+        )
+        return SurvivorSums(self.survivors, sums)

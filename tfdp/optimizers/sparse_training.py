@@ -1,0 +1,135 @@
+"""The sparse tables' part of a DPOptimizer: which rows, which noise, which optimizer."""
+
+import tensorflow as tf
+
+from tfdp.clipping import table_name
+from tfdp.optimizers.rows import RowOptimizer
+from tfdp.selection import FEST, AdaFEST, TableActivity
+
+_BLOCK = 1 << 14  # noise is drawn in compiled blocks of this size
+
+
+class SparseTraining:
+    """Rows are selected with σ₁, gradients noised with σ₂, tables updated by a row optimizer.
+
+    Formal guarantees: σ₁ and σ₂ are the selection's split of the step's σ, so that a step costs
+    one Gaussian of noise multiplier σ. Rows that do not survive are neither read nor written.
+
+    Args:
+        selection: `tfdp.selection.AdaFEST` or `FEST`.
+        embedding_optimizer: a `RowOptimizer`.
+        microbatch_size: must be None.
+
+    Raises:
+        ValueError: for arguments of other types, or one without the other.
+    """
+
+    def __init__(self, selection, embedding_optimizer, microbatch_size):
+        if selection is None:
+            raise ValueError(
+                "Argument `embedding_optimizer` trains the rows that `selection` chooses. Give "
+                "both, or leave it out: without a selection every row is noised, and trained by "
+                f"`optimizer`. Received: embedding_optimizer={embedding_optimizer}, selection=None"
+            )
+        if not isinstance(selection, (FEST, AdaFEST)):
+            raise ValueError(
+                "Argument `selection` must be a tfdp.selection.AdaFEST or FEST. "
+                f"Received: selection={selection}"
+            )
+        fest = selection if isinstance(selection, FEST) else selection.within
+        if fest is not None and not fest.is_chosen:
+            raise ValueError(
+                "Argument `selection` holds a FEST that has chosen no rows. Call its `adapt` "
+                "first: what it costs is part of the budget."
+            )
+        if not isinstance(embedding_optimizer, RowOptimizer):
+            raise ValueError(
+                "Argument `embedding_optimizer` must be given with `selection`, and be one that "
+                "touches the rows it is given and no others: a tfdp.optimizers.RowSGD, "
+                f"RowAdagrad or LazyAdam. Received: embedding_optimizer={embedding_optimizer}"
+            )
+        if microbatch_size is not None:
+            raise ValueError(
+                "Argument `microbatch_size` cannot be combined with `selection`: the rows are "
+                "chosen from the whole batch, before its gradients. Leave it out. "
+                f"Received: microbatch_size={microbatch_size}"
+            )
+        self.selection = selection
+        self.optimizer = embedding_optimizer
+
+    def split(self, variables):
+        """(tables, other variables).
+
+        Raises:
+            ValueError: if there is no table, or one that a step would have to touch as a whole.
+        """
+        tables = [v for v in variables if table_name(v) is not None]
+        if not tables:
+            raise ValueError(
+                "Argument `selection` selects rows of SparseEmbedding layers, and the model has "
+                "none that is trained. Use tfdp.layers.SparseEmbedding, or leave `selection` out. "
+                f"Received: variables {[v.path for v in variables]}"
+            )
+        names = [table_name(v) for v in tables]
+        if len(set(names)) < len(names):
+            raise ValueError(f"Give the SparseEmbedding layers distinct names. Received: {names}")
+        for table in tables:
+            if table.regularizer is not None or table.constraint is not None:
+                raise ValueError(
+                    f"Table {table_name(table)!r} has a regularizer or a constraint, which would "
+                    "update all of its rows. Remove it; the row optimizers have a lazy "
+                    "`weight_decay`."
+                )
+        self.selection.check({table_name(v): v.shape[0] for v in tables})
+        known = {id(v) for v in tables}
+        return tables, [v for v in variables if id(v) not in known]
+
+    def select(self, activated, variables, present, noise_multiplier, source):
+        """Surviving rows of one step, as `AdaFEST.select`.
+
+        Args:
+            activated: dict of place among the variables to (B, T) ids.
+            variables: the trainable variables.
+            present: (B,) bool.
+            noise_multiplier: σ, a scalar tensor.
+            source: a `tfdp.noise.NoiseSource`.
+
+        Returns:
+            Dict of the same places to sorted int64 rows.
+        """
+        tables = [
+            TableActivity(table_name(variables[i]), variables[i].shape[0], ids)
+            for i, ids in activated.items()
+        ]
+        rows = self.selection.select(tables, present, noise_multiplier, source)
+        return dict(zip(activated, rows, strict=True))
+
+    def noised(self, sums, stddev, source):
+        """Adds noise of σ₂·C to clipped sums, on the surviving rows only.
+
+        Args:
+            sums: list of `SurvivorSums`.
+            stddev: σ·C of the step, a float64 scalar tensor.
+            source: a `tfdp.noise.NoiseSource`.
+
+        Returns:
+            List of (S, d) float32.
+        """
+        stddev = self.selection.gradient_noise_multiplier(stddev)
+        sizes = [tf.size(s.values) for s in sums]
+        noise = tf.split(_normal(source, tf.add_n(sizes), stddev), tf.stack(sizes))
+        return [s.values + tf.reshape(z, tf.shape(s.values))
+                for s, z in zip(sums, noise, strict=True)]  # fmt: skip
+
+
+def _normal(source, count, stddev):
+    """(count,) float32 values of N(0, stddev²), for a count that is known only in the step."""
+    blocks = count // _BLOCK + 1
+    drawn = tf.TensorArray(tf.float32, blocks, element_shape=[_BLOCK])
+    _, drawn = tf.while_loop(
+        lambda i, _: i < blocks,
+        lambda i, drawn: (i + 1, drawn.write(i, source.normal((_BLOCK,), stddev))),
+        (0, drawn),
+        parallel_iterations=1,
+    )
+    return drawn.concat()[:count]
