@@ -106,7 +106,6 @@ def clipped_sums(model, result, clip_norm, clipping):
     with tf.name_scope("norms"):
         norms, bounds, order = squared_norms(result)
         raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
-        # A gradient that is exactly zero must stay so: its bound is zero too.
         factors, finite = clip_factors(raised, result.present, clip_norm, clipping)
         factor_of = dict(zip(order, factors, strict=True))
     sums = [None] * len(model.trainable_variables)

@@ -167,30 +167,34 @@ def squared_norms_one_by_one(left, right, rows=None):
     # The smaller side first: libraries multiply (r, T)·(T, p) with r < p up to twice as fast.
     small, large = (right, left) if r < p else (left, right)
 
-    def one(i, norms, magnitudes):
+    def one(i, *arrays):
         matrix = tf.matmul(small[i], large[i], transpose_a=True)
-        norm = sum_of_squares(matrix[tf.newaxis])[0]
+        norm = gross = sum_of_squares(matrix[tf.newaxis])[0]
         if rows is not None:
             ids, values = rows[0][i], tf.cast(rows[1][i], tf.float64)
             met = tf.transpose(tf.gather(matrix, ids, axis=1)) if r < p else tf.gather(matrix, ids)
-            norm += tf.reduce_sum(values * (2.0 * tf.cast(met, tf.float64) + values))
+            met = tf.cast(met, tf.float64)
+            norm += tf.reduce_sum(values * (2.0 * met + values))
+            gross += tf.reduce_sum(tf.abs(values) * (2.0 * tf.abs(met) + tf.abs(values)))
         # ‖|left|^T·|right|‖ is at most the product of the norms.
         magnitude = 2.0 * tf.sqrt(tf.nn.l2_loss(small[i]) * tf.nn.l2_loss(large[i]))
-        return i + 1, norms.write(i, norm), magnitudes.write(i, magnitude)
+        found = (norm, gross, tf.cast(magnitude, tf.float64))
+        return i + 1, *(a.write(i, v) for a, v in zip(arrays, found, strict=True))
 
-    arrays = [tf.TensorArray(t, batch, element_shape=[]) for t in (tf.float64, tf.float32)]
-    _, norms, magnitudes = tf.while_loop(
+    arrays = [tf.TensorArray(tf.float64, batch, element_shape=[]) for _ in range(3)]
+    _, *arrays = tf.while_loop(
         lambda i, *_: i < batch,
         one,
         (0, *arrays),
         parallel_iterations=1,
         maximum_iterations=batch,
     )
-    norm, magnitude = (tf.ensure_shape(a.stack(), left.shape[:1]) for a in (norms, magnitudes))
+    norm, gross, magnitude = (tf.ensure_shape(a.stack(), left.shape[:1]) for a in arrays)
     # |computed matrix - true matrix| in norm, and what it does to a square.
-    error = (_GRAM + _GRAM_PER_TERM * (left.shape[1] or 64)) * tf.cast(magnitude, tf.float64)
+    error = (_GRAM + _GRAM_PER_TERM * (left.shape[1] or 64)) * magnitude
     extra = 2.0 * tf.sqrt(tf.maximum(norm, 0.0)) * error + tf.square(error)
-    return norm, extra + norm * _POSITIVE + p * r * _UNDERFLOW
+    # `gross` is what was summed before rows and matrix could cancel.
+    return norm, extra + gross * _POSITIVE + p * r * _UNDERFLOW
 
 
 class RowGradients:
@@ -258,10 +262,13 @@ class _Tied:
         head = tf.reduce_sum(tf.cast(z_gram * h_gram, tf.float64), axis=[1, 2])
         inner = tf.matmul(h, rows.values, transpose_b=True)  # (B, T', T)
         cross = tf.reduce_sum(tf.cast(_at_ids(z, rows.ids) * inner, tf.float64), axis=[1, 2])
-        looked_up = rows.exact_squares()
-        bound = gram_rounding(z_gram, h_gram, z.shape[2], h.shape[2], tf.reduce_sum(
-            tf.sqrt(sum_of_squares_of_rows(rows.values)), axis=1))  # fmt: skip
-        return looked_up + head + 2.0 * cross, bound
+        looked_up, rows_bound = rows.squared_norm()
+        more = tf.reduce_sum(tf.sqrt(sum_of_squares_of_rows(rows.values)), axis=1)
+        bound = gram_rounding(z_gram, h_gram, z.shape[2], h.shape[2], more) + rows_bound
+        # Products that `inner` lost to underflow, times the logit gradients they were to meet.
+        met = tf.reduce_sum(tf.sqrt(tf.cast(tf.linalg.diag_part(z_gram), tf.float64)), axis=1)
+        lost = tf.cast(tf.shape(rows.ids)[1] * h.shape[2], tf.float64) * _UNDERFLOW
+        return looked_up + head + 2.0 * cross, bound + 2.0 * lost * (met + 1.0)
 
     def clipped_sum(self, factors, finite):
         rows = self.rows.clipped_sum(factors, finite)

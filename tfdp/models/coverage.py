@@ -22,6 +22,7 @@ def asserted(model):
     return [
         *chosen,
         *_adapted_layers(model),
+        *sorted(model._asserted),
     ]
 
 

@@ -18,6 +18,7 @@ from tfdp.clipping import (
     refuse_named_layers,
 )
 from tfdp.clipping.recording import all_layers
+from tfdp.data.provenance import is_as_sampled
 from tfdp.models import coverage, fitting
 from tfdp.models.selecting import refuse_compilation, restrict_to_survivors
 from tfdp.optimizers import DPOptimizer
@@ -93,7 +94,7 @@ class DPModel(keras.Model):
         )  # fmt: skip
         self._plans = {}
         self._checked_losses = set()
-        self._uncovered = set()
+        self._uncovered, self._asserted = set(), set()
         if private:
             self._bind(optimizer)
 
@@ -199,6 +200,8 @@ class DPModel(keras.Model):
         if not isinstance(self.optimizer, DPOptimizer):
             return super().fit(x, y, callbacks=callbacks, **kwargs)
         sampling = fitting.sampling_of_fit(self.optimizer, x, y, kwargs)
+        if isinstance(x, tf.data.Dataset) and not is_as_sampled(x):
+            self._asserted.add("what `map` did after sampling treats each row by itself")
         x = fitting.apply_class_weight(x, kwargs)
         self._uncovered |= coverage.of_callbacks(callbacks)
         fitting.check_examples_do_not_mix(self, x, y)

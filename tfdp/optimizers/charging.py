@@ -155,7 +155,8 @@ class Charging:
         if self._run is not None:
             # Loaded in the middle of a fit (BackupAndRestore): what was loaded counts, too.
             with tf.init_scope():
-                self._refresh_limit(self._settings_of_run["sampling"] is not None)
+                known = self._settings_of_run["sampling"] is not None
+                self._refresh_limit(strict=known and (self.remaining or 0) > 0)
 
     def _runs_of_this_budget(self):
         mine = {k: v for k, v in self._settings_without_noise().items() if k != "sampling"}
@@ -179,7 +180,7 @@ class Charging:
                 f"budget's {budget.epsilon} at delta={budget.delta}: more was charged to these "
                 "weights than when the noise was calibrated, or `max_batch_size` cuts off batches "
                 "too often. Compile again with a new DPOptimizer, which calibrates to what is "
-                "left, or leave `max_batch_size` out."
+                "left, or raise `max_batch_size` of `poisson_batches` (num_examples never cuts)."
             )
 
     def _settings(self, sampling):
