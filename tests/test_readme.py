@@ -43,3 +43,13 @@ def test_recommender(tmp_path, monkeypatch):
     exec("import keras, tfdp\n" + code, names)
     assert names["model"].ledger.entries[0].label == "item frequencies"
     assert names["model"].optimizer.charging.steps == 2
+
+
+def test_sparse_tables():
+    code = blocks("python")[2].replace("10_000_000", "1_000").replace("1_000_000", "2000")
+    names = {}
+    exec("import keras, tfdp\n" + code, names)
+    generator = np.random.default_rng(0)
+    clicks = (generator.integers(0, 1000, (2000, 26)), generator.integers(0, 2, (2000, 1)) * 1.0)
+    names["model"].fit(names["tfdp"].data.poisson_batches(clicks, 1024), verbose=0)
+    assert names["model"].optimizer.charging.steps == 2
