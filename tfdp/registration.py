@@ -6,10 +6,12 @@ import keras
 
 #: Every class that tfdp registers with Keras, and where it lives.
 CLASSES = {
+    "AdaFEST": "tfdp.selection.adafest",
     "DPFormer": "tfdp.models.dpformer",
     "DPModel": "tfdp.models.dp_model",
     "DPOptimizer": "tfdp.optimizers.dp_optimizer",
     "EmbeddingError": "tfdp.layers.item_embedding",
+    "FEST": "tfdp.selection.fest",
     "HitRate": "tfdp.metrics",
     "LazyAdam": "tfdp.optimizers.rows.lazy_adam",
     "LearnedPositions": "tfdp.layers.item_embedding",

@@ -148,7 +148,14 @@ def gram_rounding(left_gram, right_gram, p, r, more=0.0):
     underflow = (
         p * tf.square(tf.reduce_sum(right, axis=1)) + r * tf.square(tf.reduce_sum(left, axis=1))
     ) * _UNDERFLOW + tf.cast(tf.size(left_gram[0]), tf.float64) * _UNDERFLOW
-    return tf.square(magnitude) * (_GRAM + _GRAM_PER_TERM * (p + r)) + underflow
+    unit = 1e-7 if left_gram.dtype == tf.float64 else 1.0
+    return unit * tf.square(magnitude) * (_GRAM + _GRAM_PER_TERM * (p + r)) + underflow
+
+
+def _affords_float64(left, right):
+    """Whether grams are so small that float64 costs nothing, and need no raised norm."""
+    positions = left.shape[1]
+    return positions is not None and positions**2 * (left.shape[2] + right.shape[2]) <= 1 << 16
 
 
 def squared_norms_one_by_one(left, right, rows=None):
@@ -255,14 +262,20 @@ class _Tied:
     def squared_norm(self):
         rows, outer = self.rows, self.outer
         z, h = outer.left, outer.right
-        if outer.strategy in ("looped", "formed"):
+        exact = _affords_float64(z, h)
+        if outer.strategy in ("looped", "formed") and not exact:
             return squared_norms_one_by_one(z, h, (rows.ids, rows.values))
+        if exact:
+            z, h = tf.cast(z, tf.float64), tf.cast(h, tf.float64)
         z_gram = tf.matmul(z, z, transpose_b=True)
         h_gram = tf.matmul(h, h, transpose_b=True)
         head = tf.reduce_sum(tf.cast(z_gram * h_gram, tf.float64), axis=[1, 2])
-        inner = tf.matmul(h, rows.values, transpose_b=True)  # (B, T', T)
+        inner = tf.matmul(h, tf.cast(rows.values, h.dtype), transpose_b=True)  # (B, T', T)
         cross = tf.reduce_sum(tf.cast(_at_ids(z, rows.ids) * inner, tf.float64), axis=[1, 2])
         looked_up, rows_bound = rows.squared_norm()
+        if exact:
+            looked_up = tf.reduce_sum(sum_of_squares_of_rows(rows.values), axis=1)
+            rows_bound = tf.zeros_like(looked_up)
         more = tf.reduce_sum(tf.sqrt(sum_of_squares_of_rows(rows.values)), axis=1)
         bound = gram_rounding(z_gram, h_gram, z.shape[2], h.shape[2], more) + rows_bound
         # Products that `inner` lost to underflow, times the logit gradients they were to meet.
