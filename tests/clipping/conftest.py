@@ -141,11 +141,16 @@ class BruteForce:
                 "automatic": clip_norm / (true + 0.01),
                 "normalized": np.where(true > 0, clip_norm / np.maximum(true, 1e-30), 0.0),
             }[clipping]
-            total = np.sqrt(sum(np.sum(np.square(np.tensordot(factor, g, 1))) for g in gradients))
-            for variable, g, s in zip(self.model.trainable_variables, gradients, sums, strict=True):
-                wanted = np.tensordot(factor, g, 1)
-                error = np.linalg.norm(s - wanted)
-                assert error <= tolerance * max(np.linalg.norm(wanted), 1e-2 * total), variable.path
+            wanted = [np.tensordot(factor, g, 1) for g in gradients]
+            errors = [np.linalg.norm(s - w) for s, w in zip(sums, wanted, strict=True)]
+            norms_of = [np.linalg.norm(w) for w in wanted]
+            total = np.linalg.norm(norms_of)
+            assert np.linalg.norm(errors) <= tolerance * total
+            # A small variable must not hide behind the others.
+            for variable, error, norm in zip(
+                self.model.trainable_variables, errors, norms_of, strict=True
+            ):
+                assert error <= 10 * tolerance * max(norm, 0.001 * total), variable.path
         return true
 
 

@@ -15,6 +15,7 @@ TOKENS, LENGTH, WIDTH = 11, 6, 8
 @pytest.fixture(autouse=True)
 def same_data_in_any_order():
     GENERATOR.bit_generator.state = np.random.default_rng(7).bit_generator.state
+    keras.utils.set_random_seed(7)
 
 
 def targets(*shape):
@@ -165,8 +166,9 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_layers(brute_force, mean_loss, name):
     make, shape = MODELS[name]
-    x, y = normal(4, *shape), targets(4, 1)
-    brute_force(functional(make, shape), x, mean_loss("mse", y)).check()
+    x, y = normal(3, *shape), targets(3, 1)
+    check = brute_force(functional(make, shape), x, mean_loss("mse", y))
+    check.check(clippings=("flat", "normalized"))
 
 
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "depthwise", "group_norm", "dense_rank_4"])
@@ -197,9 +199,9 @@ def test_einsum_equations(brute_force, mean_loss, equation, shape, output_shape,
         return layers.EinsumDense(equation, output_shape, "tanh", bias_axes=bias_axes)(x)
 
     def losses(outputs):
-        return tf.reduce_sum(tf.reshape(tf.square(outputs), [4, -1]), axis=1)
+        return tf.reduce_sum(tf.reshape(tf.square(outputs), [3, -1]), axis=1)
 
-    brute_force(functional(make, shape), normal(4, *shape), losses).check()
+    brute_force(functional(make, shape), normal(3, *shape), losses).check(clippings=("flat",))
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3])

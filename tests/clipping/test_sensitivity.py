@@ -62,13 +62,13 @@ def softmax_like(generator, batch, positions, classes):
     return z
 
 
-def factor_kinds(generator, batch, t, p, r):
+def factor_kinds(generator, batch, t, p, r, only=None):
     """(left, right): random, one-signed (rounding adds up), of rank one, cancelling."""
     one, two = generator.uniform(0.5, 2.0, 2)
     a, b = generator.uniform(0.5, 2, (batch, 1, p)), generator.uniform(0.5, 2, (batch, 1, r))
     sign = np.where(np.arange(t) % 2, 1.0, -1.0)[None, :, None]
     almost = sign * (1 + 1e-4 * generator.normal(size=(batch, t, 1)))
-    return {
+    kinds = {
         "random": (generator.normal(size=(batch, t, p)), generator.normal(size=(batch, t, r))),
         "constant": (np.full((batch, t, p), one), np.full((batch, t, r), two)),
         "rank one": (np.repeat(a, t, 1), np.repeat(b, t, 1)),
@@ -77,6 +77,11 @@ def factor_kinds(generator, batch, t, p, r):
         "nearly cancelling": (np.repeat(a, t, 1), b * almost),
         "constant, nearly cancelling": (np.full((batch, t, p), one), two * almost * np.ones(r)),
     }
+    return {k: v for k, v in kinds.items() if only is None or k in only}
+
+
+# XLA compiles for every kind: those whose rounding is worst.
+WORST = ("constant", "rank one", "nearly cancelling")
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -87,7 +92,8 @@ def factor_kinds(generator, batch, t, p, r):
 )  # fmt: skip
 def test_outer_products(t, p, r, jit_compile):
     generator = np.random.default_rng(t + p + r)
-    for name, factors in factor_kinds(generator, 2, t, p, r).items():
+    kinds = factor_kinds(generator, 2, t, p, r, WORST if jit_compile else None)
+    for name, factors in kinds.items():
         assert excess(*outer(*factors), jit_compile=jit_compile) <= 1e-6, name
 
 
@@ -97,7 +103,8 @@ def test_outer_products(t, p, r, jit_compile):
 def test_tied_table(t, d, items, jit_compile):
     generator = np.random.default_rng(t)
     ids = generator.integers(0, items, (2, t))
-    for name, (z, h) in factor_kinds(generator, 2, t, items, d).items():
+    kinds = factor_kinds(generator, 2, t, items, d, WORST if jit_compile else None)
+    for name, (z, h) in kinds.items():
         values = generator.normal(size=(2, t, d))
         assert excess(*tied(ids, values, z, h), jit_compile=jit_compile) <= 1e-6, name
         # The look-up's gradient takes back what the head gives to its rows, up to 1e-4.
