@@ -123,10 +123,11 @@ def test_tied_table(t, d, items, jit_compile):
     items=st.integers(1, 6),
     kind=st.sampled_from(["exact", "nearly", "free"]),
     clipping=st.sampled_from(["flat", "normalized", "automatic"]),
-    scale=st.floats(-15, 12),
+    scale=st.floats(-19, 12),
     seed=st.integers(0, 2**32 - 1),
 )
 @example(t=2, d=1, items=3, kind="nearly", clipping="normalized", scale=0.0, seed=0)
+@example(t=1, d=3, items=1, kind="free", clipping="normalized", scale=-19.0, seed=0)
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_adversarial_search_over_tied_tables(t, d, items, kind, clipping, scale, seed):
     generator = np.random.default_rng(seed)
