@@ -11,6 +11,7 @@ CLASSES = {
     "DPModel": "tfdp.models.dp_model",
     "DPOptimizer": "tfdp.optimizers.dp_optimizer",
     "EmbeddingError": "tfdp.layers.item_embedding",
+    "ExponentialSelection": "tfdp.selection.exponential",
     "FEST": "tfdp.selection.fest",
     "HitRate": "tfdp.metrics",
     "LazyAdam": "tfdp.optimizers.rows.lazy_adam",

@@ -169,7 +169,7 @@ def test_ledger_composes_heads_layers_and_calls_and_survives_json():
     by_hand = dp_accounting.rdp.rdp_privacy_accountant.compute_epsilon(orders, total, 1e-5)[0]
     assert 0 < restored.epsilon(1e-5, accountant="rdp") <= by_hand
     with pytest.raises(ValueError, match='accountant="rdp"'):
-        restored.epsilon(1e-5)
+        restored.epsilon(1e-5, "pld")
 
 
 def test_gaussian_epsilon_agrees_with_privacy_loss_distributions():

@@ -12,7 +12,7 @@ from tfdp.layers import SparseEmbedding
 from tfdp.models import make_private
 from tfdp.noise import NoiseSource
 from tfdp.optimizers import DPOptimizer, LazyAdam, RowAdagrad, RowSGD
-from tfdp.selection import FEST, AdaFEST
+from tfdp.selection import FEST, AdaFEST, ExponentialSelection
 
 V, D = 30, 3
 TABLE = "first/embeddings"
@@ -185,14 +185,20 @@ def test_a_keras_embedding_beside_sparse_tables_is_noised_in_every_row():
 
 @pytest.mark.parametrize(
     "name, kind",
-    [*[(name, "AdaFEST") for name in OPTIMIZERS], ("LazyAdam", "AdaFEST+"), ("LazyAdam", "FEST")],
+    [
+        *[(name, "AdaFEST") for name in OPTIMIZERS],
+        *[("LazyAdam", kind) for kind in ("AdaFEST+", "FEST", "exponential")],
+    ],
 )
 def test_no_operation_of_a_step_but_the_variables_has_as_many_rows_as_a_table(
     name, kind, outputs_with_rows
 ):
     rows = 7919
     fest = FEST(5, frequencies={n: rows_of(1, 2, 3, 4, 5, size=rows) for n in ("first", "second")})
-    selection = {"AdaFEST": AdaFEST(3.0), "AdaFEST+": AdaFEST(3.0, within=fest), "FEST": fest}[kind]
+    selection = {
+        "AdaFEST": AdaFEST(3.0), "AdaFEST+": AdaFEST(3.0, within=fest), "FEST": fest,
+        "exponential": ExponentialSelection(6),
+    }[kind]  # fmt: skip
     model = compiled(
         make_model(rows=rows), selection, embedding_optimizer=OPTIMIZERS[name](),
         optimizer=keras.optimizers.Adam(0.1), noise_multiplier=1.0,
@@ -207,6 +213,72 @@ def test_no_operation_of_a_step_but_the_variables_has_as_many_rows_as_a_table(
     data = tf.nest.map_structure(tf.convert_to_tensor, (x, y, np.ones(8, "float32")))
     graph = train.get_concrete_function(data)
     assert outputs_with_rows(graph, rows) == []
+
+
+def test_exponential_selection_takes_the_rows_with_the_largest_clipped_gradients():
+    x, y = make_data(8, rows=6)
+    x[0][:], x[1][:] = 0, 0
+    x[0][:5, 0], x[0][5:, 0] = 4, 2
+    x[0][0] = [4, 4, 4]  # of the same example: once
+    x[1][:, 0] = 7
+    model = make_model()
+    exact = brute_force(model, x, y, {"first": [4], "second": [7]}, 1e-3)
+    # Clipped at so small a norm every example counts 1: 4 has 5, 2 has 3, 7 has 8.
+    model = compiled(model, ExponentialSelection(2), clip_norm=1e-3,
+                     optimizer=keras.optimizers.SGD(1e3), embedding_optimizer=RowSGD(1e3))  # fmt: skip
+    found = step(model, x, y)
+    for a, b in zip(found.values(), exact, strict=True):
+        np.testing.assert_allclose(a, b * 1e3 / 8, rtol=1e-4, atol=2e-6)
+
+
+def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
+    x, y = make_data(100)
+    batches = poisson_batches((x, y), 10, steps_per_epoch=3)
+    model = compiled(make_model(), ExponentialSelection(5), noise_multiplier=1.0, n=100,
+                     expected_batch_size=10)  # fmt: skip
+    history = model.fit(batches, epochs=2, verbose=0).history
+    assert history["gradient_size"] == [5 * D, 5 * D]
+    assert "gradient_size" not in model.evaluate(x, y, return_dict=True, verbose=0)
+    # Selected at random, none is touched: 50 steps give the mean of the survivors.
+    model = compiled(make_model(), AdaFEST(1e-9), noise_multiplier=50.0, n=100,
+                     expected_batch_size=10)  # fmt: skip
+    history = model.fit(batches, epochs=15, verbose=0).history
+    assert abs(np.mean(history["gradient_size"]) / (V * D) - 1) < 0.2  # half of 2·V rows
+
+
+def test_rows_chosen_anew_are_the_ones_that_the_next_fit_trains():
+    x, y = make_data(100)
+    x[0][:], x[1][:] = 3, 3
+    fest = FEST(1, epsilon=1e9)
+    sizes = {"first": V, "second": V}
+    fest.adapt({"first": x[0], "second": x[1]}, sizes)
+    model = compiled(make_model(), fest, noise_multiplier=1.0, n=100, expected_batch_size=10)
+    before = model.get_layer("first").embeddings.numpy()
+    batches = poisson_batches((x, y), 10, steps_per_epoch=2)
+    model.fit(batches, verbose=0)
+    middle = model.get_layer("first").embeddings.numpy()
+    assert list(moved(middle - before)) == [3]
+    x[0][:], x[1][:] = 8, 8
+    fest.adapt({"first": x[0], "second": x[1]}, sizes)
+    model.fit(poisson_batches((x, y), 10, steps_per_epoch=2), verbose=0)
+    after = model.get_layer("first").embeddings.numpy()
+    assert list(moved(after - middle)) == [8]
+    labels = [entry.label for entry in model.ledger.entries]
+    assert labels.count("most frequent rows") == 2
+
+
+def test_the_joint_mechanism_of_exponential_selection_is_what_is_charged():
+    x, y = make_data(100)
+    batches = poisson_batches((x, y), 10, steps_per_epoch=3)
+    model = compiled(make_model(), ExponentialSelection(5), budget=PrivacyBudget(2.0, 1e-3),
+                     steps=3, n=100, expected_batch_size=10)  # fmt: skip
+    model.fit(batches, verbose=0)
+    (entry,) = model.ledger.entries
+    sigma = model.optimizer.noise_multiplier
+    assert entry.event == accounting.training_event(sigma, 0.1, "concentrated")
+    statement = model.privacy_statement()
+    assert 1.9 < statement.epsilon <= 2.0 and statement.accountant == "rdp"
+    assert "chosen by ExponentialSelection" in " ".join(str(statement).split())
 
 
 def test_the_walk_over_the_graph_sees_a_table_that_is_read_or_densified(outputs_with_rows):
@@ -309,7 +381,7 @@ def test_survives_a_file_with_its_selection_and_slots(tmp_path):
     [({"embedding_optimizer": keras.optimizers.Adam()}, "RowSGD"),
      ({"embedding_optimizer": None}, "RowSGD"),
      ({"selection": None}, "leave it out"),
-     ({"selection": "adafest"}, "AdaFEST or FEST"),
+     ({"selection": "adafest"}, "AdaFEST, FEST or"),
      ({"selection": FEST(3, epsilon=1.0)}, "adapt"),
      ({"microbatch_size": 4}, "microbatch_size")],
 )  # fmt: skip

@@ -48,6 +48,14 @@ def epsilon_of(composed, delta):
         return max(0.0, float(composed.get_epsilon(delta)))
 
 
+def best_accountant(event, adjacency="add_or_remove_one"):
+    """ "pld" where it has a rule for the whole event, "rdp" otherwise."""
+    for candidate, relation in interpretations(event, "pld", adjacency):
+        if _fresh_accountant("pld", adjacency, relation).supports(candidate):
+            return "pld"
+    return "rdp"
+
+
 def compose_accountant(event, accountant, adjacency):
     """An accountant that has composed `event`; cached, so it must not be composed further.
 

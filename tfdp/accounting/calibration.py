@@ -6,10 +6,10 @@ import json
 import math
 
 from tfdp.accounting import _validate
-from tfdp.accounting.accountants import ACCOUNTANTS, epsilon
+from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant, epsilon
 from tfdp.accounting.adjacency import ADJACENCIES
 from tfdp.accounting.budget import BudgetError, PrivacyBudget
-from tfdp.accounting.composition import compose, training_event
+from tfdp.accounting.composition import MECHANISMS, compose, training_event
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.gdp import gdp_clt_epsilon
 
@@ -25,6 +25,7 @@ def calibrate_noise_multiplier(
     adjacency="add_or_remove_one",
     other_events=(),
     extra_delta=0.0,
+    mechanism="gaussian",
 ):
     """The smallest noise multiplier whose training, with the other events, meets a budget.
 
@@ -37,11 +38,12 @@ def calibrate_noise_multiplier(
         budget: a `PrivacyBudget`.
         sampling_probability: q in (0, 1]; 1 means no sampling.
         steps: number of training steps.
-        accountant: "pld" or "rdp".
+        accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
         adjacency: as for `tfdp.accounting.epsilon`.
         other_events: DpEvents that the same budget has to pay for.
         extra_delta: delta already promised elsewhere, e.g.
             `truncation_delta(budget.epsilon, steps, overflow_probability)`.
+        mechanism: what a step is, as for `training_event`.
 
     Returns:
         The noise multiplier: standard deviation of the noise on the *sum* of clipped gradients,
@@ -57,8 +59,9 @@ def calibrate_noise_multiplier(
         )
     q = _validate.probability("sampling_probability", sampling_probability)
     steps = _validate.count("steps", steps)
-    _validate.one_of("accountant", accountant, ACCOUNTANTS)
+    _validate.one_of("accountant", accountant, (None, *ACCOUNTANTS))
     _validate.one_of("adjacency", adjacency, ADJACENCIES)
+    _validate.one_of("mechanism", mechanism, MECHANISMS)
     extra_delta = _validate.not_negative("extra_delta", extra_delta)
     if extra_delta >= budget.delta:
         raise BudgetError(
@@ -67,17 +70,25 @@ def calibrate_noise_multiplier(
             "batches into micro-batches instead of truncating them, or use a larger delta. "
             f"Received: budget={budget}, extra_delta={extra_delta}"
         )
+    if accountant is None:
+        step = training_event(1.0, q, mechanism)
+        whole = compose((event, 1) for event in [*other_events, step])
+        accountant = best_accountant(whole, adjacency)
     encoded = json.dumps([event_to_dict(event) for event in other_events])
-    return _calibrate_cached(budget, q, steps, accountant, adjacency, encoded, extra_delta)
+    return _calibrate_cached(
+        budget, q, steps, accountant, adjacency, encoded, extra_delta, mechanism
+    )
 
 
 @functools.lru_cache(maxsize=256)
-def _calibrate_cached(budget, q, steps, accountant, adjacency, encoded_events, extra_delta):
+def _calibrate_cached(
+    budget, q, steps, accountant, adjacency, encoded_events, extra_delta, mechanism
+):
     others = [(event_from_dict(encoded), 1) for encoded in json.loads(encoded_events)]
     delta = budget.delta - extra_delta
 
     def epsilon_at(sigma):
-        event = compose([*others, (training_event(sigma, q), steps)])
+        event = compose([*others, (training_event(sigma, q, mechanism), steps)])
         return epsilon(event, delta, accountant, adjacency)
 
     if others and epsilon(compose(others), delta, accountant, adjacency) >= budget.epsilon:

@@ -3,15 +3,20 @@
 import dp_accounting
 
 from tfdp.accounting import _validate
+from tfdp.accounting.concentrated import PoissonSampledConcentratedDpEvent
+
+MECHANISMS = ("gaussian", "concentrated")
 
 
-def training_event(noise_multiplier, sampling_probability):
-    """One step of DP-SGD: a Poisson-sampled Gaussian sum (MATH.md section 1).
+def training_event(noise_multiplier, sampling_probability, mechanism="gaussian"):
+    """One step of private training on a Poisson sample (MATH.md section 1).
 
     Args:
         noise_multiplier: sigma, the standard deviation of the noise on the *sum* of clipped
             gradients over the clip norm. 0 means no noise: the event is then not private.
         sampling_probability: q in (0, 1]; 1 means that every step uses every record.
+        mechanism: "gaussian" for a Gaussian sum; "concentrated" for any other step that has the
+            Rényi curve of that Gaussian before sampling.
 
     Returns:
         A `dp_accounting.DpEvent`.
@@ -21,8 +26,11 @@ def training_event(noise_multiplier, sampling_probability):
     """
     sigma = _validate.not_negative("noise_multiplier", noise_multiplier)
     q = _validate.probability("sampling_probability", sampling_probability)
+    _validate.one_of("mechanism", mechanism, MECHANISMS)
     if sigma == 0:
         return dp_accounting.NonPrivateDpEvent()
+    if mechanism == "concentrated":
+        return PoissonSampledConcentratedDpEvent(q, sigma)
     gaussian = dp_accounting.GaussianDpEvent(sigma)
     return gaussian if q == 1 else dp_accounting.PoissonSampledDpEvent(q, gaussian)
 

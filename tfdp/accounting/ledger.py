@@ -8,7 +8,7 @@ import math
 import dp_accounting
 
 from tfdp.accounting import _validate
-from tfdp.accounting.accountants import compose_accountant, epsilon_of
+from tfdp.accounting.accountants import best_accountant, compose_accountant, epsilon_of
 from tfdp.accounting.composition import compose
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.truncation import truncation_delta
@@ -131,7 +131,7 @@ class Ledger:
         """Everything in the ledger as one `dp_accounting.DpEvent`, in its smallest form."""
         return compose((entry.event, entry.count) for entry in self._entries)
 
-    def epsilon(self, delta, accountant="pld", adjacency="add_or_remove_one"):
+    def epsilon(self, delta, accountant=None, adjacency="add_or_remove_one"):
         """The epsilon at which everything in the ledger is (epsilon, delta)-private.
 
         Formal guarantees: with delta_M(.) the privacy curve of the composed events, and P_i the
@@ -140,7 +140,7 @@ class Ledger:
 
         Args:
             delta: a probability in (0, 1).
-            accountant: "pld" or "rdp".
+            accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
             adjacency: as for `tfdp.accounting.epsilon`.
 
         Returns:
@@ -150,7 +150,9 @@ class Ledger:
             ValueError: as for `tfdp.accounting.epsilon`.
         """
         delta = _validate.open_unit("delta", delta)
-        composed = compose_accountant(self.event(), accountant, adjacency)
+        event = self.event()
+        accountant = best_accountant(event, adjacency) if accountant is None else accountant
+        composed = compose_accountant(event, accountant, adjacency)
         epsilon = epsilon_of(composed, delta)
         overflow = math.fsum(e.count * e.overflow_probability for e in self._entries)
         # Reserve delta for truncation until the reserve covers what it costs at the epsilon

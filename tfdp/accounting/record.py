@@ -48,8 +48,9 @@ class Record:
         """Begins a run; returns its name.
 
         Args:
-            settings: JSON-able dict with "noise_multiplier", "sampling_probability" and
-                "sampling" (a `Sampling` as a dict, or None), and whatever else describes it.
+            settings: JSON-able dict with "noise_multiplier", "sampling_probability",
+                "mechanism" (as for `training_event`, which is its default) and "sampling" (a
+                `Sampling` as a dict, or None), and whatever else describes it.
         """
         name = secrets.token_hex(8)
         self._root()._runs[name] = {"settings": json.loads(json.dumps(settings)), "steps": 0}
@@ -121,6 +122,7 @@ class Record:
 def _entry(settings, steps, name):
     details = {"kind": "training", **{k: v for k, v in settings.items() if v is not None}}
     details.pop("sampling_probability")
+    mechanism = details.pop("mechanism", "gaussian")
     if settings["sampling"] is not None:
         sampling = Sampling.from_dict(settings["sampling"])
         details["overflow_probability"] = sampling.overflow_probability
@@ -129,7 +131,7 @@ def _entry(settings, steps, name):
             details["pass"] = name
     return LedgerEntry(
         "private training",
-        training_event(settings["noise_multiplier"], settings["sampling_probability"]),
+        training_event(settings["noise_multiplier"], settings["sampling_probability"], mechanism),
         steps,
         details,
     )

@@ -7,7 +7,7 @@ import math
 import dp_accounting
 
 from tfdp.accounting import _validate, statement_text
-from tfdp.accounting.accountants import ACCOUNTANTS
+from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant
 from tfdp.accounting.adjacency import ADJACENCIES
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.ledger import Ledger
@@ -83,7 +83,7 @@ def privacy_statement(
     ledger,
     *,
     delta,
-    accountant="pld",
+    accountant=None,
     adjacency="add_or_remove_one",
     unit="one example",
     num_examples,
@@ -107,7 +107,7 @@ def privacy_statement(
     Args:
         ledger: a `Ledger`.
         delta: a probability, at most 1/num_examples.
-        accountant: "pld" or "rdp".
+        accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
         adjacency: as for `tfdp.accounting.epsilon`.
         unit: the unit of privacy: what one record is.
         num_examples: n, the number of records.
@@ -127,7 +127,7 @@ def privacy_statement(
     Raises:
         ValueError: if delta exceeds 1/n, or an event has no rule under the accountant.
     """
-    _validate.one_of("accountant", accountant, ACCOUNTANTS)
+    _validate.one_of("accountant", accountant, (None, *ACCOUNTANTS))
     _validate.one_of("adjacency", adjacency, ADJACENCIES)
     remark = check_delta(delta, num_examples)
     reality = _Reality(sampling, epochs_of_unamplified)
@@ -148,11 +148,13 @@ def privacy_statement(
         adjacency_of_claim = "zero_out"
     else:
         adjacency_of_claim = adjacency
+    if accountant is None:
+        accountant = best_accountant(reality.true.event(), adjacency_of_claim)
     stated = assumed = None
     if not unstated:
         stated = reality.true.epsilon(delta, accountant, adjacency_of_claim)
         if reality.shuffled:
-            assumed = ledger.epsilon(delta, accountant, adjacency)
+            assumed = ledger.epsilon(delta, adjacency=adjacency)
     return Statement(
         epsilon=stated,
         delta=delta,
@@ -233,6 +235,8 @@ class _Reality:
         event = entry.event
         if isinstance(event, dp_accounting.PoissonSampledDpEvent):
             event = event.event
+        elif hasattr(event, "without_sampling"):
+            event = event.without_sampling()
         elif getattr(event, "sampling_probability", 1.0) < 1:
             self._note(
                 self.unstated,

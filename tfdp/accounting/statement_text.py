@@ -74,7 +74,10 @@ def _budget(statement):
 
 
 def _entry(entry):
-    return f"  - {entry['label']}: {entry['count']} x {describe(event_from_dict(entry['event']))}"
+    selection = entry["details"].get("selection")
+    chosen = f", rows of sparse tables chosen by {selection['name']}" if selection else ""
+    event = describe(event_from_dict(entry["event"]))
+    return f"  - {entry['label']}: {entry['count']} x {event}{chosen}"
 
 
 def describe(event):
@@ -83,6 +86,11 @@ def describe(event):
     if name == "PoissonSampled":
         inner = describe(event.event)
         return f"{inner}, Poisson sampled with probability {event.sampling_probability:.6g}"
+    if name == "PoissonSampledConcentrated":
+        sampled = event.sampling_probability
+        how = f", Poisson sampled with probability {sampled:.6g}" if sampled < 1 else ""
+        sigma = f"{event.noise_multiplier:.6g}"
+        return f"mechanism as concentrated as Gaussian noise of multiplier {sigma}{how}"
     if name == "Gaussian":
         return f"Gaussian noise of multiplier {event.noise_multiplier:.6g}"
     if name == "Laplace":

@@ -226,6 +226,10 @@ class RowGradients:
     def exact_squares(self):
         return sum_of_squares(self.values)
 
+    def row_norms(self):
+        """(B, T) float64 norms of the rows; 0 in all places of a repeated id but the first."""
+        return tf.sqrt(sum_of_squares_of_rows(self.values))
+
     def formed(self):
         batch = tf.shape(self.ids)[0]
         count = self.variable.shape[0]

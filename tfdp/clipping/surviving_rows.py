@@ -30,14 +30,15 @@ def table_name(variable):
 
 
 def activated_rows(model, result):
-    """The rows that each example activates in each sparse table.
+    """The rows that each example activates in each sparse table, and their gradients.
 
     Args:
         model: the Keras model.
         result: a `Backward`.
 
     Returns:
-        Dict of the table's place among the trainable variables to (B, T) ids, −1 for padding.
+        Dict of the table's place among the trainable variables to `RowGradients`, whose `ids`
+        (B, T) are −1 for padding.
 
     Raises:
         PrivacyError: if a table is used in another way than by looking up rows, so that more
@@ -55,7 +56,7 @@ def activated_rows(model, result):
                 "whole), so that the rows of its gradient are not known from ids. Call the "
                 "SparseEmbedding directly in the model, or leave `selection` out."
             )
-        found[i] = gradient.ids
+        found[i] = gradient
     return found
 
 

@@ -20,7 +20,12 @@ from tfdp.clipping import (
 from tfdp.clipping.recording import all_layers
 from tfdp.data.provenance import is_as_sampled
 from tfdp.models import coverage, fitting
-from tfdp.models.selecting import refuse_compilation, restrict_to_survivors
+from tfdp.models.selecting import (
+    gradient_size_metric,
+    refuse_compilation,
+    restrict_to_survivors,
+    trace_again_if_chosen_anew,
+)
 from tfdp.optimizers import DPOptimizer
 
 _RECORD = "_tfdp_record"
@@ -95,6 +100,8 @@ class DPModel(keras.Model):
         self._plans = {}
         self._checked_losses = set()
         self._uncovered, self._asserted = set(), set()
+        # Not tracked as one of Keras's: it has no value in `evaluate`.
+        vars(self)["_gradient_size"] = gradient_size_metric(optimizer) if private else None
         if private:
             self._bind(optimizer)
 
@@ -150,12 +157,12 @@ class DPModel(keras.Model):
         """Sentences about what the user declared public, for the statement."""
         return [s for layer in all_layers(self) for s in getattr(layer, "privacy_asserted", ())]
 
-    def privacy_statement(self, delta=None, accountant="pld"):
+    def privacy_statement(self, delta=None, accountant=None):
         """What was guaranteed to each record of the training data, and what was not.
 
         Args:
             delta: δ; defaults to the budget's, or 1/(10·n).
-            accountant: "pld" or "rdp".
+            accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
 
         Returns:
             A `tfdp.accounting.Statement`: print it, or use `.epsilon`, `.to_dict()`,
@@ -210,6 +217,7 @@ class DPModel(keras.Model):
         self._charge_releases(self.optimizer)
         charging.begin(sampling)
         self._bind_layers()
+        trace_again_if_chosen_anew(self)
         self.optimizer.refresh_entropy()
         callbacks = fitting.with_budget_stop(callbacks, self.optimizer)
         try:
@@ -231,8 +239,17 @@ class DPModel(keras.Model):
         else:
             sums = self._accumulate(x, y, sample_weight)
         variables = self.trainable_variables
-        self.optimizer.apply_clipped_sums(sums, variables, _regularization(variables))
-        return self.get_metrics_result()
+        size = self.optimizer.apply_clipped_sums(sums, variables, _regularization(variables))
+        results = self.get_metrics_result()
+        if self._gradient_size is not None:
+            self._gradient_size.update_state(size)
+            results["gradient_size"] = self._gradient_size.result()
+        return results
+
+    def reset_metrics(self):
+        super().reset_metrics()
+        if vars(self).get("_gradient_size") is not None:
+            self._gradient_size.reset_state()
 
     def _clipped_sums(self, x, y, sample_weight):
         """Forward, backward, norms, factors and sums of one micro-batch; updates the metrics."""

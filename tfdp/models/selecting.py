@@ -1,4 +1,6 @@
-"""The step between gradients and norms of a model with sparse tables: which rows survive."""
+"""What a model with sparse tables does beside: choose rows in a step, and show how many."""
+
+import keras
 
 from tfdp.clipping import PrivacyError, activated_rows, restrict
 
@@ -31,3 +33,23 @@ def refuse_compilation(optimizer, jit_compile):
             "`jit_compile=True` cannot be combined with `selection`: the number of rows that a "
             "step touches is drawn in the step. Leave `jit_compile` out."
         )
+
+
+def gradient_size_metric(optimizer):
+    """The mean, over the steps of an epoch, of the scalars of sparse tables that receive noise.
+
+    It is made from the survivors alone, which are private. Without a selection it would be the
+    size of the tables in every step: there is None.
+    """
+    return keras.metrics.Mean(name="gradient_size") if optimizer.selection is not None else None
+
+
+def trace_again_if_chosen_anew(model):
+    """A traced step holds the rows that were chosen before it; a new choice needs a new trace."""
+    selection = model.optimizer.selection
+    if selection is None:
+        return
+    traced = vars(model).get("_traced_choice")
+    vars(model)["_traced_choice"] = selection.version
+    if traced not in (None, selection.version):
+        model.make_train_function(force=True)

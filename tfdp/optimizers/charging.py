@@ -82,6 +82,8 @@ class Charging:
                 optimizer.steps,
                 other_events=[ledger.event()] if len(ledger) else [],
                 extra_delta=_TRUNCATION_SHARE * optimizer.budget.delta,
+                accountant=None,
+                mechanism=self._mechanism,
             )
         return self._calibrations[key]
 
@@ -199,8 +201,14 @@ class Charging:
             "clipping": optimizer.clipping,
             "seeded_noise": optimizer.seed is not None,
             "budget": [budget.epsilon, budget.delta, optimizer.steps] if budget else None,
+            "mechanism": self._mechanism,
             "selection": optimizer.selection.describe() if optimizer.selection else None,
         }
+
+    @property
+    def _mechanism(self):
+        selection = self._optimizer.selection
+        return "gaussian" if selection is None else selection.step_mechanism
 
 
 class RecordState(tf.train.experimental.PythonState):

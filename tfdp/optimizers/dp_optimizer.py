@@ -158,8 +158,11 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """The `Charging`: steps so far, steps left, and how batches were drawn."""
         return self._charging
 
-    def epsilon(self, delta=None, accountant="pld"):
-        """ε spent so far, at `delta` (default: the budget's, or 1/(10·n))."""
+    def epsilon(self, delta=None, accountant=None):
+        """ε spent so far, at `delta` (default: the budget's, or 1/(10·n)).
+
+        The accountant is "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
+        """
         return self.ledger.epsilon(self.default_delta if delta is None else delta, accountant)
 
     @property
@@ -207,7 +210,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """The rows of sparse tables that this step may touch; charged with the step.
 
         Args:
-            activated: dict of place among the variables to the (B, T) ids of its table.
+            activated: dict of place among the variables to the `RowGradients` of its table.
             variables: the trainable variables.
             present: (B,) bool, false for padding.
 
@@ -218,7 +221,9 @@ class DPOptimizer(keras.optimizers.Optimizer):
             with tf.init_scope():
                 self.build(variables)
         noise_multiplier = self._charging.noise_stddev() / self.clip_norm
-        return self._sparse.select(activated, variables, present, noise_multiplier, self._noise)
+        return self._sparse.select(
+            activated, variables, present, noise_multiplier, self.clip_norm, self._noise
+        )
 
     def apply(self, grads, trainable_variables=None):
         raise PrivacyError(
@@ -236,12 +241,15 @@ class DPOptimizer(keras.optimizers.Optimizer):
                 that the model does not use.
             variables: the variables.
             regularization: for each variable the gradient of its regularizer, or None.
+
+        Returns:
+            Scalar float32: the scalars of sparse tables that received noise, |S|·d.
         """
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
         stddev = self._charging.charge_step()
-        self._apply_to_rows(sums, variables, stddev)
+        size = self._apply_to_rows(sums, variables, stddev)
         if self._sparse is not None:
             stddev = self.selection.gradient_noise_multiplier(stddev)
         used = [i for i, s in enumerate(sums) if s is not None and not isinstance(s, SurvivorSums)]
@@ -258,12 +266,17 @@ class DPOptimizer(keras.optimizers.Optimizer):
             self.inner_optimizer.apply(*zip(*kept, strict=True))
         else:
             self.inner_optimizer.iterations.assign_add(1)
+        return size
 
     def _apply_to_rows(self, sums, variables, stddev):
-        """The step of the sparse tables: noise on the surviving rows, as tf.IndexedSlices."""
+        """The step of the sparse tables: noise on the surviving rows, as tf.IndexedSlices.
+
+        Returns:
+            The number of scalars that received noise, float32.
+        """
         places = [i for i, s in enumerate(sums) if isinstance(s, SurvivorSums)]
         if not places:
-            return
+            return tf.constant(0.0)
         noised = self._sparse.noised([sums[i] for i in places], stddev, self._noise)
         divisor = tf.constant(self.expected_batch_size, tf.float32)
         gradients = [
@@ -271,6 +284,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
             for i, values in zip(places, noised, strict=True)
         ]
         self.embedding_optimizer.apply(gradients, [variables[i] for i in places])
+        return tf.add_n([tf.cast(tf.size(values), tf.float32) for values in noised])
 
     def _draw(self, shapes, stddev):
         """Noise for tensors of these shapes; the only place that adds noise to gradients."""

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdp.clipping import table_name
 from tfdp.optimizers.rows import RowOptimizer
-from tfdp.selection import FEST, AdaFEST, TableActivity
+from tfdp.selection import FEST, RowSelection, TableActivity
 
 _BLOCK = 1 << 14  # noise is drawn in compiled blocks of this size
 
@@ -16,7 +16,7 @@ class SparseTraining:
     one Gaussian of noise multiplier σ. Rows that do not survive are neither read nor written.
 
     Args:
-        selection: `tfdp.selection.AdaFEST` or `FEST`.
+        selection: a `RowSelection`.
         embedding_optimizer: a `RowOptimizer`.
         microbatch_size: must be None.
 
@@ -31,12 +31,12 @@ class SparseTraining:
                 "both, or leave it out: without a selection every row is noised, and trained by "
                 f"`optimizer`. Received: embedding_optimizer={embedding_optimizer}, selection=None"
             )
-        if not isinstance(selection, (FEST, AdaFEST)):
+        if not isinstance(selection, RowSelection):
             raise ValueError(
-                "Argument `selection` must be a tfdp.selection.AdaFEST or FEST. "
-                f"Received: selection={selection}"
+                "Argument `selection` must be a tfdp.selection.AdaFEST, FEST or "
+                f"ExponentialSelection. Received: selection={selection}"
             )
-        fest = selection if isinstance(selection, FEST) else selection.within
+        fest = selection if isinstance(selection, FEST) else getattr(selection, "within", None)
         if fest is not None and not fest.is_chosen:
             raise ValueError(
                 "Argument `selection` holds a FEST that has chosen no rows. Call its `adapt` "
@@ -84,22 +84,28 @@ class SparseTraining:
         known = {id(v) for v in tables}
         return tables, [v for v in variables if id(v) not in known]
 
-    def select(self, activated, variables, present, noise_multiplier, source):
-        """Surviving rows of one step, as `AdaFEST.select`.
+    def select(self, activated, variables, present, noise_multiplier, clip_norm, source):
+        """Surviving rows of one step, as `RowSelection.select`.
 
         Args:
-            activated: dict of place among the variables to (B, T) ids.
+            activated: dict of place among the variables to `RowGradients`.
             variables: the trainable variables.
             present: (B,) bool.
             noise_multiplier: σ, a scalar tensor.
+            clip_norm: C.
             source: a `tfdp.noise.NoiseSource`.
 
         Returns:
             Dict of the same places to sorted int64 rows.
         """
         tables = [
-            TableActivity(table_name(variables[i]), variables[i].shape[0], ids)
-            for i, ids in activated.items()
+            TableActivity(
+                table_name(variables[i]),
+                variables[i].shape[0],
+                gradient.ids,
+                relative_norms=lambda g=gradient: g.row_norms() / clip_norm,
+            )
+            for i, gradient in activated.items()
         ]
         rows = self.selection.select(tables, present, noise_multiplier, source)
         return dict(zip(activated, rows, strict=True))

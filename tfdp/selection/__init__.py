@@ -2,14 +2,18 @@
 
 from tfdp.selection.adafest import AdaFEST
 from tfdp.selection.contribution_map import ContributionMap, Survivors
+from tfdp.selection.exponential import ExponentialSelection
 from tfdp.selection.fest import FEST
+from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.tables import TableActivity
 from tfdp.selection.top_k import TopKRelease, private_top_k
 
 __all__ = [
     "AdaFEST",
     "ContributionMap",
+    "ExponentialSelection",
     "FEST",
+    "RowSelection",
     "Survivors",
     "TableActivity",
     "TopKRelease",

@@ -8,11 +8,12 @@ import tensorflow as tf
 
 from tfdp.selection.contribution_map import ContributionMap
 from tfdp.selection.fest import FEST
+from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.tables import joint_rows, offsets, split_rows
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class AdaFEST:
+class AdaFEST(RowSelection):
     """Adaptive filtering-enabled sparse training, DP-AdaFEST (MATH.md section 3).
 
     In each step, a row j of the sparse tables survives if V_j ≥ threshold, where
@@ -67,16 +68,17 @@ class AdaFEST:
 
     @property
     def privacy_releases(self):
-        """`LedgerEntry` list of what was released before training."""
         return [] if self.within is None else self.within.privacy_releases
 
     @property
     def privacy_asserted(self):
-        """Sentences about what the user declared public."""
         return [] if self.within is None else self.within.privacy_asserted
 
+    @property
+    def version(self):
+        return 0 if self.within is None else self.within.version
+
     def gradient_noise_multiplier(self, noise_multiplier):
-        """σ₂, by which the gradients are noised, from the step's total σ."""
         return noise_multiplier * math.sqrt(1.0 + self.noise_ratio**-2)
 
     def contribution_noise_multiplier(self, noise_multiplier):
@@ -84,7 +86,6 @@ class AdaFEST:
         return self.noise_ratio * self.gradient_noise_multiplier(noise_multiplier)
 
     def describe(self):
-        """Public parameters for the ledger, as a JSON-able dict."""
         return {
             "name": "AdaFEST",
             "threshold": self.threshold,
@@ -94,29 +95,10 @@ class AdaFEST:
         }
 
     def check(self, tables):
-        """Refuses tables that cannot be selected from.
-
-        Args:
-            tables: dict of table name to number of rows.
-
-        Raises:
-            ValueError: if `within` has no rows for a table.
-        """
         if self.within is not None:
             self.within.check(tables)
 
     def select(self, tables, present, noise_multiplier, source):
-        """The survivors of one step.
-
-        Args:
-            tables: list of `TableActivity`.
-            present: (B,) bool, false for the padding of a batch.
-            noise_multiplier: the step's total σ, float or scalar tensor.
-            source: a `tfdp.noise.NoiseSource`.
-
-        Returns:
-            One sorted int64 tensor of surviving ids for each table.
-        """
         rows, num_rows = joint_rows(tables), offsets(tables)[-1]
         candidates = None
         if self.within is not None:

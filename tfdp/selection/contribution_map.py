@@ -92,10 +92,7 @@ class ContributionMap:
         num_touched = tf.size(self._touched, out_type=tf.int64)
         num_untouched = self.num_rows - num_touched
         count = draws.binomial(source, num_untouched, probability)
-        rank = draws.distinct_below(source, count, num_untouched)
-        # The r-th untouched row is r plus the number of touched rows before it.
-        before = self._touched - tf.range(num_touched)
-        return rank + tf.searchsorted(before, rank, side="right", out_type=tf.int64)
+        return draws.distinct_outside(source, count, self._touched, self.num_rows)
 
 
 def _above(threshold, stddev, tail, count, source):

@@ -30,6 +30,13 @@ def standard_normal(source, count):
     return standard_normal_from_bits(random_bits(source, count))
 
 
+def standard_exponential(source, count):
+    """(count,) float64 exponential values of mean 1, small ones at full precision."""
+    bits = tf.bitwise.right_shift(random_bits(source, count), tf.constant(1, tf.uint64))
+    uniform = (tf.cast(tf.cast(bits, tf.int64), tf.float64) + 0.5) * 2.0**-63
+    return -tf.math.log1p(-tf.minimum(uniform, 1.0 - 2.0**-53))
+
+
 def binomial(source, count, probability):
     """A Binomial(count, probability) number, int64.
 
@@ -65,6 +72,25 @@ def distinct_below(source, count, bound):
         lambda: _first_of_permutation(source, count, bound),
         lambda: _first_distinct(source, count, bound),
     )
+
+
+def distinct_outside(source, count, excluded, bound):
+    """`count` distinct integers, uniform without replacement in [0, bound), none excluded.
+
+    Args:
+        source: a `tfdp.noise.NoiseSource`.
+        count: scalar int64 tensor.
+        excluded: (m,) int64, sorted and distinct.
+        bound: integer; m + count must not exceed it.
+
+    Returns:
+        (count,) int64, sorted.
+    """
+    num_excluded = tf.size(excluded, out_type=tf.int64)
+    rank = distinct_below(source, count, bound - num_excluded)
+    # The r-th integer that is not excluded is r plus the number of excluded ones before it.
+    before = excluded - tf.range(num_excluded)
+    return rank + tf.searchsorted(before, rank, side="right", out_type=tf.int64)
 
 
 def _first_distinct(source, count, bound):

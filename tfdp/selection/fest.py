@@ -7,11 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Ledger, LedgerEntry
+from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.top_k import MECHANISMS, private_top_k
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class FEST:
+class FEST(RowSelection):
     """Filtering-enabled sparse training, DP-FEST: only the k most frequent rows are trained.
 
     The other rows keep their initial value and receive no noise. Frequencies are public, or the
@@ -81,8 +82,8 @@ class FEST:
     ):  # fmt: skip
         """Chooses the rows privately, from the training data. Every call is charged.
 
-        For streaming data, call it again at the start of each period and compile the model anew;
-        the rows of the last call count.
+        For streaming data, call it again at the start of each period: the next `fit` trains the
+        rows of the last call.
 
         Args:
             features: dict of table name to the ids of the training examples, (n,) or (n, T).
@@ -114,9 +115,9 @@ class FEST:
         self.privacy_releases.append(entry)
         return release
 
-    def gradient_noise_multiplier(self, noise_multiplier):
-        """σ₂ is the step's whole σ: choosing rows costs nothing in a step."""
-        return noise_multiplier
+    @property
+    def version(self):
+        return len(self.privacy_releases)
 
     @property
     def is_chosen(self):
@@ -124,11 +125,9 @@ class FEST:
         return bool(self._rows)
 
     def describe(self):
-        """As `AdaFEST.describe`."""
         return {"name": "FEST", "k": self.k, "public": self.epsilon is None}
 
     def check(self, tables):
-        """As `AdaFEST.check`."""
         for name, num_rows in tables.items():
             self.rows(name, num_rows)
 
@@ -166,7 +165,7 @@ class FEST:
         return np.concatenate(parts)
 
     def select(self, tables, present, noise_multiplier, source):
-        """The same rows in every step: as `AdaFEST.select`, but independent of the batch."""
+        """The same rows in every step, whatever the batch."""
         self.joint_rows(tables)  # refuses one array for several tables
         return [tf.constant(self.rows(t.name, t.num_rows), tf.int64) for t in tables]
 

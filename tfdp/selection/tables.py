@@ -1,6 +1,7 @@
 """The rows of several tables as one range of integers, since they share one contribution norm."""
 
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -13,11 +14,15 @@ class TableActivity:
         name: of the layer that holds the table.
         num_rows: V, public.
         ids: (B, T) integers, the rows that each example activates; negative entries are padding.
+        relative_norms: function that gives (B, T) float64, the norm of each of these rows in the
+            example's gradient over the clip norm; where an example repeats an id, 0 in all places
+            but the first. None where rows are chosen from ids alone.
     """
 
     name: str
     num_rows: int
     ids: tf.Tensor
+    relative_norms: Callable[[], tf.Tensor] | None = None
 
 
 def offsets(tables):

@@ -1,0 +1,117 @@
+"""Exponential selection: the distribution of the rows, without an array of all rows."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp.noise import NoiseSource
+from tfdp.selection import ExponentialSelection, TableActivity
+
+_NO_NORM = np.nan
+
+
+def activity(ids, norms, num_rows, name="t"):
+    norms = tf.constant(norms, tf.float64)
+    return TableActivity(name, num_rows, tf.constant(ids, tf.int64), lambda: norms)
+
+
+def draw(selection, tables, sigma, count, seed=0, present=None):
+    """`count` selections as a list of lists of arrays."""
+    source = NoiseSource(seed)
+    present = tf.ones(tables[0].ids.shape[0], tf.bool) if present is None else present
+
+    @tf.function
+    def one():
+        return selection.select(tables, present, sigma, source)
+
+    return [[r.numpy() for r in one()] for _ in range(count)]
+
+
+def exact_inclusion(utilities, epsilon, k):
+    """Probability of each set of k rows by peeling the exponential mechanism."""
+    weights = np.exp(epsilon * np.asarray(utilities))
+    sets = {}
+    for order in itertools.permutations(range(len(weights)), k):
+        left, p = weights.sum(), 1.0
+        for row in order:
+            p *= weights[row] / left
+            left -= weights[row]
+        sets[tuple(sorted(order))] = sets.get(tuple(sorted(order)), 0.0) + p
+    return sets
+
+
+def test_sets_of_rows_have_the_probabilities_of_the_exponential_mechanism():
+    # Utilities 2, 1, 0.5 on rows 1, 4, 2; rows 0, 3, 5 untouched. False alarm: 1e-6.
+    ids = [[1, 4], [1, 2], [1, -1]]
+    norms = [[0.5, 1.0], [3.0, 0.5], [0.5, _NO_NORM]]
+    selection, sigma, n = ExponentialSelection(2, noise_ratio=0.5), 1.0, 6000
+    epsilon = 1.0 / selection.utility_noise_scale(sigma)
+    expected = exact_inclusion([0, 2.0, 0.5, 0, 1.0, 0], epsilon, 2)
+    found = dict.fromkeys(expected, 0)
+    for (rows,) in draw(selection, [activity(ids, norms, 6)], sigma, n):
+        found[tuple(rows)] += 1
+    observed = np.array([found[s] for s in expected], float)
+    mean = n * np.array([expected[s] for s in expected])
+    assert mean.min() > 5
+    statistic = ((observed - mean) ** 2 / mean).sum()
+    assert statistic < 60.1  # chi-square with 14 degrees of freedom exceeds it with 1e-7
+    flat = np.full(len(mean), n / len(mean))
+    assert ((observed - flat) ** 2 / flat).sum() > 500  # and utilities do matter
+
+
+def test_the_split_of_the_budget_is_the_stated_one():
+    selection = ExponentialSelection(9, noise_ratio=2.0)
+    sigma_2 = selection.gradient_noise_multiplier(1.5)
+    epsilon = 1.0 / selection.utility_noise_scale(1.5)
+    rho = 9 * epsilon**2 / 8 + 0.5 / sigma_2**2
+    assert rho == pytest.approx(0.5 / 1.5**2)
+    assert sigma_2 == pytest.approx(1.5 * np.sqrt(1.25))
+
+
+def test_an_example_moves_every_utility_up_by_at_most_one():
+    # Norms far above the clip norm, without noise: each example counts 1 for a row.
+    ids = [[3, 5], [3, 5], [7, -1]]
+    norms = [[1e9, 0.4], [np.inf, 0.4], [1.1, 7.0]]
+    ((rows,),) = draw(ExponentialSelection(1), [activity(ids, norms, 50)], 0.0, 1)
+    # 3 has 1 (the infinite one is not counted), 7 has 1, 5 has 0.8: never 5, whatever the norms.
+    assert rows[0] in (3, 7)
+    norms = [[1.0, 0.4], [1e3, 0.4], [1.1, 7.0]]
+    assert draw(ExponentialSelection(1), [activity(ids, norms, 50)], 0.0, 1)[0][0][0] == 3
+
+
+def test_absent_examples_are_not_counted():
+    ids, norms = [[3], [5]], [[1.0], [1.0]]
+    present = tf.constant([False, True])
+    tables = [activity(ids, norms, 2**40)]
+    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, present=present):
+        assert list(rows) == [5]
+
+
+def test_several_tables_share_the_draws_and_rows_stay_sorted_and_distinct():
+    a = activity([[0, 1, 2]], [[1.0, 1.0, 1.0]], 10, "a")
+    b = activity([[9]], [[1.0]], 2**40, "b")
+    for of_a, of_b in draw(ExponentialSelection(6), [a, b], 0.01, 20):
+        assert list(of_a) == [0, 1, 2] and len(of_b) == 3 and 9 in of_b
+        assert len(set(of_b)) == 3 and (np.diff(of_b) > 0).all() and of_b.dtype == np.int64
+
+
+def test_as_many_rows_as_there_are_are_all_of_them():
+    table = activity([[4]], [[1.0]], 6)
+    assert all(list(r) == [0, 1, 2, 3, 4, 5] for (r,) in draw(
+        ExponentialSelection(6), [table], 1.0, 5))  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [{"num_rows": 0}, {"num_rows": 2.5}, {"num_rows": True},
+                                       {"num_rows": 1, "noise_ratio": 0.0},
+                                       {"num_rows": 1, "noise_ratio": np.inf}])  # fmt: skip
+def test_arguments_out_of_range_are_refused(arguments):
+    with pytest.raises(ValueError, match="Received"):
+        ExponentialSelection(**arguments)
+
+
+def test_more_rows_than_the_tables_have_are_refused():
+    with pytest.raises(ValueError, match="at most the 30 rows"):
+        ExponentialSelection(31).check({"a": 10, "b": 20})
+    ExponentialSelection(30).check({"a": 10, "b": 20})

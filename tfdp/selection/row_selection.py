@@ -1,0 +1,55 @@
+"""What a rule that chooses rows tells the optimizer, the ledger and the statement."""
+
+
+class RowSelection:
+    """Base of the rules that choose which rows of sparse tables a private step may touch.
+
+    A subclass defines `describe` and `select`; whatever it reads of a batch must be paid for by
+    the step's noise multiplier σ, of which it leaves `gradient_noise_multiplier(σ)` to the noise
+    on the gradients.
+
+    Attributes:
+        step_mechanism: what choosing and noising together are, as for
+            `tfdp.accounting.training_event`: "gaussian" if they cost exactly one Gaussian of
+            noise multiplier σ, "concentrated" if they only have its Rényi curve.
+        privacy_releases: `LedgerEntry` list of what was released before training.
+        privacy_asserted: sentences about what the user declared public.
+        version: changes whenever rows that were chosen before training are chosen anew.
+    """
+
+    step_mechanism = "gaussian"
+    privacy_releases = ()
+    privacy_asserted = ()
+    version = 0
+
+    def describe(self):
+        """Public parameters for the ledger, as a JSON-able dict."""
+        raise NotImplementedError
+
+    def gradient_noise_multiplier(self, noise_multiplier):
+        """σ₂, by which the gradients are noised, from the step's total σ."""
+        return noise_multiplier
+
+    def check(self, tables):
+        """Refuses tables that cannot be selected from.
+
+        Args:
+            tables: dict of table name to number of rows.
+
+        Raises:
+            ValueError: if rows of one of them cannot be chosen.
+        """
+
+    def select(self, tables, present, noise_multiplier, source):
+        """The rows that one step may touch.
+
+        Args:
+            tables: list of `TableActivity`.
+            present: (B,) bool, false for the padding of a batch.
+            noise_multiplier: the step's total σ, float or scalar tensor.
+            source: a `tfdp.noise.NoiseSource`.
+
+        Returns:
+            One sorted int64 tensor of ids for each table.
+        """
+        raise NotImplementedError
