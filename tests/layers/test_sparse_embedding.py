@@ -7,7 +7,8 @@ from tfdp.clipping import make_plan, per_example_gradient_norms
 from tfdp.data import poisson_batches
 from tfdp.layers import SparseEmbedding
 from tfdp.models import make_private
-from tfdp.optimizers import DPOptimizer
+from tfdp.optimizers import DPOptimizer, RowSGD
+from tfdp.selection import AdaFEST
 
 V, D = 9, 4
 
@@ -182,3 +183,45 @@ def test_configuration_and_weights_survive_a_file(tmp_path):
     np.testing.assert_array_equal(again(x), model(x))
     layer = next(la for la in again.layers if isinstance(la, SparseEmbedding))
     assert layer.get_config()["combiner"] == "sqrtn" and layer.mask_zero
+
+
+RAGGED = [[1, 1, 5], [], [7], [2, 3]]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_ragged_ids_are_the_padded_ones(combiner, weighted):
+    layer, _ = layer_with(combiner=combiner, mask_zero=True)
+    ragged = tf.ragged.constant(RAGGED, dtype=tf.int32)
+    weights = tf.ragged.constant([[0.5, 2.0, 1.0], [], [3.0], [1.0, 1.5]]) if weighted else None
+    padded = weights.to_tensor(0.0) if weighted else None
+    dense = layer(ragged.to_tensor(0), weights=padded)
+    np.testing.assert_array_equal(layer(ragged, weights=weights), dense)
+
+
+def test_a_private_step_on_ragged_ids_is_the_one_on_padded_ids():
+    ragged = tf.ragged.constant(RAGGED, dtype=tf.int64)
+    y, weight = np.array([[1.0], [2.0], [3.0], [4.0]]), np.array([1.0, 1.0, 1.0, 0.0])
+    tables = []
+    for is_ragged, x in ((True, ragged), (False, ragged.to_tensor(0))):
+        keras.utils.set_random_seed(0)
+        ids = keras.Input((None,), dtype="int64", ragged=is_ragged)
+        layer = SparseEmbedding(V, D, combiner="mean", mask_zero=True)
+        model = make_private(keras.Model(ids, keras.layers.Dense(1)(layer(ids))))
+        model.compile(DPOptimizer(
+            keras.optimizers.SGD(1.0), noise_multiplier=0.0, num_examples=100,
+            expected_batch_size=4, clip_norm=0.1, selection=AdaFEST(0.5),
+            embedding_optimizer=RowSGD(1.0)), loss="mse")  # fmt: skip
+        before = layer.embeddings.numpy()
+        model.train_on_batch(x, y, sample_weight=weight)
+        tables.append(layer.embeddings.numpy() - before)
+    np.testing.assert_allclose(tables[0], tables[1], atol=1e-7)
+    assert sorted(set(np.nonzero(tables[0])[0])) == [1, 5, 7]  # not 2 and 3: padding of the batch
+
+
+def test_ragged_ids_without_a_combiner_and_out_of_range_are_refused():
+    ragged = tf.ragged.constant(RAGGED, dtype=tf.int64)
+    with pytest.raises(ValueError, match="combiner"):
+        layer_with()[0](ragged)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="from"):
+        layer_with(combiner="sum")[0](ragged + 3)

@@ -225,7 +225,8 @@ def test_exponential_selection_takes_the_rows_with_the_largest_clipped_gradients
     exact = brute_force(model, x, y, {"first": [4], "second": [7]}, 1e-3)
     # Clipped at so small a norm every example counts 1: 4 has 5, 2 has 3, 7 has 8.
     model = compiled(model, ExponentialSelection(2), clip_norm=1e-3,
-                     optimizer=keras.optimizers.SGD(1e3), embedding_optimizer=RowSGD(1e3))  # fmt: skip
+                     optimizer=keras.optimizers.SGD(1e3),
+                     embedding_optimizer=RowSGD(1e3))  # fmt: skip
     found = step(model, x, y)
     for a, b in zip(found.values(), exact, strict=True):
         np.testing.assert_allclose(a, b * 1e3 / 8, rtol=1e-4, atol=2e-6)

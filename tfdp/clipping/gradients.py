@@ -220,11 +220,11 @@ class RowGradients:
         self.values = tf.where(repeated[:, :, None], 0.0, merged)
 
     def squared_norm(self):
-        norm = self.exact_squares()
+        if self.values.shape[1] is None:  # ragged ids: as long as the batch's longest row
+            norm = tf.reduce_sum(sum_of_squares_of_rows(self.values), axis=1)
+            return norm, norm * _POSITIVE
+        norm = sum_of_squares(self.values)
         return norm, norm * _POSITIVE + _size(self.values.shape[1:]) * _UNDERFLOW
-
-    def exact_squares(self):
-        return sum_of_squares(self.values)
 
     def row_norms(self):
         """(B, T) float64 norms of the rows; 0 in all places of a repeated id but the first."""

@@ -102,7 +102,7 @@ def refuse_named_layers(model):
 
 def _trace(model, x, batch_size):
     """The call tree of a forward pass on `batch_size` symbolic examples."""
-    specs = tf.nest.map_structure(lambda t: tf.TensorSpec((batch_size, *t.shape[1:]), t.dtype), x)
+    specs = tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
     recorder = Recorder(model)
 
     def forward(x):
@@ -112,6 +112,13 @@ def _trace(model, x, batch_size):
 
     tf.function(forward, autograph=False).get_concrete_function(specs)
     return recorder.root
+
+
+def _spec(tensor, batch_size):
+    shape = (batch_size, *tensor.shape[1:])
+    if isinstance(tensor, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits.dtype)
+    return tf.TensorSpec(shape, tensor.dtype)
 
 
 def _refuse_side_effects(model, scope):

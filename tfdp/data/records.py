@@ -79,8 +79,9 @@ def _lists_as_tuples(structure):
 def _as_array(leaf):
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise ValueError(
-            "Argument `data` must hold dense arrays, since batches have a static shape: call "
-            f"`.to_tensor()` or `tf.sparse.to_dense` first. Received: a {type(leaf).__name__}"
+            "Argument `data` must hold dense arrays, since batches have a static shape: pad with "
+            "`.to_tensor(0, shape=(None, length))`, to a length that does not come from the data, "
+            f"or call `tf.sparse.to_dense`. Received: a {type(leaf).__name__}"
         )
     array = np.asarray(leaf)
     if array.ndim == 0:

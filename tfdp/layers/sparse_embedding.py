@@ -29,9 +29,9 @@ class SparseEmbedding(keras.layers.Layer):
         embeddings_initializer: initializer of the table.
 
     Call arguments:
-        ids: integers of any width, (B,), (B, T) or with more axes; dense. A ragged feature is
-            padded: `ragged.to_tensor(0)` with `mask_zero=True`.
-        weights: optional, one for each id.
+        ids: integers of any width, (B,), (B, T) or with more axes; or with a combiner a
+            tf.RaggedTensor of shape (B, None).
+        weights: optional, one for each id, ragged where the ids are.
 
     Returns:
         (*ids.shape, d), or without the ids' last axis if there is a combiner. (B,) ids are
@@ -99,7 +99,8 @@ class SparseEmbedding(keras.layers.Layer):
         self.embeddings.sparse_table = self.name
 
     def call(self, ids, weights=None):
-        ids = self._checked(ids)
+        self._check(ids)
+        ids, weights = self.dense(ids, weights)
         coefficients = self.coefficients(ids, weights)
         looked_up = tf.gather(self.embeddings.value, self._readable(ids))
         values = tf.cast(looked_up, self.compute_dtype)
@@ -135,13 +136,26 @@ class SparseEmbedding(keras.layers.Layer):
     def _readable(self, ids):
         return tf.where(self.is_value(ids), ids, tf.zeros_like(ids))
 
-    def _checked(self, ids):
-        if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+    def dense(self, ids, weights=None):
+        """(int64 ids, weights) as dense tensors; what a ragged row lacks is padding."""
+        if isinstance(ids, tf.RaggedTensor):
+            ids = tf.cast(ids, tf.int64).to_tensor(-1)
+            if isinstance(weights, tf.RaggedTensor):
+                weights = weights.to_tensor(0.0)
+        return tf.cast(ids, tf.int64), weights
+
+    def _check(self, ids):
+        ragged = isinstance(ids, tf.RaggedTensor)
+        if isinstance(ids, tf.SparseTensor) or (
+            ragged and (self.combiner is None or ids.shape.rank != 2)
+        ):
             raise ValueError(
-                f"Layer {self.name!r} takes dense ids: pad them, `ragged.to_tensor(0)`, and set "
-                f"`mask_zero=True`. Received: ids of type {type(ids).__name__}"
+                f"Layer {self.name!r} takes dense ids, or with a combiner ragged ones of shape "
+                "(B, None). Pad them to a length that does not come from the data, "
+                "`ragged.to_tensor(0, shape=(None, length))`, and set `mask_zero=True`. Received: "
+                f"ids of type {type(ids).__name__}, shape {ids.shape}, combiner={self.combiner!r}"
             )
-        ids = tf.convert_to_tensor(ids)
+        ids = ids.flat_values if ragged else tf.convert_to_tensor(ids)
         if not ids.dtype.is_integer:
             raise ValueError(
                 f"Layer {self.name!r} takes integer ids; give its input a dtype, as in "
@@ -157,7 +171,6 @@ class SparseEmbedding(keras.layers.Layer):
                 tf.reduce_max(ids),
             ],
         )
-        return ids
 
     def compute_mask(self, ids, previous_mask=None):
         if not self.mask_zero or self.combines(ids):
@@ -184,15 +197,14 @@ class SparseEmbeddingRule(Rule):
     """g_i has coefficient·s in the row of each of example i's ids, and no row for padding."""
 
     def accepts(self, layer, args, kwargs):
-        return bool(args) and isinstance(args[0], tf.Tensor)
+        return bool(args) and isinstance(args[0], (tf.Tensor, tf.RaggedTensor))
 
     def variables(self, layer, args, kwargs):
         return [layer.embeddings]
 
     def contributions(self, layer, args, kwargs, gradients):
         (s,) = gradients
-        ids = tf.cast(args[0], tf.int64)
-        weights = args[1] if len(args) > 1 else kwargs.get("weights")
+        ids, weights = layer.dense(args[0], args[1] if len(args) > 1 else kwargs.get("weights"))
         s = tf.cast(s, tf.float32)
         if layer.combines(ids):
             s = s[..., tf.newaxis, :]

@@ -253,9 +253,7 @@ class DPModel(keras.Model):
 
     def _clipped_sums(self, x, y, sample_weight):
         """Forward, backward, norms, factors and sums of one micro-batch; updates the metrics."""
-        batch = tf.nest.flatten(x)[0]
-        batch_size = batch.shape[0] if batch.shape[0] is not None else tf.shape(batch)[0]
-        there = presence(sample_weight, batch_size)
+        there = presence(sample_weight, fitting.batch_size_of(x))
         # Once the budget is spent every example is absent: what remains is noise alone.
         present = there & self.optimizer.charging.active()
 

@@ -173,7 +173,15 @@ def check_examples_do_not_mix(model, x, y):
 def weights_or_ones(x, sample_weight):
     if sample_weight is not None:
         return sample_weight
-    return tf.ones([tf.shape(tf.nest.flatten(x)[0])[0]], tf.float32)
+    return tf.ones([batch_size_of(x)], tf.float32)
+
+
+def batch_size_of(x):
+    """Number of rows of a batch of inputs: static where it is known, else a scalar tensor."""
+    first = tf.nest.flatten(x)[0]
+    if first.shape[0] is not None:
+        return first.shape[0]
+    return first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
 
 
 class _BudgetStop(keras.callbacks.Callback):
