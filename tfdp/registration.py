@@ -21,6 +21,7 @@ CLASSES = {
     "PerExampleLoss": "tfdp.clipping.losses",
     "PopularityPrior": "tfdp.layers.item_embedding",
     "PrivateAttention": "tfdp.layers.private_attention",
+    "PrivateCTR": "tfdp.models.ctr",
     "PrivateModel": "tfdp.models.make_private",
     "ReAttention": "tfdp.layers.re_attention",
     "ReAttentionBlock": "tfdp.layers.re_attention_block",

@@ -1,8 +1,17 @@
 """Models that train privately."""
 
+from tfdp.models.ctr import CategoricalFeature, PrivateCTR
 from tfdp.models.dp_model import DPModel
 from tfdp.models.dpformer import DPFormer
 from tfdp.models.make_private import PrivateModel, make_private
 from tfdp.models.sequence_baseline import SequenceBaseline
 
-__all__ = ["DPFormer", "DPModel", "PrivateModel", "SequenceBaseline", "make_private"]
+__all__ = [
+    "CategoricalFeature",
+    "DPFormer",
+    "DPModel",
+    "PrivateCTR",
+    "PrivateModel",
+    "SequenceBaseline",
+    "make_private",
+]

@@ -70,7 +70,8 @@ class DPModel(keras.Model):
             PrivacyError: for a layer that mixes examples, or the `mixed_float16` policy.
             BudgetError: if the budget cannot be met.
         """
-        self._compile_arguments = {
+        # Past Keras's tracking, which would take the metrics for the model's own.
+        vars(self)["_compile_arguments"] = {
             "optimizer": optimizer, "loss": loss, "loss_weights": loss_weights,
             "metrics": metrics, "weighted_metrics": weighted_metrics,
             "run_eagerly": run_eagerly, "steps_per_execution": steps_per_execution,

@@ -1,0 +1,189 @@
+"""Click-through-rate prediction from categorical features and counts (the paper's pCTR)."""
+
+import dataclasses
+import numbers
+
+import keras
+
+from tfdp.layers.sparse_embedding import SparseEmbedding
+from tfdp.models.dp_model import DPModel
+
+
+@dataclasses.dataclass(frozen=True)
+class CategoricalFeature:
+    """A categorical feature of `PrivateCTR`.
+
+    Attributes:
+        vocabulary_size: V; ids are integers in [0, V). Public.
+        embedding_dim: width of a row; default int(2·V^0.25), the paper's rule.
+        multivalued: whether an example has several values, ids (B, T), rather than one, (B,).
+        combiner: "sum", "mean" or "sqrtn": how several values become one vector.
+        mask_zero: whether id 0 is padding.
+        table: name of the table; features with the same name share one. Default: the feature's.
+    """
+
+    vocabulary_size: int
+    embedding_dim: int | None = None
+    multivalued: bool = False
+    combiner: str = "mean"
+    mask_zero: bool = False
+    table: str | None = None
+
+    def __post_init__(self):
+        for name in ("vocabulary_size", "embedding_dim"):
+            value = getattr(self, name)
+            if value is None and name == "embedding_dim":
+                continue
+            is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if not is_integer or value < 1:
+                raise ValueError(
+                    f"Argument `{name}` must be an integer of at least 1. Received: {name}={value}"
+                )
+        if self.combiner not in ("sum", "mean", "sqrtn"):
+            raise ValueError(
+                'Argument `combiner` must be "sum", "mean" or "sqrtn". '
+                f"Received: combiner={self.combiner!r}"
+            )
+
+    @property
+    def dim(self):
+        """Width of a row."""
+        return self.embedding_dim or int(2 * self.vocabulary_size**0.25)
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class PrivateCTR(DPModel):
+    """pCTR: embeddings of categorical features beside log-transformed counts, then an MLP.
+
+    Takes a dict of the features by name, and "integers", float (B, num_integers) raw counts, of
+    which log(1 + max(0, x)) enters; returns logits (B, 1). Compiled without a loss and metrics it
+    takes binary cross-entropy and AUC. Every table is a `SparseEmbedding` under the name of its
+    feature, which is the name that `FEST` knows it by.
+
+    Args:
+        features: dict of feature name to vocabulary size, or to `CategoricalFeature`; such as
+            `vocabulary_sizes` of the data of `load_criteo`.
+        num_integers: width of "integers"; 0 for none.
+        hidden_units: widths of the dense ReLU layers; the paper's are four of 598.
+        embeddings_initializer: of all tables.
+        privacy_asserted: sentences for the statement about what is public in the making of the
+            features, such as `privacy_asserted` of the data of `load_criteo`.
+
+    Raises:
+        ValueError: for arguments out of range, or features that share a table and differ.
+
+    Example:
+
+    ```python
+    data = tfdp.data.synthetic_clicks()
+    model = tfdp.models.PrivateCTR(data.vocabulary_sizes)
+    model.compile(tfdp.optimizers.DPOptimizer(
+        keras.optimizers.Adam(1e-3), noise_multiplier=1.0, num_examples=data.num_examples,
+        expected_batch_size=1024, selection=tfdp.selection.AdaFEST(threshold=5.0),
+        embedding_optimizer=tfdp.optimizers.RowAdagrad(0.05)))
+    model.fit(tfdp.data.poisson_batches(data.train, 1024), epochs=3)
+    ```
+
+    Source: Ghazi et al. (2023), appendix D.1.1.
+    """
+
+    privacy_unit = "one impression"
+
+    def __init__(
+        self,
+        features,
+        num_integers=13,
+        hidden_units=(598, 598, 598, 598),
+        embeddings_initializer="uniform",
+        privacy_asserted=(),
+        **kwargs,
+    ):
+        if not isinstance(features, dict) or not features:
+            raise ValueError(
+                "Argument `features` must be a dict of feature name to vocabulary size or "
+                f"CategoricalFeature. Received: features={features!r}"
+            )
+        if num_integers != int(num_integers) or num_integers < 0:
+            raise ValueError(
+                "Argument `num_integers` must be an integer ≥ 0. "
+                f"Received: num_integers={num_integers}"
+            )
+        features = {
+            name: f if isinstance(f, CategoricalFeature) else CategoricalFeature(f)
+            for name, f in features.items()
+        }
+        initializer = keras.initializers.get(embeddings_initializer)
+        inputs = {name: _ids(name, feature) for name, feature in features.items()}
+        parts = _look_up(inputs, features, initializer)
+        if num_integers:
+            counts = inputs["integers"] = keras.Input((int(num_integers),), name="integers")
+            parts.insert(0, keras.ops.log1p(keras.ops.relu(counts)))
+        x = keras.ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+        for i, units in enumerate(hidden_units):
+            x = keras.layers.Dense(units, activation="relu", name=f"dense_{i}")(x)
+        super().__init__(inputs, keras.layers.Dense(1, name="logit")(x), **kwargs)
+        self.features = features
+        self.num_integers = int(num_integers)
+        self.hidden_units = tuple(hidden_units)
+        self.embeddings_initializer = initializer
+        self.privacy_asserted = tuple(privacy_asserted)
+
+    def compile(self, optimizer="rmsprop", loss=None, metrics=None, **kwargs):
+        if loss is None:
+            loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        if metrics is None and kwargs.get("weighted_metrics") is None:
+            metrics = [keras.metrics.AUC(from_logits=True, name="auc")]
+        super().compile(optimizer, loss, metrics=metrics, **kwargs)
+
+    def privacy_assertions(self):
+        return [*super().privacy_assertions(), *self.privacy_asserted]
+
+    def get_config(self):
+        return {
+            "features": {name: dataclasses.asdict(f) for name, f in self.features.items()},
+            "num_integers": self.num_integers,
+            "hidden_units": list(self.hidden_units),
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "privacy_asserted": list(self.privacy_asserted),
+            "name": self.name,
+            "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        features = {name: CategoricalFeature(**f) for name, f in config["features"].items()}
+        return cls(**{**config, "features": features})
+
+
+def _ids(name, feature):
+    shape = (None,) if feature.multivalued else ()
+    ids = keras.Input(shape, dtype="int64", name=f"{name}_ids")
+    # The layer's name is not the feature's, which its table has; the tensor's must be.
+    ids.name = name
+    return ids
+
+
+def _look_up(inputs, features, initializer):
+    """One tensor (B, d) for each feature."""
+    tables, specs, rows = {}, {}, []
+    for name, feature in features.items():
+        table = feature.table or name
+        spec = (feature.vocabulary_size, feature.dim, feature.combiner, feature.mask_zero)
+        if specs.setdefault(table, spec) != spec:
+            raise ValueError(
+                f"Argument `features` has features of table {table!r} that differ in vocabulary "
+                "size, dimension, combiner or mask: they cannot share it. "
+                f"Received: {spec} and {specs[table]}"
+            )
+        if table not in tables:
+            tables[table] = SparseEmbedding(
+                feature.vocabulary_size,
+                feature.dim,
+                combiner=feature.combiner,
+                mask_zero=feature.mask_zero,
+                # One of its own for each table: an initializer with a seed repeats its values.
+                embeddings_initializer=initializer.clone(),
+                name=table,
+            )
+        rows.append(tables[table](inputs[name]))
+    return rows
