@@ -4,6 +4,13 @@ import os
 import pathlib
 
 import pytest
+import tensorflow as tf
+
+# For tests of several replicas. The devices of a process are fixed when TensorFlow first computes,
+# which importing a test module may do: so before any is collected.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
+)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from tfdp.distribution.replicas import of_first_replica
+
 _PHILOX = 1  # tf.random.Algorithm.PHILOX
 
 # Wichura (1988), algorithm AS 241 (PPND16): relative accuracy about 1e-16 in float64.
@@ -127,14 +129,21 @@ class NoiseSource:
         self._seedings = 0
         self.rekey()
 
-    def rekey(self):
-        """Takes a new key and counter; called eagerly, at the start of every `fit`."""
+    def rekey(self, strategy=None):
+        """Takes a new key and counter; called eagerly, at the start of every `fit`.
+
+        Args:
+            strategy: a `tf.distribute.Strategy` of several workers, all of which make this call:
+                they take the first one's entropy, and then draw the same in every step.
+        """
         if self.seed is None:
             entropy = os.urandom(24)
         else:
             entropy = hashlib.sha256(f"{self.seed}/{self._seedings}".encode()).digest()[:24]
         self._seedings += 1
         words = np.frombuffer(entropy, np.uint64).copy()
+        if strategy is not None:
+            words = of_first_replica(words, strategy)
         self._key.assign(words[:1])
         self._counter.assign(words[1:])
 

@@ -1,7 +1,6 @@
 """The statement of a trained model: true, by hand, of what ran."""
 
 import math
-import types
 
 import dp_accounting
 import keras
@@ -11,7 +10,6 @@ import tensorflow as tf
 from dp_accounting import pld, rdp
 
 import tfdp
-from tfdp.clipping import PrivacyError
 
 
 def by_hand(accountant, event, delta):
@@ -181,14 +179,6 @@ def test_units_of_privacy(small):
     assert small.model().privacy_unit == "one example"
     model = tfdp.models.SequenceBaseline(5, 4, dim=4)
     assert "user" in model.privacy_unit
-
-
-def test_several_replicas_are_refused(small, monkeypatch):
-    two = types.SimpleNamespace(num_replicas_in_sync=2)
-    model = tfdp.make_private(small.base())
-    monkeypatch.setattr(type(model), "distribute_strategy", two, raising=False)
-    with pytest.raises(PrivacyError, match="replicas"):
-        model.compile(small.optimizer(), loss=small.loss)
 
 
 def test_noise_multiplier_zero_states_infinity(small):

@@ -19,6 +19,7 @@ from tfdp.clipping import (
 )
 from tfdp.clipping.recording import all_layers
 from tfdp.data.provenance import is_as_sampled
+from tfdp.distribution import checks, replicas
 from tfdp.models import coverage, fitting
 from tfdp.models.selecting import (
     gradient_size_metric,
@@ -82,7 +83,7 @@ class DPModel(keras.Model):
         if private:
             refuse_named_layers(self)
             fitting.refuse_precision(self)
-            fitting.refuse_distribution(self)
+            checks.check_strategy(self.distribute_strategy, optimizer, jit_compile)
             fitting.refuse_tensor_float_32()
             refuse_compilation(optimizer, jit_compile)
             metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
@@ -112,6 +113,7 @@ class DPModel(keras.Model):
         self._charge_releases(optimizer)
         optimizer.charging.share(self._record)
         optimizer.charging.begin(None)
+        optimizer.refresh_entropy(self.distribute_strategy)
         self._bind_layers()
 
     def _charge_releases(self, optimizer):
@@ -208,18 +210,22 @@ class DPModel(keras.Model):
         if not isinstance(self.optimizer, DPOptimizer):
             return super().fit(x, y, callbacks=callbacks, **kwargs)
         sampling = fitting.sampling_of_fit(self.optimizer, x, y, kwargs)
+        strategy = self.distribute_strategy
+        checks.check_strategy(strategy, self.optimizer)
+        checks.check_data(strategy, x, sampling)
         if isinstance(x, tf.data.Dataset) and not is_as_sampled(x):
             self._asserted.add("what `map` did after sampling treats each row by itself")
         x = fitting.apply_class_weight(x, kwargs)
         self._uncovered |= coverage.of_callbacks(callbacks)
         fitting.check_examples_do_not_mix(self, x, y)
+        x = checks.padded(x, strategy.num_replicas_in_sync)
         charging = self.optimizer.charging
         self._unite_records()
         self._charge_releases(self.optimizer)
         charging.begin(sampling)
         self._bind_layers()
         trace_again_if_chosen_anew(self)
-        self.optimizer.refresh_entropy()
+        self.optimizer.refresh_entropy(strategy)
         callbacks = fitting.with_budget_stop(callbacks, self.optimizer)
         try:
             return super().fit(x, y, callbacks=callbacks, **kwargs)
@@ -234,6 +240,7 @@ class DPModel(keras.Model):
             return super().train_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._plan(x)  # builds the model, if this is its first batch
+        replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
         self._charge_releases(self.optimizer)
         if self.optimizer.microbatch_size is None:
             sums = self._clipped_sums(x, y, sample_weight)

@@ -34,15 +34,6 @@ def refuse_tensor_float_32():
         )
 
 
-def refuse_distribution(model):
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1:
-        raise PrivacyError(
-            "Private training on several replicas is not available in this version: each replica "
-            f"would add noise of its own. Use one replica. Received: {replicas} replicas"
-        )
-
-
 def merge_metrics(metrics, weighted_metrics):
     """`metrics` join `weighted_metrics`: padding must not enter either."""
     if not metrics:

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tfdp import accounting
 from tfdp.clipping import CLIPPING, PrivacyError, SurvivorSums
 from tfdp.clipping.losses import REDUCTIONS
+from tfdp.distribution import replicas
 from tfdp.noise import NoiseSource
 from tfdp.optimizers.charging import Charging, RecordState
 from tfdp.optimizers.sparse_training import SparseTraining
@@ -197,9 +198,9 @@ class DPOptimizer(keras.optimizers.Optimizer):
     def iterations(self):
         return self.inner_optimizer.iterations
 
-    def refresh_entropy(self):
-        """Takes new noise keys from the operating system."""
-        self._noise.rekey()
+    def refresh_entropy(self, strategy=None):
+        """Takes new noise keys from the operating system; as `NoiseSource.rekey`."""
+        self._noise.rekey(strategy)
 
     @property
     def privacy_releases(self):
@@ -236,9 +237,9 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """One logical step: noise once, divide, charge, hand over.
 
         Args:
-            sums: for each variable the sum of clipped gradients, summed over all micro-batches: a
-                tensor, tf.IndexedSlices, `SurvivorSums` of selected rows, or None for a variable
-                that the model does not use.
+            sums: for each variable the sum of clipped gradients, over all micro-batches of this
+                replica: a tensor, tf.IndexedSlices, `SurvivorSums` of selected rows, or None for
+                a variable that the model does not use.
             variables: the variables.
             regularization: for each variable the gradient of its regularizer, or None.
 
@@ -248,22 +249,24 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
-        stddev = self._charging.charge_step()
+        sums = _totals(sums)
+        stddev = replicas.once(self._charging.charge_step)
         size = self._apply_to_rows(sums, variables, stddev)
         if self._sparse is not None:
             stddev = self.selection.gradient_noise_multiplier(stddev)
         used = [i for i, s in enumerate(sums) if s is not None and not isinstance(s, SurvivorSums)]
-        noise = self._draw([variables[i].shape for i in used], stddev)
+        shapes = [variables[i].shape for i in used]
+        noise = replicas.once(lambda: self._draw(shapes, stddev))
         grads = [None] * len(sums)
         for i, z in zip(used, noise, strict=True):
-            total = tf.cast(tf.convert_to_tensor(sums[i]), tf.float32) + z
-            gradient = total / tf.constant(self.expected_batch_size, tf.float32)
+            gradient = (sums[i] + z) / tf.constant(self.expected_batch_size, tf.float32)
             if regularization[i] is not None:
                 gradient += tf.cast(regularization[i], tf.float32)
             grads[i] = tf.cast(gradient, variables[i].dtype)
         kept = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
         if kept:
-            self.inner_optimizer.apply(*zip(*kept, strict=True))
+            with replicas.already_summed(self.inner_optimizer):
+                self.inner_optimizer.apply(*zip(*kept, strict=True))
         else:
             self.inner_optimizer.iterations.assign_add(1)
         return size
@@ -277,14 +280,16 @@ class DPOptimizer(keras.optimizers.Optimizer):
         places = [i for i, s in enumerate(sums) if isinstance(s, SurvivorSums)]
         if not places:
             return tf.constant(0.0)
-        noised = self._sparse.noised([sums[i] for i in places], stddev, self._noise)
+        selected = [sums[i] for i in places]
+        noise = replicas.once(lambda: self._sparse.noise(selected, stddev, self._noise))
         divisor = tf.constant(self.expected_batch_size, tf.float32)
         gradients = [
-            tf.IndexedSlices(tf.cast(values / divisor, variables[i].dtype), sums[i].rows)
-            for i, values in zip(places, noised, strict=True)
+            tf.IndexedSlices(tf.cast((s.values + z) / divisor, variables[i].dtype), s.rows)
+            for i, s, z in zip(places, selected, noise, strict=True)
         ]
-        self.embedding_optimizer.apply(gradients, [variables[i] for i in places])
-        return tf.add_n([tf.cast(tf.size(values), tf.float32) for values in noised])
+        with replicas.already_summed(self.embedding_optimizer):
+            self.embedding_optimizer.apply(gradients, [variables[i] for i in places])
+        return tf.add_n([tf.cast(tf.size(z), tf.float32) for z in noise])
 
     def _draw(self, shapes, stddev):
         """Noise for tensors of these shapes; the only place that adds noise to gradients."""
@@ -421,6 +426,20 @@ def _check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
             "Argument `microbatch_size` must be a positive integer or None. "
             f"Received: microbatch_size={microbatch_size}"
         )
+
+
+def _totals(sums):
+    """Clipped sums over the replicas; of sparse tables only the surviving rows cross over."""
+    used = [i for i, s in enumerate(sums) if s is not None]
+    found = [
+        sums[i].values if isinstance(sums[i], SurvivorSums) else tf.convert_to_tensor(sums[i])
+        for i in used
+    ]
+    summed = replicas.total([tf.cast(t, tf.float32) for t in found])
+    totals = list(sums)
+    for i, t in zip(used, summed, strict=True):
+        totals[i] = SurvivorSums(sums[i].rows, t) if isinstance(sums[i], SurvivorSums) else t
+    return totals
 
 
 def _size(shape):

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfdp.clipping import table_name
+from tfdp.distribution import replicas
 from tfdp.optimizers.rows import RowOptimizer
 from tfdp.selection import FEST, RowSelection, TableActivity
 
@@ -90,7 +91,7 @@ class SparseTraining:
         Args:
             activated: dict of place among the variables to `RowGradients`.
             variables: the trainable variables.
-            present: (B,) bool.
+            present: (B,) bool, of this replica's examples, as the gradients.
             noise_multiplier: σ, a scalar tensor.
             clip_norm: C.
             source: a `tfdp.noise.NoiseSource`.
@@ -98,20 +99,27 @@ class SparseTraining:
         Returns:
             Dict of the same places to sorted int64 rows.
         """
-        tables = [
-            TableActivity(
-                table_name(variables[i]),
-                variables[i].shape[0],
-                gradient.ids,
-                relative_norms=lambda g=gradient: g.row_norms() / clip_norm,
-            )
-            for i, gradient in activated.items()
-        ]
-        rows = self.selection.select(tables, present, noise_multiplier, source)
-        return dict(zip(activated, rows, strict=True))
+        parts = [gradient.ids for gradient in activated.values()]
+        if self.selection.reads_gradients:
+            parts += [gradient.row_norms() / clip_norm for gradient in activated.values()]
 
-    def noised(self, sums, stddev, source):
-        """Adds noise of σ₂·C to clipped sums, on the surviving rows only.
+        def select(present, *parts):
+            ids, norms = parts[: len(activated)], parts[len(activated) :]
+            tables = [
+                TableActivity(
+                    table_name(variables[i]),
+                    variables[i].shape[0],
+                    ids[k],
+                    relative_norms=(lambda k=k: norms[k]) if norms else None,
+                )
+                for k, i in enumerate(activated)
+            ]
+            return self.selection.select(tables, present, noise_multiplier, source)
+
+        return dict(zip(activated, replicas.once(select, present, *parts), strict=True))
+
+    def noise(self, sums, stddev, source):
+        """Noise of σ₂·C for clipped sums, on the surviving rows only.
 
         Args:
             sums: list of `SurvivorSums`.
@@ -124,8 +132,7 @@ class SparseTraining:
         stddev = self.selection.gradient_noise_multiplier(stddev)
         sizes = [tf.size(s.values) for s in sums]
         noise = tf.split(_normal(source, tf.add_n(sizes), stddev), tf.stack(sizes))
-        return [s.values + tf.reshape(z, tf.shape(s.values))
-                for s, z in zip(sums, noise, strict=True)]  # fmt: skip
+        return [tf.reshape(z, tf.shape(s.values)) for s, z in zip(sums, noise, strict=True)]
 
 
 def _normal(source, count, stddev):

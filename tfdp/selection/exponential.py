@@ -42,6 +42,7 @@ class ExponentialSelection(RowSelection):
     """
 
     step_mechanism = "concentrated"
+    reads_gradients = True
 
     def __init__(self, num_rows, noise_ratio=1.0):
         is_integer = isinstance(num_rows, numbers.Integral) and not isinstance(num_rows, bool)

@@ -14,12 +14,14 @@ class RowSelection:
             noise multiplier σ, "concentrated" if they only have its Rényi curve.
         privacy_releases: `LedgerEntry` list of what was released before training.
         privacy_asserted: sentences about what the user declared public.
+        reads_gradients: whether it reads the norms of the rows' gradients, not ids alone.
         version: changes whenever rows that were chosen before training are chosen anew.
     """
 
     step_mechanism = "gaussian"
     privacy_releases = ()
     privacy_asserted = ()
+    reads_gradients = False
     version = 0
 
     def describe(self):

@@ -1,0 +1,96 @@
+"""What a `tf.distribute` strategy must look like for a private step to be exact on it."""
+
+import tensorflow as tf
+
+from tfdp.clipping.planning import PrivacyError
+from tfdp.distribution.replicas import is_multi_worker
+
+
+def check_strategy(strategy, optimizer, jit_compile=None):
+    """Refuses strategies, and optimizers made outside of them, under which noise would be wrong.
+
+    Args:
+        strategy: the model's `tf.distribute.Strategy`.
+        optimizer: the `DPOptimizer` that the model is compiled with.
+        jit_compile: as given to `compile`.
+
+    Raises:
+        PrivacyError: for a strategy without synchronous replicas, a TPU strategy, an optimizer
+            whose state is not replicated, or XLA over several replicas.
+    """
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise PrivacyError(
+            "ParameterServerStrategy applies each worker's gradients on their own, so that there "
+            "is no sum to add noise to once, and Keras 3 does not train under it. Use "
+            "MirroredStrategy or MultiWorkerMirroredStrategy."
+        )
+    if isinstance(strategy, tf.distribute.TPUStrategy):
+        raise PrivacyError(
+            "Private training under TPUStrategy is not available in this version: its steps "
+            "cannot read the noise key and the step counter that live on the host. Use "
+            "MirroredStrategy or MultiWorkerMirroredStrategy."
+        )
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1:
+        return
+    inner = [optimizer.inner_optimizer, optimizer.embedding_optimizer]
+    iterations = [one.iterations.value for one in inner if one is not None]
+    if not all(isinstance(v, tf.distribute.DistributedValues) for v in iterations):
+        raise PrivacyError(
+            f"The model was made for {replicas} replicas, the optimizer for one: its state would "
+            "be updated once by each replica. Make the DPOptimizer, and the optimizers in it, "
+            "inside `with strategy.scope():`, as the model."
+        )
+    if jit_compile is True:
+        raise PrivacyError(
+            f"`jit_compile=True` compiles a step for one device. Received: {replicas} replicas. "
+            "Leave `jit_compile` out."
+        )
+
+
+def check_data(strategy, x, sampling):
+    """Refuses data of which replicas might see other parts than those of one draw.
+
+    Args:
+        strategy: the model's strategy.
+        x: first argument of `fit`.
+        sampling: its `tfdp.accounting.Sampling`.
+
+    Raises:
+        PrivacyError: for arrays on several replicas; for batches drawn anew by each worker.
+    """
+    if strategy.num_replicas_in_sync == 1 or isinstance(x, tf.distribute.DistributedDataset):
+        return
+    if not isinstance(x, tf.data.Dataset):
+        raise PrivacyError(
+            "Argument `x` must be a dataset made by tfdp.data when there are several replicas. "
+            f"Received: x of type {type(x)} for {strategy.num_replicas_in_sync} replicas"
+        )
+    if is_multi_worker(strategy) and not (sampling.is_asserted or sampling.seeded):
+        raise PrivacyError(
+            "Every worker would draw batches of its own and train on a part of them: one record "
+            "could take part twice in a step, and q would not be its probability. Make the data "
+            "with `tfdp.distribution.poisson_batches(strategy, data, ...)`, by which each worker "
+            "draws from its own share of the records."
+        )
+
+
+def padded(dataset, replicas):
+    """Batches whose number of rows is a multiple of `replicas`; added rows have weight 0.
+
+    Args:
+        dataset: batches (x, y, sample_weight) of a static number of rows.
+        replicas: a positive integer.
+    """
+    rows = {t.shape[0] for t in tf.nest.flatten(dataset.element_spec)}
+    if replicas == 1 or None in rows or not any(r % replicas for r in rows):
+        return dataset
+
+    def pad(*batch):
+        def one(t):
+            missing = -t.shape[0] % replicas
+            return tf.pad(t, [[0, missing]] + [[0, 0]] * (len(t.shape) - 1))
+
+        return tf.nest.map_structure(one, batch)
+
+    return dataset.map(pad, num_parallel_calls=1)

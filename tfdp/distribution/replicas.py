@@ -1,0 +1,152 @@
+"""Where a private step meets the other replicas of a `tf.distribute` strategy.
+
+A step runs once on each replica, in its own replica context, on its own part of the batch. What
+belongs to the step as a whole (its charge, its noise, its surviving rows) is made `once`; what the
+parts of the batch contribute is summed by `total`. With a single replica these are plain calls.
+"""
+
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.clipping.planning import PrivacyError
+
+
+def once(function, *parts):
+    """Calls a function a single time for all replicas, and hands its result to each of them.
+
+    Every replica must come here, outside of loops and branches. With workers on several machines
+    the call is made once on each, in step: it must give the same there, as draws from a
+    `NoiseSource` do whose key is shared.
+
+    Args:
+        function: takes as many tensors as there are `parts`, and returns a nesting of tensors.
+        parts: tensors of this replica's examples, (b, ...) each; the function gets those of all
+            replicas, (B, ...), in the order of the replicas.
+
+    Returns:
+        What the function returned.
+    """
+    context = _replica_context()
+    if context.num_replicas_in_sync == 1:
+        return function(*parts)
+    dtypes = [part.dtype for part in parts]
+
+    def merged(strategy, *values):
+        whole = [strategy.gather(v, axis=0) for v in values]
+        return function(*(tf.cast(w, d) for w, d in zip(whole, dtypes, strict=True)))
+
+    # Not every collective knows bool and the narrow integers.
+    wide = [tf.cast(p, tf.int64) if p.dtype.is_integer or p.dtype.is_bool else p for p in parts]
+    return context.merge_call(merged, args=wide)
+
+
+def total(tensors):
+    """Sums tensors over the replicas; each gets the same sums.
+
+    Args:
+        tensors: list of tensors, of the same shapes on every replica; may be empty.
+    """
+    context = _replica_context()
+    if context.num_replicas_in_sync == 1 or not tensors:
+        return list(tensors)
+    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors)))
+
+
+def refuse_shared_examples(tensor):
+    """Refuses a batch that was handed to every replica whole, so that each example counts twice.
+
+    Args:
+        tensor: a tensor of this replica's examples.
+
+    Raises:
+        PrivacyError: if the replicas of this process were given one and the same tensor.
+    """
+    context = _replica_context()
+    if context.num_replicas_in_sync == 1:
+        return
+
+    def merged(strategy, value):
+        devices = strategy.extended.worker_devices
+        if len(devices) > 1 and not isinstance(value, tf.distribute.DistributedValues):
+            raise PrivacyError(
+                f"The same batch was given to each of {len(devices)} replicas: every example "
+                "would count that many times. Train with `fit`, or distribute the dataset with "
+                "`strategy.experimental_distribute_dataset`."
+            )
+
+    context.merge_call(merged, args=(tensor,))
+
+
+@contextlib.contextmanager
+def already_summed(optimizer):
+    """While open, `optimizer.apply` takes gradients that are totals, the same on all replicas.
+
+    Keras' optimizers sum what they are given over the replicas, and have no public way to leave
+    that out: a total would be counted once for each replica. This is the one place that says so.
+
+    Args:
+        optimizer: a `keras.optimizers.Optimizer`.
+    """
+    if _replica_context().num_replicas_in_sync == 1:
+        yield
+        return
+    if not callable(getattr(optimizer, _SUMMING, None)):
+        raise PrivacyError(
+            f"This version of Keras ({keras.__version__}) sums gradients over replicas in a way "
+            "that tfdp does not know: noise and gradients would be multiplied by the number of "
+            "replicas. Train with one replica, or install a version that tfdp was tested with."
+        )
+    # In the instance's dictionary, where Keras neither tracks nor saves it.
+    vars(optimizer)[_SUMMING] = lambda grads_and_vars: grads_and_vars
+    try:
+        yield
+    finally:
+        vars(optimizer).pop(_SUMMING, None)
+
+
+def of_first_replica(words, strategy):
+    """The first worker's words, on every worker; called eagerly by all of them.
+
+    Args:
+        words: numpy array of uint64.
+        strategy: a `tf.distribute.Strategy`.
+    """
+    if not is_multi_worker(strategy):
+        return words
+    mine = tf.constant(words.view(np.int64))
+
+    @tf.function(autograph=False)
+    def broadcast():
+        def each():
+            context = tf.distribute.get_replica_context()
+            first = tf.equal(context.replica_id_in_sync_group, 0)
+            return context.all_reduce(
+                tf.distribute.ReduceOp.SUM, tf.where(first, mine, tf.zeros_like(mine))
+            )
+
+        return strategy.run(each)
+
+    shared = strategy.experimental_local_results(broadcast())[0]
+    return shared.numpy().view(np.uint64)
+
+
+_SUMMING = "_all_reduce_sum_gradients"
+
+
+def is_multi_worker(strategy):
+    """Whether the replicas live in several processes."""
+    resolver = strategy.cluster_resolver
+    return resolver is not None and len(resolver.cluster_spec().as_dict()) > 0
+
+
+def _replica_context():
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise RuntimeError(
+            "A private step runs on every replica of a strategy: call it by `fit`, or inside "
+            "`strategy.run`. Received: a call in cross-replica context"
+        )
+    return context
