@@ -79,11 +79,13 @@ def padded(dataset, replicas):
     """Batches whose number of rows is a multiple of `replicas`; added rows have weight 0.
 
     Args:
-        dataset: batches (x, y, sample_weight) of a static number of rows.
+        dataset: batches (x, y, sample_weight); anything else is returned as it is.
         replicas: a positive integer.
     """
+    if replicas == 1 or not isinstance(dataset, tf.data.Dataset):
+        return dataset
     rows = {t.shape[0] for t in tf.nest.flatten(dataset.element_spec)}
-    if replicas == 1 or None in rows or not any(r % replicas for r in rows):
+    if None in rows or not any(r % replicas for r in rows):
         return dataset
 
     def pad(*batch):
