@@ -239,6 +239,10 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
         Args:
             shape: list, or int tensor, static or not.
         """
+        return _bits(*self.advance(shape), shape)
+
+    def advance(self, shape):
+        """Key and counter for a tensor of this shape; nobody else gets them."""
         state = tf.raw_ops.RngReadAndSkip(
             resource=self.resource_handle,
             alg=_PHILOX,
@@ -246,7 +250,7 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
             delta=tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.uint64),
         )
         state = tf.bitcast(state, tf.uint64)
-        return _bits(state[2:], state[:2], shape)
+        return state[2:], state[:2]
 
 
 def _entropy_in_graph():
@@ -255,3 +259,35 @@ def _entropy_in_graph():
     lines = tf.data.TextLineDataset("/dev/urandom", buffer_size=4096).take(64).batch(64)
     text = tf.strings.reduce_join(lines.get_single_element())
     return tf.reshape(tf.io.decode_raw(tf.strings.substr(text, 0, 24), tf.int64), [3])
+
+
+class ReplicaNoiseSource:
+    """Fresh noise for a layer in training, on every replica, process and step.
+
+    The counter of `ServingNoiseSource`, which is read and advanced in one atomic operation, so
+    that replicas of `tf.distribute` that share a layer never see the same value. Hidden from
+    TensorFlow's and Keras' tracking: no checkpoint and no SavedModel holds even the operations
+    that make it, and a function that draws from it cannot be exported.
+
+    Args:
+        seed: integer for tests only; `None` takes 192 bits from the operating system.
+    """
+
+    def __init__(self, seed=None):
+        self.seed = seed
+        self._source = ServingNoiseSource(seed)
+
+    def normal(self, shape, stddev, like):
+        """Independent N(0, stddev²) float32 values, drawn in float64 and rounded once.
+
+        Args:
+            shape: tf.TensorShape; where it is not static, the tensor `like` has it.
+            stddev: standard deviation.
+            like: a tensor of that shape.
+        """
+        if shape.is_fully_defined():
+            shape = tuple(shape.as_list())
+            draws = _standard_normal(*self._source.advance(shape), shape)
+        else:
+            draws = standard_normal_from_bits(self._source.bits(tf.shape(like)))
+        return tf.cast(draws * tf.cast(stddev, tf.float64), tf.float32)

@@ -8,6 +8,7 @@ import keras
 CLASSES = {
     "AdaFEST": "tfdp.selection.adafest",
     "DPFormer": "tfdp.models.dpformer",
+    "DPForwardNoise": "tfdp.layers.dp_forward_noise",
     "DPModel": "tfdp.models.dp_model",
     "DPOptimizer": "tfdp.optimizers.dp_optimizer",
     "EmbeddingError": "tfdp.layers.item_embedding",

@@ -85,7 +85,7 @@ def _compose_cached(encoded_event, accountant, adjacency):
 
 def _fresh_accountant(accountant, adjacency, relation):
     if accountant == "pld":
-        return dp_accounting.pld.PLDAccountant(relation)
+        return _PldAccountant(adjacency, relation)
     return _RenyiAccountant(adjacency, relation)
 
 
@@ -122,4 +122,25 @@ class _RenyiAccountant(dp_accounting.rdp.RdpAccountant):
             )
         if do_compose:
             self._rdp = self._rdp + count * np.asarray(event.rdp(self._orders))
+        return None
+
+
+class _PldAccountant(dp_accounting.pld.PLDAccountant):
+    """dp_accounting's, plus events that bring their own privacy loss distribution."""
+
+    def __init__(self, adjacency, relation):
+        super().__init__(relation)
+        self._adjacency = adjacency
+
+    def _maybe_compose(self, event, count, do_compose):
+        if not hasattr(event, "pld"):
+            return super()._maybe_compose(event, count, do_compose)
+        if self._adjacency not in event.adjacencies:
+            return self.CompositionErrorDetails(
+                invalid_event=event,
+                error_message=f"Its privacy losses hold under {event.adjacencies} only.",
+            )
+        if do_compose:
+            own = event.pld(self._value_discretization_interval).self_compose(count)
+            self._pld = self._pld.compose(own)
         return None

@@ -7,8 +7,23 @@ import dp_accounting
 from dp_accounting.pld import privacy_loss_distribution
 
 ADJACENCIES = ("add_or_remove_one", "replace_one", "zero_out")
+#: Those under which the number of records, and who is in a batch, may be seen.
+FEATURES = ("zero_out", "replace_one")
 
 _Relation = dp_accounting.NeighboringRelation
+
+
+def strongest(adjacencies):
+    """The adjacency that a composition of mechanisms holds under.
+
+    Replace-one (sensitivity doubled) implies zero-out; both go beyond add-or-remove-one, in that
+    they allow which records there are to be seen.
+
+    Args:
+        adjacencies: an iterable of adjacencies; None stands for add_or_remove_one.
+    """
+    order = ("add_or_remove_one", "zero_out", "replace_one")
+    return max((a or order[0] for a in adjacencies), key=order.index, default=order[0])
 
 
 def interpretations(event, accountant, adjacency):
@@ -56,13 +71,15 @@ def interpretations(event, accountant, adjacency):
 def double_sensitivity(event):
     """The event with one record's largest contribution twice as large.
 
-    Events that state their own replace-one guarantee (randomized response, classes with their own
-    Rényi curve) stay as they are. zCDP grows as for groups of two (Bun and Steinke 2016,
-    proposition 1.9).
+    Events that define `doubled()` say it themselves. Events that state their own replace-one
+    guarantee (randomized response, other classes with their own Rényi curve) stay as they are.
+    zCDP grows as for groups of two (Bun and Steinke 2016, proposition 1.9).
 
     Returns:
         A DpEvent, or `None` where no such event is known.
     """
+    if hasattr(event, "doubled"):
+        return event.doubled()
     if isinstance(event, _UNCHANGED) or hasattr(event, "rdp"):
         return event
     if isinstance(event, (dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent)):

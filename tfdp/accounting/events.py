@@ -19,7 +19,10 @@ def register_event(cls):
 
     The class must be a frozen attrs subclass of `dp_accounting.DpEvent`. If it also defines
     `rdp(orders)` (its Rényi curve, an array over `orders`) and `adjacencies` (names of the
-    adjacencies under which that curve holds), then accountant="rdp" accounts for it.
+    adjacencies under which that curve holds), then accountant="rdp" accounts for it. With
+    `pld(value_discretization_interval)` (its privacy loss distribution) accountant="pld" does,
+    under the same adjacencies. `doubled()` gives the event at twice the sensitivity, for
+    replace-one.
 
     Args:
         cls: the class; its name must be unique among all event classes.

@@ -9,6 +9,8 @@ import dp_accounting
 
 from tfdp.accounting import _validate
 from tfdp.accounting.accountants import best_accountant, compose_accountant, epsilon_of
+from tfdp.accounting.adjacency import FEATURES as _FEATURES
+from tfdp.accounting.adjacency import strongest
 from tfdp.accounting.composition import compose
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.truncation import truncation_delta
@@ -59,6 +61,11 @@ class LedgerEntry:
     def overflow_probability(self):
         """Probability per run that a Poisson batch was cut off."""
         return self.details.get("overflow_probability", 0.0)
+
+    @property
+    def adjacency(self):
+        """The adjacency under which the event holds, where not add_or_remove_one; or None."""
+        return self.details.get("adjacency")
 
     @property
     def is_training(self):
@@ -131,7 +138,12 @@ class Ledger:
         """Everything in the ledger as one `dp_accounting.DpEvent`, in its smallest form."""
         return compose((entry.event, entry.count) for entry in self._entries)
 
-    def epsilon(self, delta, accountant=None, adjacency="add_or_remove_one"):
+    @property
+    def adjacency(self):
+        """The weakest change of a record that everything in the ledger protects against."""
+        return strongest(e.adjacency for e in self._entries)
+
+    def epsilon(self, delta, accountant=None, adjacency=None):
         """The epsilon at which everything in the ledger is (epsilon, delta)-private.
 
         Formal guarantees: with delta_M(.) the privacy curve of the composed events, and P_i the
@@ -141,15 +153,23 @@ class Ledger:
         Args:
             delta: a probability in (0, 1).
             accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
-            adjacency: as for `tfdp.accounting.epsilon`.
+            adjacency: as for `tfdp.accounting.epsilon`; None is that of the ledger.
 
         Returns:
             A float; 0 for an empty ledger, infinite if delta does not even cover truncation.
 
         Raises:
-            ValueError: as for `tfdp.accounting.epsilon`.
+            ValueError: as for `tfdp.accounting.epsilon`, or if an entry does not hold under the
+                adjacency.
         """
         delta = _validate.open_unit("delta", delta)
+        adjacency = self.adjacency if adjacency is None else adjacency
+        if strongest([adjacency, self.adjacency]) != adjacency and adjacency not in _FEATURES:
+            raise ValueError(
+                f'Argument `adjacency` must be "{self.adjacency}" or stronger: a mechanism in this '
+                "ledger shows which records there are (forward noise). "
+                f"Received: adjacency={adjacency!r}"
+            )
         event = self.event()
         accountant = best_accountant(event, adjacency) if accountant is None else accountant
         composed = compose_accountant(event, accountant, adjacency)

@@ -4,9 +4,8 @@ import json
 import secrets
 import weakref
 
-from tfdp.accounting.composition import training_event
-from tfdp.accounting.ledger import Ledger, LedgerEntry
-from tfdp.accounting.sampling import Sampling
+from tfdp.accounting.ledger import Ledger
+from tfdp.accounting.run_entries import entries_of_run, is_private_training
 
 
 class Record:
@@ -26,12 +25,20 @@ class Record:
 
     @property
     def runs(self):
-        """List of (settings, steps) of the runs that have steps."""
+        """List of (settings, steps) of the runs of DPOptimizers that have steps."""
+        return [(s, steps) for s, steps in self._all_runs() if is_private_training(s)]
+
+    @property
+    def other_runs(self):
+        """The same of all other runs: steps that no DPOptimizer took."""
+        return [(s, steps) for s, steps in self._all_runs() if not is_private_training(s)]
+
+    def _all_runs(self):
         return [(r["settings"], r["steps"]) for r in self._synced()._runs.values() if r["steps"]]
 
     @property
     def steps(self):
-        """Training steps of all runs."""
+        """Steps of DPOptimizers, of all runs."""
         return sum(steps for _, steps in self.runs)
 
     def attach(self, counter):
@@ -48,9 +55,10 @@ class Record:
         """Begins a run; returns its name.
 
         Args:
-            settings: JSON-able dict with "noise_multiplier", "sampling_probability",
-                "mechanism" (as for `training_event`, which is its default) and "sampling" (a
-                `Sampling` as a dict, or None), and whatever else describes it.
+            settings: JSON-able dict. For a DPOptimizer's steps: "noise_multiplier",
+                "sampling_probability", "mechanism" (as for `training_event`, which is its
+                default) and "sampling" (a `Sampling` as a dict, or None), and whatever else
+                describes it; for others see `entries_of_run`.
         """
         name = secrets.token_hex(8)
         self._root()._runs[name] = {"settings": json.loads(json.dumps(settings)), "steps": 0}
@@ -79,9 +87,9 @@ class Record:
         ledger = Ledger(root._releases)
         for name, run in root._runs.items():
             if run["steps"]:
-                ledger.merge(Ledger([_entry(run["settings"], run["steps"], name)]))
+                ledger.merge(Ledger(entries_of_run(run["settings"], run["steps"], name)))
         for settings, steps in further:
-            ledger.merge(Ledger([_entry(settings, steps, "ahead")]))
+            ledger.merge(Ledger(entries_of_run(settings, steps, "ahead")))
         return ledger
 
     def to_json(self):
@@ -117,21 +125,3 @@ class Record:
         for name, run in other._runs.items():
             known = self._runs.setdefault(name, {"settings": run["settings"], "steps": 0})
             known["steps"] = max(known["steps"], run["steps"])
-
-
-def _entry(settings, steps, name):
-    details = {"kind": "training", **{k: v for k, v in settings.items() if v is not None}}
-    details.pop("sampling_probability")
-    mechanism = details.pop("mechanism", "gaussian")
-    if settings["sampling"] is not None:
-        sampling = Sampling.from_dict(settings["sampling"])
-        details["overflow_probability"] = sampling.overflow_probability
-        if not sampling.is_poisson:
-            # Every pass shuffles anew: one that was cut short still counts as begun.
-            details["pass"] = name
-    return LedgerEntry(
-        "private training",
-        training_event(settings["noise_multiplier"], settings["sampling_probability"], mechanism),
-        steps,
-        details,
-    )

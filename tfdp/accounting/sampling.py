@@ -4,7 +4,7 @@ import dataclasses
 
 from tfdp.accounting import _validate, truncation
 
-_POISSON_KINDS = ("poisson", "asserted_poisson")
+_POISSON_KINDS = ("poisson", "asserted_poisson", "microbatches")
 _SHUFFLED_KINDS = ("shuffled", "asserted_shuffled")
 KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, "full_batch")
 
@@ -16,13 +16,15 @@ class Sampling:
     Args:
         kind: "poisson" (each record joins each batch independently with probability q),
             "shuffled" (each record appears at most once per epoch), "full_batch" (every record in
-            every batch), or "asserted_poisson" / "asserted_shuffled", where the user says so and
-            tfdp did not draw the batches itself.
+            every batch), "microbatches" (M independent Poisson samples make one batch, in which
+            a record may appear several times), or "asserted_poisson" / "asserted_shuffled", where
+            the user says so and tfdp did not draw the batches itself.
         num_examples: n, the number of records.
         expected_batch_size: q n; a float is allowed.
         max_batch_size: capacity at which a Poisson batch is cut off, or `None` if it never is.
         seeded: whether a fixed seed chose the batches, which only a test should do.
         steps_per_epoch: batches per epoch, where that means something.
+        microbatches: M, for kind "microbatches".
 
     Raises:
         ValueError: if a field is out of range or the fields contradict each other.
@@ -34,6 +36,7 @@ class Sampling:
     max_batch_size: int | None = None
     seeded: bool = False
     steps_per_epoch: int | None = None
+    microbatches: int = 1
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, KINDS)
@@ -43,6 +46,12 @@ class Sampling:
             _validate.count("max_batch_size", self.max_batch_size)
         if self.steps_per_epoch is not None:
             _validate.count("steps_per_epoch", self.steps_per_epoch)
+        _validate.count("microbatches", self.microbatches)
+        if self.kind != "microbatches" and self.microbatches != 1:
+            raise ValueError(
+                'Argument `microbatches` is for kind="microbatches". '
+                f"Received: microbatches={self.microbatches}, kind={self.kind!r}"
+            )
         if self.expected_batch_size > self.num_examples:
             raise ValueError(
                 "Argument `expected_batch_size` must be at most `num_examples`. Received: "
@@ -61,6 +70,11 @@ class Sampling:
         return self.expected_batch_size / self.num_examples
 
     @property
+    def draw_probability(self):
+        """The probability of a record in one draw: q, or q/M in one of M micro-batches."""
+        return self.sampling_probability / self.microbatches
+
+    @property
     def is_poisson(self):
         """Whether Poisson accounting at q is true of these batches (a full batch has q = 1)."""
         return self.kind not in _SHUFFLED_KINDS
@@ -72,12 +86,15 @@ class Sampling:
 
     @property
     def overflow_probability(self):
-        """P[a Poisson batch exceeds `max_batch_size`]; 0 for other kinds and without a maximum."""
-        if self.kind not in _POISSON_KINDS:
+        """P[a Poisson batch exceeds `max_batch_size`]; 0 for other kinds and without a maximum.
+
+        For micro-batches, an upper bound of the probability that any of them exceeds its share.
+        """
+        if self.kind not in _POISSON_KINDS or self.max_batch_size is None:
             return 0.0
-        return truncation.overflow_probability(
-            self.num_examples, self.sampling_probability, self.max_batch_size
-        )
+        capacity = self.max_batch_size // self.microbatches
+        one = truncation.overflow_probability(self.num_examples, self.draw_probability, capacity)
+        return min(1.0, self.microbatches * one)
 
     def appearances(self, steps):
         """The most often one record can appear in `steps` shuffled batches: epochs begun.

@@ -8,7 +8,7 @@ import dp_accounting
 
 from tfdp.accounting import _validate, statement_text
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant
-from tfdp.accounting.adjacency import ADJACENCIES
+from tfdp.accounting.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.ledger import Ledger
 from tfdp.accounting.sampling import Sampling
@@ -144,10 +144,8 @@ def privacy_statement(
         if not all("sampling" in e.details for e in ledger.entries if e.is_training):
             unstated.append(_UNKNOWN_SAMPLING)
 
-    if reality.shuffled and adjacency == "add_or_remove_one":
-        adjacency_of_claim = "zero_out"
-    else:
-        adjacency_of_claim = adjacency
+    adjacency = strongest([adjacency, ledger.adjacency])
+    adjacency_of_claim = strongest([adjacency, "zero_out" if reality.shuffled else None])
     if accountant is None:
         accountant = best_accountant(reality.true.event(), adjacency_of_claim)
     stated = assumed = None
@@ -170,7 +168,7 @@ def privacy_statement(
         overflow_delta=_overflow_delta(reality.true, stated),
         budget=budget,
         unstated=tuple(unstated),
-        uncovered=tuple(uncovered),
+        uncovered=(*uncovered, *reality.uncovered),
         asserted=(*asserted, *reality.asserted),
         remarks=(*([remark] if remark else []), *remarks, *reality.remarks),
     )
@@ -191,18 +189,29 @@ class _Reality:
         self.true = Ledger()
         self.shuffled = False
         self.appearances = 0
-        self.unstated, self.asserted, self.remarks = [], [], []
+        self.unstated, self.asserted, self.remarks, self.uncovered = [], [], [], []
 
     def judge(self, entry):
+        for kind in ("unstated", "asserted", "remarks", "uncovered"):
+            for text in entry.details.get(kind, ()):
+                self._note(getattr(self, kind), text)
+        sampling = self.sampling if entry.is_training else None
+        if entry.details.get("sampling") is not None:
+            sampling = Sampling.from_dict(entry.details["sampling"])
+            self._note_doubts(sampling)
         if not entry.is_training:
             self.true.merge(Ledger([entry]))
             return
-        sampling = self.sampling
-        if "sampling" in entry.details:
-            sampling = Sampling.from_dict(entry.details["sampling"])
         if sampling is None:
             self._note(self.unstated, _UNKNOWN_SAMPLING)
             return
+        self._note_doubts(sampling)
+        if sampling.is_poisson:
+            self._charge_poisson(entry, sampling)
+        else:
+            self._charge_shuffled(entry, sampling)
+
+    def _note_doubts(self, sampling):
         if sampling.is_asserted:
             kind = sampling.kind.removeprefix("asserted_")
             self._note(self.asserted, f"batches were drawn as declared ({kind}); tfdp drew none")
@@ -212,10 +221,6 @@ class _Reality:
                 "A fixed seed drew the batches: whoever knows it knows them, and the amplification "
                 "by sampling does not hold against them. Seeds are for tests.",
             )
-        if sampling.is_poisson:
-            self._charge_poisson(entry, sampling)
-        else:
-            self._charge_shuffled(entry, sampling)
 
     def _charge_poisson(self, entry, sampling):
         charged = getattr(entry.event, "sampling_probability", 1.0)

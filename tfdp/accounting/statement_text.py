@@ -82,6 +82,8 @@ def _entry(entry):
 
 def describe(event):
     """One line on an event's kind and parameters."""
+    if hasattr(event, "in_words"):
+        return event.in_words()
     name = type(event).__name__.removesuffix("DpEvent")
     if name == "PoissonSampled":
         inner = describe(event.event)

@@ -9,6 +9,7 @@ from tfdp.data.provenance import declare_sampling, sampling_of
 from tfdp.data.sequence_files import load_sequences
 from tfdp.data.sequences import SequenceData, Sequences, leave_one_out_split
 from tfdp.data.shuffled import shuffled_epochs
+from tfdp.data.sst2 import SST2Data, load_sst2
 from tfdp.data.synthetic import synthetic_sequences
 from tfdp.data.synthetic_clicks import synthetic_clicks
 
@@ -17,12 +18,14 @@ __all__ = [
     "ClickData",
     "FrequencyRelease",
     "FrequentItems",
+    "SST2Data",
     "SequenceData",
     "Sequences",
     "declare_sampling",
     "leave_one_out_split",
     "load_criteo",
     "load_sequences",
+    "load_sst2",
     "poisson_batches",
     "private_frequency",
     "sampling_of",

@@ -15,6 +15,16 @@ def uncovered(model):
     return [_TRAINING_METRICS, *sorted(model._uncovered)]
 
 
+def uncovered_of_plain_training(model):
+    """What forward noise and releases do not cover, beside what their charges name."""
+    return sorted(model._uncovered)
+
+
+def asserted_of_plain_training(model):
+    """What was taken to be public, without a DPOptimizer."""
+    return [*_adapted_layers(model), *sorted(model._asserted)]
+
+
 def asserted(model):
     """What was taken to be public."""
     selection = model.optimizer.selection

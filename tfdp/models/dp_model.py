@@ -21,12 +21,15 @@ from tfdp.clipping.recording import all_layers
 from tfdp.data.provenance import is_as_sampled
 from tfdp.distribution import checks, replicas
 from tfdp.models import coverage, fitting
+from tfdp.models.plain_training import begin_fit, settings_outside_fit
 from tfdp.models.selecting import (
     gradient_size_metric,
     refuse_compilation,
     restrict_to_survivors,
     trace_again_if_chosen_anew,
 )
+from tfdp.models.statements import statement_of
+from tfdp.models.step_charging import RecordState, StepCharging
 from tfdp.optimizers import DPOptimizer
 
 _RECORD = "_tfdp_record"
@@ -46,8 +49,9 @@ class DPModel(keras.Model):
       `weighted_metrics`, so that the padding of a Poisson batch does not enter them.
     - Layers and losses that mix examples are refused.
 
-    With any other optimizer the model trains on the same loss without privacy, and its ledger
-    says so.
+    With any other optimizer the model trains on the same loss. What is private then is what passes
+    through `tfdp.layers.DPForwardNoise` layers, or comes from a release; otherwise nothing is, and
+    the ledger says so.
     """
 
     #: What one record is, for the statement.
@@ -106,6 +110,12 @@ class DPModel(keras.Model):
         vars(self)["_gradient_size"] = gradient_size_metric(optimizer) if private else None
         if private:
             self._bind(optimizer)
+        else:
+            self._unite_records()
+            self._charge_releases()
+            # tf.train.Checkpoint keeps Python state of this kind; a DPOptimizer brings its own.
+            self.record_state = RecordState(self._record)
+            self._step_charging.begin(settings_outside_fit(self))
 
     def _bind(self, optimizer):
         """Hands charges to the optimizer, and its noise to the layers that correct for it."""
@@ -116,9 +126,9 @@ class DPModel(keras.Model):
         optimizer.refresh_entropy(self.distribute_strategy)
         self._bind_layers()
 
-    def _charge_releases(self, optimizer):
+    def _charge_releases(self, optimizer=None):
         """Charges what was released before training; once, however often it is called."""
-        for entry in [*self.privacy_charges(), *optimizer.privacy_releases]:
+        for entry in [*self.privacy_charges(), *getattr(optimizer, "privacy_releases", ())]:
             self._record.charge(entry)
 
     def _unite_records(self):
@@ -148,6 +158,13 @@ class DPModel(keras.Model):
         return vars(self).setdefault("_privacy_record", accounting.Record())
 
     @property
+    def _step_charging(self):
+        """Charges the steps that no DPOptimizer takes."""
+        if "_plain_steps" not in vars(self):
+            vars(self)["_plain_steps"] = StepCharging(self._record)
+        return vars(self)["_plain_steps"]
+
+    @property
     def ledger(self):
         """Every mechanism that touched the training data, as a `tfdp.accounting.Ledger`."""
         return self._record.ledger()
@@ -172,27 +189,10 @@ class DPModel(keras.Model):
             `.to_json()`.
 
         Raises:
-            ValueError: for a model that was never compiled with a DPOptimizer, or a δ > 1/n.
+            ValueError: for a model trained with neither a DPOptimizer, nor `DPForwardNoise`, nor
+                released data; or a δ > 1/n.
         """
-        optimizer = getattr(self, "optimizer", None)
-        if not isinstance(optimizer, DPOptimizer):
-            raise ValueError(
-                f"Model {self.name!r} is not compiled with a DPOptimizer, so there is no privacy "
-                f"to state. Received: optimizer={optimizer}"
-            )
-        return accounting.privacy_statement(
-            self.ledger,
-            delta=optimizer.default_delta if delta is None else delta,
-            accountant=accountant,
-            unit=self.privacy_unit,
-            num_examples=optimizer.num_examples,
-            sampling=optimizer.charging.sampling,
-            steps=optimizer.charging.steps,
-            budget=optimizer.budget,
-            uncovered=coverage.uncovered(self),
-            asserted=[*self.privacy_assertions(), *coverage.asserted(self)],
-            remarks=coverage.remarks(self),
-        )
+        return statement_of(self, delta, accountant)
 
     def fit(
         self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, **kwargs
@@ -208,7 +208,11 @@ class DPModel(keras.Model):
         if isinstance(x, tf.data.Dataset):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
         if not isinstance(self.optimizer, DPOptimizer):
-            return super().fit(x, y, callbacks=callbacks, **kwargs)
+            begin_fit(self, x, y, kwargs)
+            try:
+                return super().fit(x, y, callbacks=callbacks, **kwargs)
+            finally:
+                self._step_charging.begin(settings_outside_fit(self))
         sampling = fitting.sampling_of_fit(self.optimizer, x, y, kwargs)
         strategy = self.distribute_strategy
         checks.check_strategy(strategy, self.optimizer)
@@ -235,8 +239,7 @@ class DPModel(keras.Model):
 
     def train_step(self, data):
         if not isinstance(self.optimizer, DPOptimizer):
-            # Said once, when the step is traced.
-            self._record.charge(fitting.not_private())
+            self._step_charging.count_step()
             return super().train_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._plan(x)  # builds the model, if this is its first batch

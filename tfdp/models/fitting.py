@@ -1,19 +1,13 @@
 """Checks and adjustments between `DPModel.fit` and Keras' own."""
 
-import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import LedgerEntry, Sampling
+from tfdp.accounting import Sampling
 from tfdp.clipping import PrivacyError
 from tfdp.clipping.recording import all_layers
 from tfdp.data import sampling_of
-
-
-def not_private():
-    """The charge for training with a plain optimizer."""
-    return LedgerEntry("training without privacy", dp_accounting.NonPrivateDpEvent())
 
 
 def refuse_precision(model):
@@ -61,6 +55,23 @@ def _as_list(value):
 
 def sampling_of_fit(optimizer, x, y, kwargs):
     """How the batches of this `fit` are drawn, checked against what the optimizer assumes."""
+    sampling = sampling_of_data(x, kwargs)
+    if sampling.microbatches > 1:
+        raise PrivacyError(
+            "A batch of `tfdp.data.microbatches` may hold one record several times, and each copy "
+            "would be clipped by itself. A DPOptimizer needs `tfdp.data.poisson_batches`."
+        )
+    _compare("num_examples", sampling.num_examples, optimizer.num_examples)
+    _compare("expected_batch_size", sampling.expected_batch_size, optimizer.expected_batch_size)
+    return sampling
+
+
+def sampling_of_data(x, kwargs):
+    """How the batches of this `fit` are drawn.
+
+    Raises:
+        PrivacyError: if that is not known.
+    """
     if isinstance(x, tf.data.Dataset):
         sampling = sampling_of(x)
         if sampling is None:
@@ -79,8 +90,6 @@ def sampling_of_fit(optimizer, x, y, kwargs):
             "Argument `x` must be arrays or a tf.data.Dataset made by tfdp.data: it is not known "
             f"how these batches are drawn. Received: x of type {type(x)}"
         )
-    _compare("num_examples", sampling.num_examples, optimizer.num_examples)
-    _compare("expected_batch_size", sampling.expected_batch_size, optimizer.expected_batch_size)
     return sampling
 
 

@@ -2,8 +2,8 @@
 
 import keras
 
+from tfdp.accounting.run_entries import not_private
 from tfdp.clipping import refuse_named_layers
-from tfdp.models import fitting
 from tfdp.models.dp_model import DPModel
 from tfdp.models.validation import validate_model
 
@@ -89,7 +89,7 @@ class PrivateModel(DPModel):
     @property
     def ledger(self):
         if self._steps_without_privacy() > self._public_steps:
-            self._record.charge(fitting.not_private())
+            self._record.charge(not_private())
         return super().ledger
 
     def build(self, input_shape):

@@ -5,7 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping import PrivacyError
-from tfdp.clipping.recording import call_model, input_structure
+from tfdp.clipping.recording import Recorder, call_model, input_structure
+from tfdp.layers import DPForwardNoise
 
 _TOLERANCE = 1e-4
 
@@ -53,6 +54,37 @@ def validate_batch(model, x, y, sample_weight):
     losses = model.compute_loss(x, y, outputs, sample_weight, training=True)
     others = model.compute_loss(other_x, other_y, other_outputs, other_weight, training=True)
     _compare(losses, others, f"The loss of model {model.name!r}")
+
+
+def validate_noise_inputs(model, x):
+    """The same for what `DPForwardNoise` layers clip: a representation of one example alone.
+
+    Args:
+        model: a model that holds such layers.
+        x: a batch of its inputs.
+
+    Raises:
+        PrivacyError: if the first example's representation depends on the others.
+    """
+    count = tf.nest.flatten(x)[0].shape[0]
+    if count < 2:
+        return
+    # The first example stays; every other one becomes a copy of the last.
+    chosen = tf.constant([0] + [count - 1] * (count - 1))
+    other = tf.nest.map_structure(lambda t: tf.gather(t, chosen), x)
+    same = tf.nest.map_structure(lambda t: tf.gather(t, tf.zeros_like(chosen)), x)
+    first = _noise_inputs(model, x)
+    for changed in (other, same):
+        _compare(first, _noise_inputs(model, changed), "What forward noise is added to")
+
+
+def _noise_inputs(model, x):
+    recorder = Recorder(model)
+    with recorder.recording():
+        call_model(model, x)
+    return [
+        call.args[0] for call in recorder.root.subtree() if isinstance(call.layer, DPForwardNoise)
+    ]
 
 
 def _outputs(model, x):

@@ -80,6 +80,7 @@ class Charging:
                 optimizer.budget,
                 optimizer.sampling_probability,
                 optimizer.steps,
+                adjacency=ledger.adjacency,
                 other_events=[ledger.event()] if len(ledger) else [],
                 extra_delta=_TRUNCATION_SHARE * optimizer.budget.delta,
                 accountant=None,

@@ -1,0 +1,38 @@
+"""Datasets made of released data, which are private already: anything may be done with them."""
+
+import tensorflow as tf
+
+_ATTRIBUTE = "_tfdp_release"
+
+# Transformations of one dataset, whose functions see its elements and nothing else (unless they
+# close over other data, which the statement says was not checked).
+_OF_ONE = frozenset(
+    {
+        "BatchDataset", "CacheDataset", "MapDataset", "OptionsDataset", "ParallelBatchDataset",
+        "ParallelMapDataset", "PrefetchDataset", "RepeatDataset", "ShuffleDataset", "SkipDataset",
+        "TakeDataset", "UnbatchDataset", "AssertCardinalityDataset",
+    }
+)  # fmt: skip
+
+
+def tag_release(dataset, entry):
+    """Marks a dataset as made of a release, whose `LedgerEntry` is `entry`; returns the dataset."""
+    setattr(dataset, _ATTRIBUTE, entry)
+    return dataset
+
+
+def released_by(dataset):
+    """The ledger entries of the releases that a dataset is made of, or None.
+
+    Args:
+        dataset: anything. Only a `tf.data.Dataset` that descends from a release by
+            transformations of one dataset is made of released data.
+    """
+    while isinstance(dataset, tf.data.Dataset):
+        entry = getattr(dataset, _ATTRIBUTE, None)
+        if entry is not None:
+            return [entry]
+        if type(dataset).__name__.lstrip("_") not in _OF_ONE:
+            return None
+        (dataset,) = dataset._inputs()
+    return None

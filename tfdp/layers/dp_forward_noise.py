@@ -1,0 +1,173 @@
+"""Noise on the representation of each example, in training only."""
+
+import keras
+import tensorflow as tf
+
+from tfdp.accounting import FORWARD_ADJACENCIES
+from tfdp.noise import ReplicaNoiseSource
+
+GRADIENTS = ("stop", "propagate")
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class DPForwardNoise(keras.layers.Layer):
+    """Clips each example's representation and adds Gaussian noise to it, in training only.
+
+    For a representation h of one example, whatever its axes,
+
+        y = h · min(1, clip_norm / ‖h‖₂) + N(0, (noise_multiplier·clip_norm)² I)
+
+    so that everything above the layer sees noisy vectors alone. In a `tfdp.models.DPModel` (or
+    `tfdp.make_private(model)`) compiled with any Keras optimizer, the layer's releases are charged
+    to the model's ledger; in any other model nobody counts them and there is no guarantee.
+
+    Formal guarantees: in a `DPModel`, every step releases one noisy vector for each example of its
+    batch, and the cost is that of the copies of a record. With `tfdp.data.shuffled_epochs` these
+    are exactly the epochs: E Gaussian mechanisms of noise multiplier `noise_multiplier` if a
+    record's features are blanked out ("zero_out"), of half of it if they are replaced by others
+    ("replace_one"). Sampling does not amplify this: who is in a batch is visible. Labels and
+    sample weights are not covered. With `gradient="propagate"` the layers below are trained on raw
+    data: no ε holds for the whole model, and the statement names their variables.
+
+    | input | in training | in inference |
+    |---|---|---|
+    | norm ≤ C | noise added | unchanged |
+    | norm > C | scaled to C, noise added | unchanged |
+    | not finite | noise alone | unchanged |
+    | masked positions | count as zeros; no mask is handed on | no mask is handed on |
+
+    Args:
+        clip_norm: C, the largest l2 norm of one example's representation.
+        noise_multiplier: the noise's standard deviation as a multiple of `clip_norm`; see
+            `tfdp.accounting.calibrate_forward_noise`.
+        gradient: "stop" (the layers below receive no gradient) or "propagate" (the paper's
+            version).
+        adjacency: what the statement's ε is about: "zero_out" or "replace_one".
+        seed: integer for tests only; `None` draws from the operating system's entropy.
+
+    Call arguments:
+        inputs: float tensor (batch, k), or (batch, ..., k), each example clipped as a whole.
+        training: whether to clip and add noise.
+
+    Returns:
+        A tensor of the same shape. In inference its values are those of the input.
+
+    Raises:
+        ValueError: if an argument is out of range, or an input has no axis beside the batch's.
+
+    Source: "DP-FP: Differentially Private Forward Propagation for Large Models", equations 8 and
+        9; MATH.md section 5.
+
+    Example:
+
+    >>> layer = DPForwardNoise(clip_norm=1.0, noise_multiplier=1.41)
+    >>> layer(tf.ones([2, 3]), training=False)[0, 0].numpy()
+    1.0
+    """
+
+    def __init__(
+        self,
+        clip_norm,
+        noise_multiplier,
+        gradient="stop",
+        adjacency="zero_out",
+        seed=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if isinstance(clip_norm, bool) or not 0 < clip_norm < float("inf"):
+            raise ValueError(
+                f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm}"
+            )
+        if isinstance(noise_multiplier, bool) or not 0 <= noise_multiplier < float("inf"):
+            raise ValueError(
+                "Argument `noise_multiplier` must be a finite number ≥ 0; find one with "
+                "`tfdp.accounting.calibrate_forward_noise(budget, copies)`. "
+                f"Received: noise_multiplier={noise_multiplier}"
+            )
+        if gradient not in GRADIENTS:
+            raise ValueError(
+                f"Argument `gradient` must be one of {GRADIENTS}. Received: gradient={gradient!r}"
+            )
+        if adjacency not in FORWARD_ADJACENCIES:
+            raise ValueError(
+                f"Argument `adjacency` must be one of {FORWARD_ADJACENCIES}: adding or removing a "
+                "record changes how many noisy vectors there are, which everybody sees. "
+                f"Received: adjacency={adjacency!r}"
+            )
+        self.clip_norm = float(clip_norm)
+        self.noise_multiplier = float(noise_multiplier)
+        self.gradient = gradient
+        self.adjacency = adjacency
+        self.seed = seed
+        self.supports_masking = True  # taken into account in `call`, and not handed on
+        self._noise = ReplicaNoiseSource(seed)
+
+    def __setattr__(self, name, value):
+        if name in ("clip_norm", "noise_multiplier", "adjacency", "seed") and name in vars(self):
+            raise AttributeError(
+                f"`{name}` of a DPForwardNoise layer is fixed: what is charged depends on it. "
+                f"Make a new layer. Received: {name}={value}"
+            )
+        super().__setattr__(name, value)
+
+    def call(self, inputs, training=None, mask=None):
+        if not training:
+            return tf.identity(inputs)  # a new tensor: Keras hangs the mask on the old one
+        if len(inputs.shape) < 2:
+            raise ValueError(
+                f"Layer {self.name!r} takes inputs of shape (batch, ..., k), one representation "
+                f"for each example. Received: shape {inputs.shape}"
+            )
+        clipped = clip_examples(inputs, self.clip_norm, mask)
+        stddev = self.noise_multiplier * self.clip_norm
+        noisy = clipped + self._noise.normal(clipped.shape, stddev, like=clipped)
+        if self.gradient == "stop":
+            noisy = tf.stop_gradient(noisy)
+        return tf.cast(noisy, self.compute_dtype)
+
+    def compute_mask(self, inputs, previous_mask=None):
+        return None  # computed from the raw input: the length of a text is private, too
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "clip_norm": self.clip_norm,
+            "noise_multiplier": self.noise_multiplier,
+            "gradient": self.gradient,
+            "adjacency": self.adjacency,
+            "seed": self.seed,
+        }
+
+
+def clip_examples(inputs, clip_norm, mask=None):
+    """Scales each example, over all of its axes together, to an l2 norm of at most `clip_norm`.
+
+    Formal guarantees: no example's norm exceeds clip_norm·(1 + 1e-6), whatever the input: an
+    example with a value that is not finite becomes zero.
+
+    Args:
+        inputs: float tensor (batch, ...).
+        clip_norm: C.
+        mask: optional bool tensor of the leading axes, False where positions count as zero.
+
+    Returns:
+        float32 tensor of the same shape.
+    """
+    values = tf.cast(inputs, tf.float64)  # squares of float32 values cannot overflow there
+    if mask is not None:
+        missing = len(values.shape) - len(mask.shape)
+        mask = tf.reshape(mask, tf.concat([tf.shape(mask), [1] * missing], 0))
+        values = tf.where(mask, values, tf.zeros_like(values))
+    axes = list(range(1, len(values.shape)))
+    finite = tf.reduce_all(tf.math.is_finite(values), axis=axes, keepdims=True)
+    # Selected, not multiplied: 0·NaN is NaN.
+    values = tf.where(finite, values, tf.zeros_like(values))
+    squared = tf.reduce_sum(values * values, axis=axes, keepdims=True)
+    # The constant keeps the root's gradient finite at zero; it changes no norm by 1e-6.
+    norm = tf.sqrt(tf.maximum(squared, 1e-300))
+    factor = tf.minimum(tf.constant(1.0, tf.float64), clip_norm / norm)
+    return tf.cast(values * factor, tf.float32)

@@ -1,0 +1,92 @@
+"""Training with any Keras optimizer: what protects the data then, and how it is charged."""
+
+import math
+
+import keras
+import tensorflow as tf
+
+from tfdp.accounting.adjacency import strongest
+from tfdp.data.releases import released_by
+from tfdp.models import fitting
+from tfdp.models.data_paths import find_data_paths, forward_noise_layers
+from tfdp.models.step_charging import NO_PRIVACY
+from tfdp.models.validation import validate_noise_inputs
+
+
+def begin_fit(model, x, y, kwargs):
+    """Starts a run of a model that is not compiled with a DPOptimizer, charged truthfully.
+
+    - Data of a release (`tfdp.data.release_once`, `release_mixtures`) are private already: the
+      release is charged, once, and the steps cost nothing.
+    - With `DPForwardNoise` layers, the steps release noisy copies of the records of their batches.
+    - Anything else is training without privacy.
+
+    Args:
+        model: a compiled `DPModel`.
+        x, y, kwargs: as given to `fit`.
+
+    Raises:
+        PrivacyError: for forward noise on data of unknown origin, or in a model whose
+            representations mix examples.
+    """
+    model._unite_records()
+    model._charge_releases()
+    releases = released_by(x)
+    if releases is not None:
+        for release in releases:
+            model._record.charge(release)
+        settings = {"kind": "released data"}
+    elif forward_noise_layers(model):
+        settings = _forward_noise(model, x, y, kwargs)
+    else:
+        settings = NO_PRIVACY
+    model._step_charging.begin(settings)
+
+
+def settings_outside_fit(model):
+    """How steps are charged whose batches nobody knows."""
+    layers = forward_noise_layers(model)
+    if not layers:
+        return NO_PRIVACY
+    return _settings(layers, None, (), ())
+
+
+def _forward_noise(model, x, y, kwargs):
+    sampling = fitting.sampling_of_data(x, kwargs)
+    batch = _batch(x, y, kwargs.get("sample_weight"))
+    paths = find_data_paths(model, *keras.utils.unpack_x_y_sample_weight(batch))
+    validate_noise_inputs(model, keras.utils.unpack_x_y_sample_weight(batch)[0])
+    return _settings(paths.noise, sampling, paths.variables, paths.bypasses)
+
+
+def _batch(x, y, sample_weight):
+    """A few records, for their shapes and for the check that examples do not mix."""
+    if isinstance(x, tf.data.Dataset):
+        return tf.nest.map_structure(lambda t: t[:4], next(iter(x)))
+    batch = (x, y) if sample_weight is None else (x, y, sample_weight)
+    return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:4]), batch)
+
+
+def _settings(layers, sampling, unprotected, bypasses):
+    sigmas = [layer.noise_multiplier for layer in layers]
+    # Several noisy views of one record compose to one Gaussian: the inverse variances add up.
+    private = bool(sigmas) and min(sigmas) > 0
+    precision = math.fsum(s**-2 for s in sigmas) if private else math.inf
+    return {
+        "kind": "forward noise",
+        "noise_multiplier": precision**-0.5 if private else 0.0,
+        "adjacency": strongest(["zero_out", *(layer.adjacency for layer in layers)]),
+        "layers": [
+            {
+                "name": layer.name,
+                "clip_norm": layer.clip_norm,
+                "noise_multiplier": layer.noise_multiplier,
+                "gradient": layer.gradient,
+            }
+            for layer in layers
+        ],
+        "seeded": any(layer.seed is not None for layer in layers),
+        "sampling": sampling.to_dict() if sampling else None,
+        "unprotected": list(unprotected),
+        "bypasses": list(bypasses),
+    }
