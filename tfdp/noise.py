@@ -120,11 +120,12 @@ class NoiseSource:
             )
         self.seed = seed
         with tf.init_scope():
+            # Signed: variables of strategies over several workers know no uint64.
             self._key = tf.Variable(
-                np.zeros([1], np.uint64), dtype=tf.uint64, trainable=False, name="noise_key"
+                np.zeros([1], np.int64), dtype=tf.int64, trainable=False, name="noise_key"
             )
             self._counter = tf.Variable(
-                np.zeros([2], np.uint64), dtype=tf.uint64, trainable=False, name="noise_counter"
+                np.zeros([2], np.int64), dtype=tf.int64, trainable=False, name="noise_counter"
             )
         self._seedings = 0
         self.rekey()
@@ -141,7 +142,7 @@ class NoiseSource:
         else:
             entropy = hashlib.sha256(f"{self.seed}/{self._seedings}".encode()).digest()[:24]
         self._seedings += 1
-        words = np.frombuffer(entropy, np.uint64).copy()
+        words = np.frombuffer(entropy, np.int64).copy()
         if strategy is not None:
             words = of_first_replica(words, strategy)
         self._key.assign(words[:1])
@@ -160,12 +161,12 @@ class NoiseSource:
         return tf.cast(draws * tf.cast(stddev, tf.float64), dtype)
 
     def _advance(self, size):
-        counter = self._counter.read_value()
+        counter = tf.bitcast(self._counter.read_value(), tf.uint64)
         # Philox makes 128 bits for each value of its counter; step past all of them.
         low = counter[0] + tf.constant(size + 1, tf.uint64)
         carry = tf.cast(low < counter[0], tf.uint64)
-        self._counter.assign(tf.stack([low, counter[1] + carry]))
-        return self._key.read_value(), counter
+        self._counter.assign(tf.bitcast(tf.stack([low, counter[1] + carry]), tf.int64))
+        return tf.bitcast(self._key.read_value(), tf.uint64), counter
 
 
 class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):

@@ -66,6 +66,12 @@ def check_data(strategy, x, sampling):
             "Argument `x` must be a dataset made by tfdp.data when there are several replicas. "
             f"Received: x of type {type(x)} for {strategy.num_replicas_in_sync} replicas"
         )
+    if any(isinstance(s, tf.RaggedTensorSpec) for s in tf.nest.flatten(x.element_spec)):
+        raise PrivacyError(
+            "Ragged batches cannot be divided among replicas. Pad the ids to a length that does "
+            "not come from the data: `ragged.to_tensor(0, shape=(None, length))`. Received: "
+            f"elements of spec {x.element_spec}"
+        )
     if is_multi_worker(strategy) and not (sampling.is_asserted or sampling.seeded):
         raise PrivacyError(
             "Every worker would draw batches of its own and train on a part of them: one record "

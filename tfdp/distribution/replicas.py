@@ -8,7 +8,6 @@ parts of the batch contribute is summed by `total`. With a single replica these 
 import contextlib
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping.planning import PrivacyError
@@ -111,12 +110,12 @@ def of_first_replica(words, strategy):
     """The first worker's words, on every worker; called eagerly by all of them.
 
     Args:
-        words: numpy array of uint64.
+        words: numpy array of int64.
         strategy: a `tf.distribute.Strategy`.
     """
     if not is_multi_worker(strategy):
         return words
-    mine = tf.constant(words.view(np.int64))
+    mine = tf.constant(words)
 
     @tf.function(autograph=False)
     def broadcast():
@@ -129,8 +128,7 @@ def of_first_replica(words, strategy):
 
         return strategy.run(each)
 
-    shared = strategy.experimental_local_results(broadcast())[0]
-    return shared.numpy().view(np.uint64)
+    return strategy.experimental_local_results(broadcast())[0].numpy()
 
 
 _SUMMING = "_all_reduce_sum_gradients"

@@ -20,6 +20,7 @@ from tfdp.clipping import (
 from tfdp.clipping.recording import all_layers
 from tfdp.data.provenance import is_as_sampled
 from tfdp.distribution import checks, replicas
+from tfdp.distribution.keras_fit import MultiWorkerFit, as_results
 from tfdp.models import coverage, fitting
 from tfdp.models.plain_training import begin_fit, settings_outside_fit
 from tfdp.models.selecting import (
@@ -36,7 +37,7 @@ _RECORD = "_tfdp_record"
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class DPModel(keras.Model):
+class DPModel(MultiWorkerFit, keras.Model):
     """A `keras.Model` whose training is differentially private under a `DPOptimizer`.
 
     Subclass it as you would subclass `keras.Model`; for an existing model use
@@ -255,7 +256,7 @@ class DPModel(keras.Model):
         if self._gradient_size is not None:
             self._gradient_size.update_state(size)
             results["gradient_size"] = self._gradient_size.result()
-        return results
+        return as_results(results, self.distribute_strategy)
 
     def reset_metrics(self):
         super().reset_metrics()
