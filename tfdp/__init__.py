@@ -14,6 +14,7 @@ _SUBPACKAGES = (
     "callbacks",
     "clipping",
     "data",
+    "distribution",
     "layers",
     "metrics",
     "models",

@@ -51,7 +51,7 @@ class Record:
         if entry not in releases:
             releases.append(entry)
 
-    def start(self, settings):
+    def start(self, settings, name=None):
         """Begins a run; returns its name.
 
         Args:
@@ -59,8 +59,9 @@ class Record:
                 "sampling_probability", "mechanism" (as for `training_event`, which is its
                 default) and "sampling" (a `Sampling` as a dict, or None), and whatever else
                 describes it; for others see `entries_of_run`.
+            name: a random one, shared by the workers that run it; None makes one.
         """
-        name = secrets.token_hex(8)
+        name = secrets.token_hex(8) if name is None else name
         self._root()._runs[name] = {"settings": json.loads(json.dumps(settings)), "steps": 0}
         return name
 

@@ -25,6 +25,8 @@ class Sampling:
         seeded: whether a fixed seed chose the batches, which only a test should do.
         steps_per_epoch: batches per epoch, where that means something.
         microbatches: M, for kind "microbatches".
+        workers: number of workers that draw a Poisson batch together, each from its own share of
+            the records and with its own share of the capacity.
 
     Raises:
         ValueError: if a field is out of range or the fields contradict each other.
@@ -37,6 +39,7 @@ class Sampling:
     seeded: bool = False
     steps_per_epoch: int | None = None
     microbatches: int = 1
+    workers: int = 1
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, KINDS)
@@ -52,6 +55,7 @@ class Sampling:
                 'Argument `microbatches` is for kind="microbatches". '
                 f"Received: microbatches={self.microbatches}, kind={self.kind!r}"
             )
+        _validate.count("workers", self.workers)
         if self.expected_batch_size > self.num_examples:
             raise ValueError(
                 "Argument `expected_batch_size` must be at most `num_examples`. Received: "
@@ -88,13 +92,17 @@ class Sampling:
     def overflow_probability(self):
         """P[a Poisson batch exceeds `max_batch_size`]; 0 for other kinds and without a maximum.
 
-        For micro-batches, an upper bound of the probability that any of them exceeds its share.
+        For micro-batches, and for several workers, the sum over their shares, an upper bound.
         """
         if self.kind not in _POISSON_KINDS or self.max_batch_size is None:
             return 0.0
-        capacity = self.max_batch_size // self.microbatches
-        one = truncation.overflow_probability(self.num_examples, self.draw_probability, capacity)
-        return min(1.0, self.microbatches * one)
+        shares = self.microbatches * self.workers
+        of_one = truncation.overflow_probability(
+            -(-self.num_examples // self.workers),
+            self.draw_probability,
+            self.max_batch_size // shares,
+        )
+        return min(1.0, shares * of_one)
 
     def appearances(self, steps):
         """The most often one record can appear in `steps` shuffled batches: epochs begun.

@@ -49,6 +49,8 @@ def sampling_of(dataset):
         A `tfdp.accounting.Sampling`, or `None`. Its `steps_per_epoch` is that of `dataset`: fewer
         than were drawn after `take`.
     """
+    if isinstance(dataset, tf.distribute.DistributedDataset):
+        return getattr(dataset, _ATTRIBUTE, None)
     outermost = dataset
     while isinstance(dataset, tf.data.Dataset):
         sampling = getattr(dataset, _ATTRIBUTE, None)

@@ -140,6 +140,16 @@ def is_multi_worker(strategy):
     return resolver is not None and len(resolver.cluster_spec().as_dict()) > 0
 
 
+def is_first_worker(strategy):
+    """Whether this process is the one that writes for all workers."""
+    if not is_multi_worker(strategy):
+        return True
+    resolver = strategy.cluster_resolver
+    if "chief" in resolver.cluster_spec().as_dict():
+        return resolver.task_type == "chief"
+    return resolver.task_id == 0
+
+
 def _replica_context():
     context = tf.distribute.get_replica_context()
     if context is None:

@@ -22,7 +22,7 @@ from tfdp.data.provenance import is_as_sampled
 from tfdp.distribution import checks, replicas
 from tfdp.distribution.keras_fit import MultiWorkerFit, as_results
 from tfdp.models import coverage, fitting
-from tfdp.models.plain_training import begin_fit, settings_outside_fit
+from tfdp.models.plain_training import begin_fit, count_step, settings_outside_fit
 from tfdp.models.selecting import (
     gradient_size_metric,
     refuse_compilation,
@@ -123,7 +123,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         self._unite_records()
         self._charge_releases(optimizer)
         optimizer.charging.share(self._record)
-        optimizer.charging.begin(None)
+        optimizer.charging.begin(None, self.distribute_strategy)
         optimizer.refresh_entropy(self.distribute_strategy)
         self._bind_layers()
 
@@ -227,7 +227,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         charging = self.optimizer.charging
         self._unite_records()
         self._charge_releases(self.optimizer)
-        charging.begin(sampling)
+        charging.begin(sampling, strategy)
         self._bind_layers()
         trace_again_if_chosen_anew(self)
         self.optimizer.refresh_entropy(strategy)
@@ -236,12 +236,12 @@ class DPModel(MultiWorkerFit, keras.Model):
             return super().fit(x, y, callbacks=callbacks, **kwargs)
         finally:
             # Nobody knows how batches of steps outside `fit` are drawn.
-            charging.begin(None)
+            charging.begin(None)  # not with the other workers: one of them may be gone
 
     def train_step(self, data):
         if not isinstance(self.optimizer, DPOptimizer):
-            self._step_charging.count_step()
-            return super().train_step(data)
+            count_step(self, data)
+            return as_results(super().train_step(data), self.distribute_strategy)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         self._plan(x)  # builds the model, if this is its first batch
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])

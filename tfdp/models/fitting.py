@@ -72,7 +72,7 @@ def sampling_of_data(x, kwargs):
     Raises:
         PrivacyError: if that is not known.
     """
-    if isinstance(x, tf.data.Dataset):
+    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
         sampling = sampling_of(x)
         if sampling is None:
             raise PrivacyError(
@@ -81,7 +81,10 @@ def sampling_of_data(x, kwargs):
                 "`tfdp.data.shuffled_epochs` (only `map`, `prefetch` and the like may follow), "
                 "or declare it yourself with `tfdp.data.declare_sampling`."
             )
-        if not sampling.is_asserted:
+        if isinstance(x, tf.distribute.DistributedDataset):
+            # It has no end, so that no worker waits for one that has reached it.
+            kwargs["steps_per_epoch"] = kwargs.get("steps_per_epoch") or sampling.steps_per_epoch
+        elif not sampling.is_asserted:
             _check_rows(x.element_spec, sampling)
     elif x is not None and all(hasattr(t, "shape") for t in tf.nest.flatten(x)):
         sampling = _sampling_of_arrays(x, kwargs)
@@ -162,8 +165,11 @@ def check_examples_do_not_mix(model, x, y):
         return
     from tfdp.models.validation import validate_batch
 
-    if isinstance(x, tf.data.Dataset):
-        batch = next(iter(x))
+    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+        batch = tf.nest.map_structure(
+            lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v,
+            next(iter(x)),
+        )
     else:
         batch = tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:8]), (x, y))
     validate_batch(model, *keras.utils.unpack_x_y_sample_weight(batch))

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdp.accounting.adjacency import strongest
 from tfdp.data.releases import released_by
+from tfdp.distribution import checks, replicas
 from tfdp.models import fitting
 from tfdp.models.data_paths import find_data_paths, forward_noise_layers
 from tfdp.models.step_charging import NO_PRIVACY
@@ -43,6 +44,13 @@ def begin_fit(model, x, y, kwargs):
     model._step_charging.begin(settings)
 
 
+def count_step(model, data):
+    """Charges one step of a model that is not compiled with a DPOptimizer, in its graph."""
+    if forward_noise_layers(model):
+        replicas.refuse_shared_examples(tf.nest.flatten(data)[0])
+    replicas.once(model._step_charging.count_step)
+
+
 def settings_outside_fit(model):
     """How steps are charged whose batches nobody knows."""
     layers = forward_noise_layers(model)
@@ -53,6 +61,7 @@ def settings_outside_fit(model):
 
 def _forward_noise(model, x, y, kwargs):
     sampling = fitting.sampling_of_data(x, kwargs)
+    checks.check_data(model.distribute_strategy, x, sampling)
     batch = _batch(x, y, kwargs.get("sample_weight"))
     paths = find_data_paths(model, *keras.utils.unpack_x_y_sample_weight(batch))
     validate_noise_inputs(model, keras.utils.unpack_x_y_sample_weight(batch)[0])

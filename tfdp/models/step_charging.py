@@ -20,10 +20,7 @@ class StepCharging:
         self._record = record
         self._run = None
         with tf.init_scope():
-            self._ran = tf.Variable(
-                0, dtype=tf.int64, trainable=False, name="plain_steps_of_run",
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )  # fmt: skip
+            self._ran = tf.Variable(0, dtype=tf.int64, trainable=False, name="plain_steps_of_run")
         record.attach(self)
         self.begin(NO_PRIVACY)
 
@@ -38,10 +35,8 @@ class StepCharging:
         self._run = self._record.start(settings)
 
     def count_step(self):
-        """Counts one step, in the graph of the step itself; once, however many replicas."""
-        context = tf.distribute.get_replica_context()
-        first = True if context is None else tf.equal(context.replica_id_in_sync_group, 0)
-        self._ran.assign_add(tf.cast(first, tf.int64))
+        """Counts one step, in the graph of the step itself; not on each replica."""
+        self._ran.assign_add(1)
 
     def flush(self):
         """Writes the steps of the current run into the record."""

@@ -1,9 +1,12 @@
 """The one place that charges training steps, and decides what noise they have."""
 
+import os
+
 import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
+from tfdp.distribution.replicas import of_first_replica
 
 _NO_LIMIT = np.iinfo(np.int64).max
 # The share of δ that calibration keeps back for truncated Poisson batches.
@@ -105,8 +108,13 @@ class Charging:
         ledger = self._record.ledger(further)
         return ledger.epsilon(delta) if len(ledger) else 0.0
 
-    def begin(self, sampling):
+    def begin(self, sampling, strategy=None):
         """Called eagerly before steps whose batches are drawn as `sampling` says (None: unknown).
+
+        Args:
+            sampling: a `Sampling`, or None.
+            strategy: a `tf.distribute.Strategy` of several workers, all of which make this call:
+                their steps are one run, which costs once whoever's copy of it is loaded.
 
         Raises:
             BudgetError: if the budget is spent, or the steps that are left would exceed it.
@@ -118,7 +126,10 @@ class Charging:
             self._sampling = sampling
         self._settings_of_run = settings = self._settings(sampling)
         self._refresh_limit(strict=sampling is not None)
-        self._run = self._record.start(settings)
+        name = None
+        if strategy is not None:
+            name = of_first_replica(np.frombuffer(os.urandom(8), np.int64), strategy)
+        self._run = self._record.start(settings, None if name is None else name.tobytes().hex())
         self._stddev.assign(settings["noise_multiplier"] * self._optimizer.clip_norm)
 
     def _refresh_limit(self, strict):

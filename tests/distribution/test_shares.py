@@ -1,0 +1,90 @@
+"""What several workers draw from their shares of the records is one Poisson sample."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import tfdp
+from tfdp.accounting import Sampling
+from tfdp.clipping import PrivacyError
+from tfdp.data.randomness import GeneratorSource
+from tfdp.data.records import Records
+from tfdp.distribution import checks
+from tfdp.distribution.poisson import batches_of_worker
+
+N, EXPECTED, WORKERS, STEPS = 50, 20, 3, 2000
+DATA = (np.arange(1, N + 1), np.zeros(N, "float32"))
+
+
+def draws():
+    """(STEPS, N) counts: how often each step holds each record."""
+    sampling = Sampling("poisson", N, EXPECTED, 51, workers=WORKERS)
+    counts = np.zeros((STEPS, N + 1), int)
+    for index in range(WORKERS):
+        batches = batches_of_worker(Records(DATA), sampling, index, GeneratorSource(index))
+        for step, (x, _, weight) in enumerate(batches.take(STEPS).as_numpy_iterator()):
+            assert len(x) == 17 and np.all((x > 0) == (weight > 0))
+            np.add.at(counts[step], x[weight > 0], 1)
+    return counts[:, 1:]
+
+
+def test_the_draws_of_the_workers_together_are_poisson():
+    # False-alarm rate 1e-6 each.
+    counts, q = draws(), EXPECTED / N
+    assert counts.max() == 1  # a record that took part twice would move the sum by 2C
+    sums = counts.sum(0)
+    z = (sums - STEPS * q) / np.sqrt(STEPS * q * (1 - q))
+    assert stats.chi2.sf(np.sum(z**2), N) > 1e-6
+    sizes = np.bincount(counts.sum(1), minlength=N + 1)
+    edges = np.arange(13, 28)
+    law = stats.binom(N, q)
+    expected = np.diff(np.concatenate([[0], law.cdf(edges), [1]])) * STEPS
+    observed = np.histogram(counts.sum(1), np.concatenate([[-1], edges + 0.5, [N]]))[0]
+    assert stats.chisquare(observed, expected).pvalue > 1e-6
+    assert sizes.sum() == STEPS
+    # Records of different workers join independently.
+    pairs = np.mean(counts[:, 0] * counts[:, 1]), np.mean(counts[:, 0] * counts[:, 2])
+    bound = stats.norm.isf(5e-7) * np.sqrt(q**2 * (1 - q**2) / STEPS)
+    assert max(abs(p - q**2) for p in pairs) < bound
+
+
+def test_overflow_is_counted_for_every_worker():
+    one = Sampling("poisson", 1000, 100.0, 130)
+    four = Sampling("poisson", 1000, 100.0, 160, workers=4)
+    assert one.overflow_probability == pytest.approx(stats.binom.sf(130, 1000, 0.1))
+    assert four.overflow_probability == pytest.approx(4 * stats.binom.sf(40, 250, 0.1))
+    assert Sampling.from_dict(four.to_dict()) == four
+
+
+def test_batches_for_several_replicas_have_the_shape_of_each(replicas):
+    strategy = replicas.strategy(2)
+    batches = tfdp.distribution.poisson_batches(strategy, DATA, EXPECTED, seed=1)
+    sampling = tfdp.data.sampling_of(batches)
+    assert sampling.max_batch_size % 2 == 0 and sampling.overflow_probability < 1e-19
+    assert sampling.steps_per_epoch == 3 and sampling.seeded
+    x, _, weight = next(iter(batches))
+    assert {v.shape[0] for v in x.values} == {sampling.max_batch_size // 2}
+    x, weight = (np.concatenate(v.values) for v in (x, weight))
+    assert len(set(x[weight > 0])) == np.sum(weight > 0) > 0
+
+
+def test_draws_that_each_worker_makes_anew_are_refused():
+    resolver = types.SimpleNamespace(
+        cluster_spec=lambda: tf.train.ClusterSpec({"worker": ["a:1", "b:1"]})
+    )
+    workers = types.SimpleNamespace(num_replicas_in_sync=2, cluster_resolver=resolver)
+    for make in (tfdp.data.poisson_batches, tfdp.data.shuffled_epochs):
+        batches = make(DATA, EXPECTED)
+        with pytest.raises(PrivacyError, match="could take part twice"):
+            checks.check_data(workers, batches, tfdp.data.sampling_of(batches))
+
+
+def test_ragged_batches_are_refused_on_several_replicas(replicas):
+    ids = tf.ragged.constant([[1], [2, 3]])
+    ragged = tf.data.Dataset.from_tensors((ids, tf.zeros(2), tf.ones(2)))
+    ragged = tfdp.data.declare_sampling(ragged, "poisson", 10, 2)
+    with pytest.raises(PrivacyError, match="Ragged"):
+        checks.check_data(replicas.strategy(2), ragged, tfdp.data.sampling_of(ragged))
