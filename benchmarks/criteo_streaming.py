@@ -73,7 +73,9 @@ def _run(method, settings, epsilon, periods, data, recipe):
 
 def _optimizer(method, settings, epsilon, part, data, recipe, steps):
     """σ calibrated to this period alone; the ledger's earlier periods hold other records."""
-    budgeted = optimizer_of(method, settings, epsilon, (*part, data.vocabulary_sizes), recipe, steps)
+    budgeted = optimizer_of(
+        method, settings, epsilon, (*part, data.vocabulary_sizes), recipe, steps
+    )
     sparse = {}
     if budgeted.selection is not None:
         sparse = {

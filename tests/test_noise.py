@@ -126,3 +126,26 @@ def test_rekey_takes_new_entropy():
 def test_seed_must_be_an_integer(seed):
     with pytest.raises(ValueError, match="seed"):
         NoiseSource(seed=seed)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_as_many_values_as_are_asked_for_in_the_step(compiled):
+    source = NoiseSource(1)
+    draw = tf.function(source.normal_values, autograph=False) if compiled else source.normal_values
+    for count in (0, 1, 16_384, 40_000):
+        drawn = draw(tf.constant(count), tf.constant(3.0, tf.float64)).numpy()
+        assert len(drawn) == count
+    # False alarm: 5 standard deviations of the estimate.
+    assert abs(drawn.std() / 3.0 - 1) < 5 / np.sqrt(2 * 40_000) and len(set(drawn)) > 39_900
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_large_variable_is_noised_in_parts_that_share_nothing(jit_compile):
+    source = NoiseSource(1)
+    draw = tf.function(lambda s: source.normal(s, 2.0), jit_compile=jit_compile, autograph=False)
+    for shape in ((3, 1 << 22), (1000, 8391)):  # no rest, and a rest
+        drawn = draw(shape).numpy()
+        assert drawn.shape == shape
+        assert abs(drawn.std() / 2.0 - 1) < 5 / np.sqrt(2 * drawn.size)
+        parts = np.resize(drawn, (2, 1 << 22)).astype(np.float64)
+        assert abs(np.mean(parts[0] * parts[1])) < 5 * 4 / np.sqrt(1 << 22)

@@ -21,6 +21,8 @@ import tensorflow as tf
 from tfdp.distribution.replicas import of_first_replica
 
 _PHILOX = 1  # tf.random.Algorithm.PHILOX
+_LARGEST_DRAW = 1 << 22
+_SMALL_DRAW = 1 << 14  # compiled once, for draws whose number is not known beforehand
 
 # Wichura (1988), algorithm AS 241 (PPND16): relative accuracy about 1e-16 in float64.
 _A = (
@@ -155,10 +157,34 @@ class NoiseSource:
         return _bits(key, counter, list(shape))
 
     def normal(self, shape, stddev, dtype=tf.float32):
-        """Independent N(0, stddev^2) values, drawn in float64 and rounded once to `dtype`."""
-        key, counter = self._advance(math.prod(shape))
+        """Independent N(0, stddev^2) values, drawn in float64 and rounded once to `dtype`.
+
+        More than `_LARGEST_DRAW` of them are drawn in parts, so that no float64 (or uint64) tensor
+        of the size of a large variable is made.
+        """
+        size = math.prod(shape)
+        if size > _LARGEST_DRAW:
+            whole = self._blocks(size // _LARGEST_DRAW, _LARGEST_DRAW, stddev, dtype).stack()
+            rest = self.normal((size % _LARGEST_DRAW,), stddev, dtype)
+            return tf.reshape(tf.concat([tf.reshape(whole, [-1]), rest], 0), shape)
+        key, counter = self._advance(size)
         draws = _standard_normal(key, counter, tuple(shape))
         return tf.cast(draws * tf.cast(stddev, tf.float64), dtype)
+
+    def normal_values(self, count, stddev, dtype=tf.float32):
+        """As `normal`, (count,) values, where the count is only known in the step."""
+        blocks = self._blocks(count // _SMALL_DRAW + 1, _SMALL_DRAW, stddev, dtype)
+        return blocks.concat()[:count]
+
+    def _blocks(self, number, size, stddev, dtype):
+        drawn = tf.TensorArray(dtype, number, element_shape=[size])
+        _, drawn = tf.while_loop(
+            lambda i, _: i < number,
+            lambda i, drawn: (i + 1, drawn.write(i, self.normal((size,), stddev, dtype))),
+            (0, drawn),
+            parallel_iterations=1,
+        )
+        return drawn
 
     def _advance(self, size):
         counter = tf.bitcast(self._counter.read_value(), tf.uint64)

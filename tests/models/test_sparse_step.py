@@ -10,7 +10,6 @@ from tfdp.clipping import PrivacyError
 from tfdp.data import poisson_batches
 from tfdp.layers import SparseEmbedding
 from tfdp.models import make_private
-from tfdp.noise import NoiseSource
 from tfdp.optimizers import DPOptimizer, LazyAdam, RowAdagrad, RowSGD
 from tfdp.selection import FEST, AdaFEST, ExponentialSelection
 
@@ -437,13 +436,3 @@ def test_a_regularizer_put_on_a_table_is_refused():
     model.get_layer("first").embeddings.regularizer = keras.regularizers.L2(0.1)
     with pytest.raises(ValueError, match="weight_decay"):
         step(compiled(model, AdaFEST(1.0)), *make_data(8))
-
-
-def test_noise_of_rows_has_the_stddev_and_length_that_were_asked_for():
-    from tfdp.optimizers.sparse_training import _normal
-
-    source = NoiseSource(1)
-    for count in (0, 1, 16_384, 40_000):
-        drawn = _normal(source, tf.constant(count), tf.constant(3.0, tf.float64)).numpy()
-        assert len(drawn) == count
-    assert abs(drawn.std() / 3.0 - 1) < 0.02 and len(set(drawn)) > 39_000

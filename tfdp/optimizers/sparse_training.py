@@ -7,8 +7,6 @@ from tfdp.distribution import replicas
 from tfdp.optimizers.rows import RowOptimizer
 from tfdp.selection import FEST, RowSelection, TableActivity
 
-_BLOCK = 1 << 14  # noise is drawn in compiled blocks of this size
-
 
 class SparseTraining:
     """Rows are selected with σ₁, gradients noised with σ₂, tables updated by a row optimizer.
@@ -131,18 +129,5 @@ class SparseTraining:
         """
         stddev = self.selection.gradient_noise_multiplier(stddev)
         sizes = [tf.size(s.values) for s in sums]
-        noise = tf.split(_normal(source, tf.add_n(sizes), stddev), tf.stack(sizes))
+        noise = tf.split(source.normal_values(tf.add_n(sizes), stddev), tf.stack(sizes))
         return [tf.reshape(z, tf.shape(s.values)) for s, z in zip(sums, noise, strict=True)]
-
-
-def _normal(source, count, stddev):
-    """(count,) float32 values of N(0, stddev²), for a count that is known only in the step."""
-    blocks = count // _BLOCK + 1
-    drawn = tf.TensorArray(tf.float32, blocks, element_shape=[_BLOCK])
-    _, drawn = tf.while_loop(
-        lambda i, _: i < blocks,
-        lambda i, drawn: (i + 1, drawn.write(i, source.normal((_BLOCK,), stddev))),
-        (0, drawn),
-        parallel_iterations=1,
-    )
-    return drawn.concat()[:count]
