@@ -30,6 +30,8 @@ CLASSES = {
     "RowSGD": "tfdp.optimizers.rows.row_sgd",
     "SequenceBaseline": "tfdp.models.sequence_baseline",
     "SparseEmbedding": "tfdp.layers.sparse_embedding",
+    "TextClassifier": "tfdp.models.text_classifier",
+    "TextTokenizer": "tfdp.layers.text_tokenizer",
 }
 
 

@@ -219,3 +219,15 @@ def test_a_dp_optimizer_covers_everything_and_the_noise_costs_nothing(small):
     exact = epsilon(dp_accounting.SelfComposedDpEvent(event, 4), 1e-3)
     assert statement.epsilon == pytest.approx(exact, rel=1e-6)
     assert len(model.ledger) == 1 and "labels" not in " ".join(statement.uncovered)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_microbatches_are_charged_truthfully_and_refused_by_a_dp_optimizer(small):
+    data = tfdp.data.microbatches(small.data(), 10, 2)
+    model = small.model()
+    with pytest.raises(PrivacyError, match="several times"):
+        model.fit(data, verbose=0)
+    model = compiled()
+    model.fit(data, verbose=0)
+    (entry,) = model.ledger.entries  # 4 steps of 2 visible draws at B/(M n)
+    assert entry.event == VisiblySampledGaussianDpEvent(0.125, 2.0) and entry.count == 8

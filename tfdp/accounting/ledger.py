@@ -70,9 +70,10 @@ class LedgerEntry:
     @property
     def is_training(self):
         """Whether a run is a training step: its batch, and how it was drawn, matter."""
-        return self.details.get("kind") == "training" or isinstance(
-            self.event, dp_accounting.PoissonSampledDpEvent
-        )
+        kind = self.details.get("kind")
+        if kind is None:
+            return isinstance(self.event, dp_accounting.PoissonSampledDpEvent)
+        return kind == "training"
 
     def to_dict(self):
         """The entry as a JSON-able dict."""

@@ -92,17 +92,16 @@ class Sampling:
     def overflow_probability(self):
         """P[a Poisson batch exceeds `max_batch_size`]; 0 for other kinds and without a maximum.
 
-        For micro-batches, and for several workers, the sum over their shares, an upper bound.
+        For several workers, the sum over their shares, an upper bound.
         """
         if self.kind not in _POISSON_KINDS or self.max_batch_size is None:
             return 0.0
-        shares = self.microbatches * self.workers
         of_one = truncation.overflow_probability(
-            -(-self.num_examples // self.workers),
+            -(-self.num_examples // self.workers) * self.microbatches,
             self.draw_probability,
-            self.max_batch_size // shares,
+            self.max_batch_size // self.workers,
         )
-        return min(1.0, shares * of_one)
+        return min(1.0, self.workers * of_one)
 
     def appearances(self, steps):
         """The most often one record can appear in `steps` shuffled batches: epochs begun.

@@ -4,8 +4,10 @@ from tfdp.data.clicks import CRITEO_VOCABULARY_SIZES, ClickData
 from tfdp.data.criteo import load_criteo
 from tfdp.data.frequency import FrequencyRelease, private_frequency
 from tfdp.data.frequent_items import FrequentItems
+from tfdp.data.microbatches import microbatches
 from tfdp.data.poisson import poisson_batches
 from tfdp.data.provenance import declare_sampling, sampling_of
+from tfdp.data.release import Release, release_mixtures, release_once
 from tfdp.data.sequence_files import load_sequences
 from tfdp.data.sequences import SequenceData, Sequences, leave_one_out_split
 from tfdp.data.shuffled import shuffled_epochs
@@ -18,6 +20,7 @@ __all__ = [
     "ClickData",
     "FrequencyRelease",
     "FrequentItems",
+    "Release",
     "SST2Data",
     "SequenceData",
     "Sequences",
@@ -26,8 +29,11 @@ __all__ = [
     "load_criteo",
     "load_sequences",
     "load_sst2",
+    "microbatches",
     "poisson_batches",
     "private_frequency",
+    "release_mixtures",
+    "release_once",
     "sampling_of",
     "shuffled_epochs",
     "synthetic_clicks",

@@ -5,6 +5,7 @@ from tfdp.layers.private_attention import PrivateAttention
 from tfdp.layers.re_attention import ReAttention
 from tfdp.layers.re_attention_block import ReAttentionBlock
 from tfdp.layers.sparse_embedding import SparseEmbedding
+from tfdp.layers.text_tokenizer import TextTokenizer
 
 __all__ = [
     "DPForwardNoise",
@@ -12,4 +13,5 @@ __all__ = [
     "ReAttention",
     "ReAttentionBlock",
     "SparseEmbedding",
+    "TextTokenizer",
 ]

@@ -4,7 +4,9 @@ from tfdp.models.ctr import CategoricalFeature, PrivateCTR
 from tfdp.models.dp_model import DPModel
 from tfdp.models.dpformer import DPFormer
 from tfdp.models.make_private import PrivateModel, make_private
+from tfdp.models.mixture_head import mixture_head
 from tfdp.models.sequence_baseline import SequenceBaseline
+from tfdp.models.text_classifier import TextClassifier
 
 __all__ = [
     "CategoricalFeature",
@@ -13,5 +15,7 @@ __all__ = [
     "PrivateCTR",
     "PrivateModel",
     "SequenceBaseline",
+    "TextClassifier",
     "make_private",
+    "mixture_head",
 ]

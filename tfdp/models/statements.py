@@ -47,6 +47,12 @@ def statement_of(model, delta, accountant):
     )
 
 
+def is_protected(model):
+    """Whether forward noise or a release protected some of what the model was trained on."""
+    ledger = getattr(model, "ledger", None)
+    return ledger is not None and number_of_examples(ledger) is not None
+
+
 def number_of_examples(ledger):
     """n of the data behind forward noise and releases, the largest if they differ; or None."""
     known = [_num_examples(e.details) for e in ledger.entries if e.details.get("kind") in _KINDS]

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tfdp.clipping.recording import all_layers
 from tfdp.layers import PrivateAttention
-from tfdp.models import DPModel
+from tfdp.models import DPModel, TextClassifier
 from tfdp.models.sequence_model import SequenceModel
+from tfdp.models.statements import is_protected
 from tfdp.optimizers import DPOptimizer
 
 STATEMENT = "privacy_statement.json"
@@ -24,6 +25,8 @@ def export(model, path, k=10, delta=None):
     - for a sequence model (`DPFormer`, `SequenceBaseline`): from raw histories, an int (B, any
       length) array `sequences` of item ids, oldest first, 0 = nothing (before, after or between
       items), to the `k` best next `items` (B, k) and their `scores`;
+    - for a `TextClassifier`: from a string array `sentences` (B,) to `labels` (B,) and
+      `probabilities` (B, classes); loading it needs `import tensorflow_text`;
     - for any other model: what `keras.Model.export` writes.
 
     No training state is written: no optimizer, no noise, no ledger beyond the statement. What
@@ -60,6 +63,8 @@ def export(model, path, k=10, delta=None):
     path = pathlib.Path(path)
     if isinstance(model, SequenceModel):
         _export_ranking(model, path, k)
+    elif isinstance(model, TextClassifier):
+        _export_text(model, path)
     else:
         getattr(model, "model", model).export(str(path), verbose=False)
     statement = _training_statement(model, delta)
@@ -87,6 +92,24 @@ def _export_ranking(model, path, k):
     archive.write_out(str(path), verbose=False)
 
 
+def _export_text(model, path):
+    def serve(sentences):
+        probabilities = tf.nn.softmax(tf.cast(model(sentences, training=False), tf.float32))
+        return {
+            "labels": tf.argmax(probabilities, axis=-1, output_type=tf.int32),
+            "probabilities": probabilities,
+        }
+
+    archive = keras.export.ExportArchive()
+    # Not the model: Keras would trace it once more, on floats.
+    for layer in (model.tokenizer, model.backbone, model.head):
+        archive.track(layer)
+    archive.add_endpoint(
+        "serve", serve, input_signature=[tf.TensorSpec([None], tf.string, name="sentences")]
+    )
+    archive.write_out(str(path), verbose=False)
+
+
 def newest(sequences, length):
     """The newest `length` items of each row, right-aligned; zeros are dropped wherever they are.
 
@@ -106,6 +129,6 @@ def newest(sequences, length):
 
 
 def _training_statement(model, delta):
-    if isinstance(getattr(model, "optimizer", None), DPOptimizer):
+    if isinstance(getattr(model, "optimizer", None), DPOptimizer) or is_protected(model):
         return model.privacy_statement(delta).to_dict()
     return {"epsilon": "infinity", "remarks": ["The model was trained without privacy."]}

@@ -1,0 +1,148 @@
+"""Releases: drawn once, charged once, and private whatever is done with them."""
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+
+import tfdp
+from tfdp.accounting import PrivacyBudget, epsilon
+from tfdp.data.releases import released_by
+
+N = 200
+
+
+@pytest.fixture(scope="module")
+def data():
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 2, N).astype(np.int32)
+    h = generator.normal(size=(N, 4)) + 2 * y[:, None] * np.array([1.0, 0, 0, 0])
+    return h.astype(np.float32), y
+
+
+def head():
+    model = tfdp.make_private(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_every_row_is_clipped_and_gets_noise_of_its_own():
+    # 5e4 rows of norm 10, C = 2, sigma = 1.5: the mean is the clipped row to 5 standard errors,
+    # the deviation 3.0 to 1% (7 standard errors).
+    rows = np.tile(np.array([[6.0, 8.0]], np.float32), (50_000, 1))
+    release = tfdp.data.release_once(rows, np.zeros(50_000), 2.0, noise_multiplier=1.5)
+    np.testing.assert_allclose(release.features.mean(axis=0), [1.2, 1.6], atol=5 * 3 / 5e4**0.5)
+    np.testing.assert_allclose(release.features.std(axis=0), 3.0, rtol=0.01)
+    assert len(np.unique(release.features)) > 99_000
+
+
+def test_any_number_of_epochs_costs_one_gaussian_and_a_second_release_another(data, tmp_path):
+    release = tfdp.data.release_once(
+        *data, clip_norm=1.0, budget=PrivacyBudget(3.0, 1e-3), path=tmp_path / "r.npz"
+    )
+    model = head()
+    model.fit(release.batches(64), epochs=3, verbose=0)
+    # cached, repeated, shuffled again or mapped: it stays released data
+    again = tfdp.data.Release.load(tmp_path / "r.npz")
+    np.testing.assert_array_equal(again.features, release.features)
+    twice = again.batches(64).cache().repeat(2).shuffle(3).map(lambda x, y: (2.0 * x, y))
+    model.fit(twice, verbose=0)
+    statement = model.privacy_statement(1e-3)
+    assert 0.99 * 3 < statement.epsilon <= 3 and statement.adjacency == "zero_out"
+    assert "labels" in " ".join(statement.uncovered) and len(model.ledger) == 1
+    second = tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0)
+    model.fit(second.batches(64), verbose=0)
+    both = dp_accounting.ComposedDpEvent([release.entry.event, second.entry.event])
+    assert model.privacy_statement(1e-3).epsilon == pytest.approx(epsilon(both, 1e-3), rel=1e-3)
+    # and what did not come from a release is not private
+    x, y = data
+    model.train_on_batch(x[:8], y[:8])
+    assert model.privacy_statement(1e-3).epsilon == np.inf
+
+
+def test_the_file_carries_its_statement_and_is_never_overwritten(data, tmp_path):
+    path = tmp_path / "r.npz"
+    release = tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0, path=path)
+    with np.load(path) as saved:
+        assert '"epsilon"' in str(saved["privacy_statement"]) and "labels" in str(
+            saved["privacy_statement"]
+        )
+    for again in (
+        lambda: tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0, path=path),
+        lambda: release.save(path),
+    ):
+        with pytest.raises(ValueError, match="`path`"):
+            again()
+    assert tfdp.data.Release.load(path).entry == release.entry
+
+
+def test_raw_data_beside_a_release_is_no_release(data):
+    import tensorflow as tf
+
+    release = tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0)
+    raw = tf.data.Dataset.from_tensor_slices(data).batch(64)
+    assert released_by(release.batches(64)) == [release.entry]
+    for mixed in (raw, tf.data.Dataset.zip(release.batches(64), raw), raw.concatenate(raw)):
+        assert released_by(mixed) is None
+
+
+def test_mixtures_have_the_moments_of_noisy_poisson_sums(data):
+    x, y = data
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
+    count = 20_000
+    release = tfdp.data.release_mixtures(x, y, 2, 1.0, 5, count, noise_multiplier=2.0)
+    q = 5 / N
+    one_hot = np.eye(2)[y]
+    rows = np.concatenate([x, one_hot], axis=1)
+    noise = np.r_[np.full(4, 2.0 / 0.7**0.5), np.full(2, 2.0 / 0.3**0.5)]
+    mean = q * rows.sum(axis=0)
+    covariance = q * (1 - q) * rows.T @ rows + np.diag(noise**2)
+    found = np.concatenate([release.features, release.targets], axis=1)
+    deviation = np.sqrt(np.diag(covariance))
+    # 6 means at 5 standard errors; 36 covariances at 6: below 1e-5 false alarms
+    assert np.all(np.abs(found.mean(axis=0) - mean) < 5 * deviation / count**0.5)
+    error = np.abs(np.cov(found.T) - covariance)
+    assert np.all(error < 6 * 1.5 * np.outer(deviation, deviation) / count**0.5)
+    # joint sensitivity: one record, features and label, is at most 1/sigma of the noise
+    shift = np.concatenate([x, one_hot], axis=1) / noise
+    assert np.linalg.norm(shift, axis=1).max() <= 1 / 2.0 + 1e-6
+
+
+def test_mixtures_are_amplified_and_cover_the_labels(data):
+    budget = PrivacyBudget(2.0, 1e-3)
+    release = tfdp.data.release_mixtures(*data, 2, 1.0, 10, 50, budget=budget)
+    statement = release.privacy_statement()
+    assert 0.99 * 2 < statement.epsilon <= 2 and statement.adjacency == "add_or_remove_one"
+    assert not any("labels" in text for text in statement.uncovered)
+    event = dp_accounting.PoissonSampledDpEvent(
+        0.05, dp_accounting.GaussianDpEvent(release.details["noise_multiplier"])
+    )
+    exact = epsilon(dp_accounting.SelfComposedDpEvent(event, 50), 1e-3)
+    assert statement.epsilon == pytest.approx(exact, rel=1e-9)
+
+
+def test_the_mixture_head_is_least_squares_of_single_examples(data):
+    x, y = data
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
+    release = tfdp.data.release_mixtures(x, y, 2, 1.0, 20, 40_000, noise_multiplier=1e-3)
+    w = tfdp.models.mixture_head(release, ridge=1e-6)
+    exact = np.linalg.lstsq(x, np.eye(2)[y], rcond=None)[0]
+    np.testing.assert_allclose(w, exact, atol=0.06)
+    with pytest.raises(ValueError, match="release_mixtures"):
+        tfdp.models.mixture_head(tfdp.data.release_once(x, y, 1.0, noise_multiplier=1.0))
+
+
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"budget": PrivacyBudget(1.0, 1e-3)}, "budget"),
+        ({"adjacency": "add_or_remove_one"}, "adjacency"),
+        ({"labels": np.zeros(3)}, "labels"),
+    ],
+)
+def test_arguments_out_of_range_are_named(data, change, name):
+    arguments = {"representations": data[0], "labels": data[1], "clip_norm": 1.0}
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        tfdp.data.release_once(**{**arguments, "noise_multiplier": 1.0, **change})

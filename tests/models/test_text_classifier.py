@@ -1,0 +1,127 @@
+"""The text classifier: strings in, one release, an export that needs no tfdp."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+
+pytest.importorskip("tensorflow_text")
+
+WORDS = "[PAD] [UNK] [CLS] [SEP] a charming dull journey film the is bad good ##ly".split()
+TEXTS = ["a charming journey", "the film is bad", "a dull film", "good film"] * 25
+LABELS = np.array([1, 0, 0, 1] * 25)
+
+
+def classifier(**kwargs):
+    kwargs = {"noise_multiplier": 0.05, "clip_norm": 8.0, **kwargs}
+    model = tfdp.models.TextClassifier(WORDS, 2, max_length=8, **kwargs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.fixture(scope="module")
+def trained():
+    model = classifier()
+    model.fit(TEXTS, LABELS, epochs=10, verbose=0)
+    return model
+
+
+def test_tokens_are_those_of_bert():
+    tokenizer = tfdp.layers.TextTokenizer(WORDS, max_length=8)
+    found = tokenizer(tf.constant(["A charming goodly journey xyz", "", "bad " * 20]))
+    unknown = WORDS.index("[UNK]")
+    good = [WORDS.index("good"), WORDS.index("##ly")]
+    assert found["token_ids"].numpy().tolist() == [
+        [2, 4, 5, *good, 7, unknown, 3], [2, 3, 0, 0, 0, 0, 0, 0], [2, *[11] * 6, 3],
+    ]  # fmt: skip
+    assert found["padding_mask"].numpy().sum(axis=1).tolist() == [8, 2, 8]
+    with pytest.raises(ValueError, match="vocabulary"):
+        tfdp.layers.TextTokenizer(["a", "b"])
+
+
+def test_texts_are_released_once_however_often_they_are_fitted(trained):
+    before = [w.numpy() for w in trained.backbone.weights]
+    trained.fit(TEXTS, LABELS, epochs=2, verbose=0)
+    for old, new in zip(before, trained.backbone.weights, strict=True):
+        np.testing.assert_array_equal(old, new)
+    (entry,) = trained.ledger.entries
+    assert entry.count == 1 and entry.event.noise_multiplier == 0.05
+    statement = trained.privacy_statement(1e-3)
+    assert statement.adjacency == "zero_out" and statement.unit == "one text"
+    predicted = trained.predict(tf.constant(TEXTS[:4]), verbose=0)
+    again = trained.predict(tf.constant(TEXTS[:4]), verbose=0)
+    np.testing.assert_array_equal(predicted, again)  # no noise at inference
+    assert (predicted.argmax(axis=1) == LABELS[:4]).all()
+
+
+def test_fresh_noise_every_epoch_costs_a_copy_each():
+    budget = tfdp.PrivacyBudget(3.0, 1e-3)
+    model = classifier(noise_multiplier=None, budget=budget, copies=2)
+    data = tfdp.data.shuffled_epochs((np.array(TEXTS, object), LABELS), 20)
+    model.fit(data, epochs=2, verbose=0)
+    assert 2.97 < model.privacy_statement(1e-3).epsilon <= 3
+    with pytest.raises(ValueError, match="shuffled_epochs"):
+        model.release(TEXTS, LABELS)
+
+
+def test_mixtures_set_the_head_and_are_charged():
+    model = classifier()
+    h = model.representations(TEXTS)
+    release = tfdp.data.release_mixtures(h, LABELS, 2, 8.0, 20, 300, noise_multiplier=0.3)
+    model.fit_mixtures(release)
+    statement = model.privacy_statement(1e-3)
+    assert statement.adjacency == "add_or_remove_one" and 0 < statement.epsilon < np.inf
+    assert statement.epsilon == release.privacy_statement(1e-3).epsilon
+
+
+def test_saving_keeps_ledger_and_answers(trained, tmp_path):
+    trained.save(tmp_path / "t.keras")
+    other = keras.models.load_model(tmp_path / "t.keras")
+    assert other.ledger == trained.ledger and not other.backbone.trainable
+    assert len(other.trainable_variables) == 2
+    texts = tf.constant(TEXTS[:4])
+    np.testing.assert_allclose(
+        other.predict(texts, verbose=0), trained.predict(texts, verbose=0), rtol=1e-5
+    )
+
+
+def test_the_export_answers_strings_in_plain_tensorflow(trained, tmp_path):
+    tfdp.serving.export(trained, tmp_path / "m")
+    statement = json.loads((tmp_path / "m" / "privacy_statement.json").read_text())
+    assert statement["adjacency"] == "zero_out" and statement["epsilon"] > 0
+    code = (
+        "import sys, tensorflow as tf, tensorflow_text\n"
+        f"model = tf.saved_model.load({str(tmp_path / 'm')!r})\n"
+        "for _ in range(2):\n"
+        "    answer = model.serve(tf.constant(['a charming journey']))\n"
+        "    print(int(answer['labels'][0]), float(answer['probabilities'][0, 1]))\n"
+        "assert 'keras' not in sys.modules or 'tfdp' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = done.stdout.split("\n")[:2]
+    expected = tf.nn.softmax(trained.predict(tf.constant(["a charming journey"]), verbose=0))
+    assert first == second and int(first.split()[0]) == int(tf.argmax(expected[0]))
+    assert float(first.split()[1]) == pytest.approx(float(expected[0, 1]), rel=1e-5)
+
+
+def test_a_dp_optimizer_trains_all_of_it_and_covers_the_labels():
+    model = classifier(noise_multiplier=None, train_backbone=True)
+    model.compile(
+        tfdp.optimizers.DPOptimizer(
+            "adam", noise_multiplier=1.0, num_examples=100, expected_batch_size=10
+        ),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    data = tfdp.data.poisson_batches((np.array(TEXTS, object), LABELS), 10, steps_per_epoch=2)
+    model.fit(data, verbose=0)
+    statement = model.privacy_statement()
+    assert statement.adjacency == "add_or_remove_one" and statement.epsilon > 0
+    assert not any("labels" in text for text in statement.uncovered)

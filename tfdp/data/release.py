@@ -1,0 +1,318 @@
+"""Private representations that are drawn once, kept, and may be used for anything."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import secrets
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+
+from tfdp import accounting
+from tfdp.accounting.run_entries import LABELS_UNCOVERED
+from tfdp.data._checks import check_expected_batch_size, check_positive_integer
+from tfdp.data.poisson import draw_poisson
+from tfdp.data.randomness import GeneratorSource
+from tfdp.data.releases import tag_release
+from tfdp.noise import NoiseSource
+
+_CHUNK = 4096  # rows that receive noise at once
+_ENCODER = "the encoder of the released representations learned nothing from these examples"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Release:
+    """Noisy vectors that are private, and what they cost. Anything done with them is free.
+
+    Made by `release_once` or `release_mixtures`. Train a `DPModel` on `.batches(...)` for any
+    number of epochs, with any optimizer: the release is charged to its ledger once.
+
+    Attributes:
+        features: float32 (m, k).
+        targets: the labels (m,) as they were ("release_once"; they are not private), or noisy
+            sums of one-hot labels (m, classes) ("release_mixtures").
+        entry: the `tfdp.accounting.LedgerEntry` of the release, under a name of its own: another
+            release of the same data is another charge.
+    """
+
+    features: np.ndarray = dataclasses.field(repr=False)
+    targets: np.ndarray = dataclasses.field(repr=False)
+    entry: accounting.LedgerEntry
+
+    @property
+    def details(self):
+        """Public parameters of the mechanism."""
+        return self.entry.details
+
+    def batches(self, batch_size):
+        """Shuffled `tf.data.Dataset` of `(features, targets)`; every pass is a new order."""
+        check_positive_integer("batch_size", batch_size)
+        data = tf.data.Dataset.from_tensor_slices((self.features, self.targets))
+        shuffled = data.shuffle(len(self.features)).batch(batch_size).prefetch(2)
+        return tag_release(shuffled, self.entry)
+
+    def privacy_statement(self, delta=None, accountant=None):
+        """The `tfdp.accounting.Statement` of the release alone.
+
+        Args:
+            delta: δ; defaults to the budget's, or 1/(10·n).
+            accountant: "pld", "rdp" or None.
+        """
+        n = self.details["num_examples"]
+        return accounting.privacy_statement(
+            accounting.Ledger([self.entry]),
+            delta=(self.details["delta"] or 0.1 / n) if delta is None else delta,
+            accountant=accountant,
+            num_examples=n,
+            sampling=None,
+            steps=0,
+        )
+
+    def save(self, path):
+        """Writes one `.npz` file that carries its privacy statement; returns its path.
+
+        Raises:
+            ValueError: if the file exists.
+        """
+        path = _free_path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            np.savez(
+                file,
+                features=self.features,
+                targets=self.targets,
+                entry=np.array(json.dumps(self.entry.to_dict())),
+                privacy_statement=np.array(self.privacy_statement().to_json()),
+            )
+        return path
+
+    @classmethod
+    def load(cls, path):
+        """Reads what `save` wrote; it costs what it cost, once, however often it is read."""
+        with np.load(path, allow_pickle=False) as saved:
+            entry = accounting.LedgerEntry.from_dict(json.loads(str(saved["entry"])))
+            return cls(saved["features"], saved["targets"], entry)
+
+
+def release_once(
+    representations,
+    labels,
+    clip_norm,
+    noise_multiplier=None,
+    budget=None,
+    adjacency="zero_out",
+    path=None,
+):
+    """Draws every record's noisy representation once, to be trained on for any number of epochs.
+
+    The cheapest way to train on forward noise with a fixed encoder: fresh noise in every epoch
+    would cost one more copy of every record each time.
+
+    Formal guarantees: row i is clip(h_i) + N(0, (noise_multiplier·clip_norm)² I). The features of
+    a record are (ε, δ)-private as one Gaussian mechanism of `noise_multiplier` if they are blanked
+    out, of half of it if they are replaced. The labels are *not* private, and are handed on.
+
+    Args:
+        representations: float array (n, k), row i from record i alone, by an encoder that was
+            not trained on these records.
+        labels: array (n,) or (n, ...).
+        clip_norm: C.
+        noise_multiplier: σ/C. Exactly one of it and `budget` must be given.
+        budget: `tfdp.PrivacyBudget`, all of which is spent on the release.
+        adjacency: "zero_out" or "replace_one".
+        path: file to save to at once, so that the draw is never lost; must not exist.
+
+    Returns:
+        A `Release`.
+
+    Raises:
+        ValueError: if an argument is out of range, the arrays do not match, or `path` exists.
+
+    Source: MATH.md section 5.
+    """
+    h = _check_representations(representations, labels)
+    path = None if path is None else _free_path(path)
+    noise_multiplier, delta = _amount(
+        noise_multiplier,
+        budget,
+        lambda: accounting.calibrate_forward_noise(budget, 1, adjacency),
+    )
+    if adjacency not in accounting.FORWARD_ADJACENCIES:
+        raise ValueError(
+            f"Argument `adjacency` must be one of {accounting.FORWARD_ADJACENCIES}. "
+            f"Received: adjacency={adjacency!r}"
+        )
+    details = _details(
+        "release_once", len(h), clip_norm, noise_multiplier, delta,
+        adjacency=adjacency, uncovered=[LABELS_UNCOVERED],
+    )  # fmt: skip
+    noisy = _with_noise(_clipped(h, clip_norm), noise_multiplier * clip_norm)
+    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    entry = accounting.LedgerEntry("released representations", event, 1, details)
+    release = Release(noisy, np.asarray(labels), entry)
+    if path is not None:
+        release.save(path)
+    return release
+
+
+def release_mixtures(
+    representations,
+    labels,
+    num_classes,
+    clip_norm,
+    expected_size,
+    num_mixtures,
+    noise_multiplier=None,
+    budget=None,
+    label_share=0.3,
+    path=None,
+):
+    """Releases noisy *sums* over Poisson micro-batches, of representations and of labels.
+
+    Where one vector for each record shows who was drawn, a sum does not: sampling amplifies, and
+    the labels are covered as well. A micro-batch of no records is released like any other.
+
+    Formal guarantees: mixture t is (Σ_i clip(h_i) + N(0, s_h² I), Σ_i onehot(y_i) + N(0, s_y² I))
+    over records drawn independently with probability q = expected_size/n. With
+    s_h = σC/√(1 - label_share) and s_y = σ/√label_share, adding or removing one record, features
+    and label, moves it by at most 1/σ in units of the noise: `num_mixtures` Poisson-sampled
+    Gaussians of noise multiplier σ, by privacy loss distributions.
+
+    Args:
+        representations, labels: as for `release_once`; labels are integers below `num_classes`.
+        num_classes: number of classes; public.
+        clip_norm: C.
+        expected_size: mean number of records of a mixture.
+        num_mixtures: T.
+        noise_multiplier: σ. Exactly one of it and `budget` must be given.
+        budget: `tfdp.PrivacyBudget`, all of which is spent on the release.
+        label_share: the share of the squared sensitivity that goes to the labels, in (0, 1).
+        path: file to save to at once; must not exist.
+
+    Returns:
+        A `Release` with features (T, k) and targets (T, num_classes); `tfdp.models.mixture_head`
+        turns it into a linear classifier.
+
+    Raises:
+        ValueError: if an argument is out of range, the arrays do not match, or `path` exists.
+    """
+    h = _check_representations(representations, labels)
+    path = None if path is None else _free_path(path)
+    n, k = h.shape
+    check_expected_batch_size(expected_size, n)
+    check_positive_integer("num_mixtures", num_mixtures)
+    check_positive_integer("num_classes", num_classes)
+    classes = np.asarray(labels)
+    if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
+        raise ValueError(
+            "Argument `labels` must be an integer array (n,). "
+            f"Received: {classes.dtype} of shape {classes.shape}"
+        )
+    if classes.min() < 0 or classes.max() >= num_classes:
+        raise ValueError(
+            f"Argument `labels` must lie between 0 and num_classes-1 = {num_classes - 1}."
+        )
+    if not 0 < label_share < 1:
+        raise ValueError(
+            f"Argument `label_share` must lie in (0, 1). Received: label_share={label_share}"
+        )
+    q = expected_size / n
+    sigma, delta = _amount(
+        noise_multiplier,
+        budget,
+        lambda: accounting.calibrate_noise_multiplier(budget, q, num_mixtures),
+    )
+    scale = clip_norm / math.sqrt(1 - label_share), 1 / math.sqrt(label_share)
+    details = _details(
+        "release_mixtures", n, clip_norm, sigma, delta,
+        expected_size=expected_size, num_mixtures=num_mixtures, label_share=label_share,
+        feature_stddev=sigma * scale[0], label_stddev=sigma * scale[1],
+    )  # fmt: skip
+    rows = np.concatenate([_clipped(h, clip_norm), np.eye(num_classes)[classes]], axis=1)
+    generator = GeneratorSource().fresh()
+    sums = np.zeros((num_mixtures, k + num_classes))
+    for t in range(num_mixtures):
+        sums[t] = rows[draw_poisson(generator, n, q, n)].sum(axis=0)
+    # In units of each part's scale one record has norm at most 1: one Gaussian for both.
+    units = np.concatenate([np.full(k, scale[0]), np.full(num_classes, scale[1])])
+    noisy = _with_noise(sums / units, sigma) * units.astype(np.float32)
+    event = accounting.training_event(sigma, q)
+    entry = accounting.LedgerEntry("released mixtures", event, num_mixtures, details)
+    release = Release(noisy[:, :k], noisy[:, k:], entry)
+    if path is not None:
+        release.save(path)
+    return release
+
+
+def _details(mechanism, n, clip_norm, noise_multiplier, delta, **more):
+    return {
+        "kind": "release",
+        "release": secrets.token_hex(8),
+        "mechanism": mechanism,
+        "num_examples": n,
+        "clip_norm": clip_norm,
+        "noise_multiplier": noise_multiplier,
+        "delta": delta,
+        "asserted": [_ENCODER],
+        **more,
+    }
+
+
+def _amount(noise_multiplier, budget, calibrate):
+    if (budget is None) == (noise_multiplier is None):
+        raise ValueError(
+            "Exactly one of the arguments `budget` and `noise_multiplier` must be given. "
+            f"Received: budget={budget}, noise_multiplier={noise_multiplier}"
+        )
+    if budget is not None:
+        return calibrate(), budget.delta
+    if isinstance(noise_multiplier, bool) or not 0 < noise_multiplier < math.inf:
+        raise ValueError(
+            "Argument `noise_multiplier` must be a finite number > 0. "
+            f"Received: noise_multiplier={noise_multiplier}"
+        )
+    return float(noise_multiplier), None
+
+
+def _check_representations(representations, labels):
+    h = np.asarray(representations)
+    if h.ndim != 2 or not np.issubdtype(h.dtype, np.floating) or len(h) != len(labels):
+        raise ValueError(
+            "Arguments `representations` and `labels` must be a float array (n, k) and an array "
+            f"of n labels. Received: {h.dtype} of shape {h.shape}, and {len(labels)} labels"
+        )
+    return h
+
+
+def _free_path(path):
+    path = pathlib.Path(path)
+    if path.exists():
+        raise ValueError(
+            "Argument `path` must name a file that does not exist: load the release with "
+            "`tfdp.data.Release.load`, or choose another name (a second release is charged "
+            f"again). Received: path={path}"
+        )
+    return path
+
+
+def _clipped(h, clip_norm):
+    """float64 rows of norm at most C; a row that is not finite becomes zero."""
+    if isinstance(clip_norm, bool) or not 0 < clip_norm < math.inf:
+        raise ValueError(
+            f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm}"
+        )
+    h = h.astype(np.float64)
+    h = np.where(np.isfinite(h).all(axis=1, keepdims=True), h, 0.0)
+    norms = np.linalg.norm(h, axis=1, keepdims=True)
+    return h * np.minimum(1.0, clip_norm / np.maximum(norms, 1e-300))
+
+
+def _with_noise(values, stddev):
+    source = NoiseSource()
+    noisy = np.empty(values.shape, np.float32)
+    for start in range(0, len(values), _CHUNK):
+        part = values[start : start + _CHUNK]
+        noisy[start : start + len(part)] = part + source.normal(part.shape, stddev, tf.float64)
+    return noisy

@@ -1,0 +1,238 @@
+"""A text classifier from raw strings, private by forward noise."""
+
+import hashlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp import accounting
+from tfdp.clipping.recording import all_layers
+from tfdp.data.release import release_once
+from tfdp.layers import DPForwardNoise
+from tfdp.layers.text_tokenizer import TextTokenizer
+from tfdp.models.dp_model import DPModel
+from tfdp.models.mixture_head import mixture_head
+from tfdp.models.text_encoder import POOLINGS, encode, small_text_encoder
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class TextClassifier(DPModel):
+    """Raw strings to class logits: tokenizer, encoder, pooling, forward noise, linear head.
+
+    Three ways to train, by what `fit` is given:
+
+    - texts and labels: every text's noisy representation is released *once*, and the head is
+      trained on the release for as many epochs as wanted, at the cost of one Gaussian. The
+      default, and the cheapest.
+    - `tfdp.data.shuffled_epochs((texts, labels), batch_size)`: fresh noise in every epoch, and one
+      more copy of every text in the ledger each time. Give `copies` with a budget.
+    - a `tfdp.data.Release`'s `.batches(...)`, made by `release` or loaded from its file.
+
+    With a `DPOptimizer` and without noise it trains by DP-SGD, the encoder as well if
+    `train_backbone`; labels are covered then.
+
+    Formal guarantees: those of `DPForwardNoise` and `release_once`: the texts are covered, the
+    labels are not, and the encoder must not have learned from these texts before.
+
+    Args:
+        vocabulary: path of a WordPiece vocabulary file, or the list of its tokens; public.
+        num_classes: number of classes.
+        backbone: a keras-hub backbone (`keras_hub.models.BertBackbone.from_preset(...)`), or None
+            for a small transformer of random weights.
+        max_length: T, number of tokens.
+        pooling: "mean" or "cls".
+        clip_norm: C, the largest norm of a representation.
+        noise_multiplier: σ/C of the forward noise.
+        budget: `tfdp.PrivacyBudget` that the noise is calibrated to, instead. With neither there
+            is no forward noise.
+        copies: how often each text will be released: 1 for a release, E for E epochs.
+        gradient, adjacency: as for `DPForwardNoise`.
+        train_backbone: whether the encoder's weights are trainable.
+
+    Call arguments:
+        inputs: string tensor (batch,), or float representations (batch, d) that are released.
+
+    Returns:
+        Logits (batch, num_classes).
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Example:
+
+    ```python
+    model = tfdp.models.TextClassifier(
+        "vocab.txt", num_classes=2, backbone=keras_hub.models.BertBackbone.from_preset(folder),
+        budget=tfdp.PrivacyBudget(3, 1e-5))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(texts, labels, epochs=20)
+    print(model.privacy_statement())
+    tfdp.serving.export(model, "exported/")
+    ```
+    """
+
+    privacy_unit = "one text"
+
+    def __init__(
+        self,
+        vocabulary,
+        num_classes,
+        backbone=None,
+        max_length=64,
+        pooling="mean",
+        clip_norm=1.0,
+        noise_multiplier=None,
+        budget=None,
+        copies=1,
+        gradient="stop",
+        adjacency="zero_out",
+        train_backbone=False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if pooling not in POOLINGS:
+            raise ValueError(
+                f"Argument `pooling` must be one of {POOLINGS}. Received: pooling={pooling!r}"
+            )
+        if budget is not None and noise_multiplier is not None:
+            raise ValueError(
+                "At most one of the arguments `budget` and `noise_multiplier` must be given. "
+                f"Received: budget={budget}, noise_multiplier={noise_multiplier}"
+            )
+        if budget is not None:
+            noise_multiplier = accounting.calibrate_forward_noise(budget, copies, adjacency)
+        self.tokenizer = TextTokenizer(vocabulary, max_length, name="tokenizer")
+        if backbone is None:
+            backbone = small_text_encoder(self.tokenizer.vocabulary_size, max_length)
+        self.backbone = backbone
+        self.pooling = pooling
+        self.noise = None
+        if noise_multiplier is not None:
+            self.noise = DPForwardNoise(
+                clip_norm, noise_multiplier, gradient, adjacency, name="forward_noise"
+            )
+        self.head = keras.layers.Dense(num_classes, name="head")
+        self.num_classes = num_classes
+        self.copies = copies
+        self._releases_by_data = {}
+        self(tf.constant(["a text"]))
+        # One by one: a layer that was saved as frozen does not tell those that it makes itself.
+        for layer in all_layers(backbone):
+            layer.trainable = train_backbone
+
+    def represent(self, inputs, training=False):
+        """(batch, d) representations of texts, before any noise. They are as private as the texts.
+
+        Args:
+            inputs: string tensor (batch,).
+            training: whether dropout is active.
+        """
+        return encode(self.backbone, self.tokenizer(inputs), self.pooling, training)
+
+    def call(self, inputs, training=False):
+        if inputs.dtype != tf.string:
+            return self.head(inputs)
+        h = self.represent(inputs, training=training)
+        if self.noise is not None:
+            h = self.noise(h, training=training)
+        return self.head(h)
+
+    def release(self, texts, labels, path=None, batch_size=256):
+        """Releases every text's noisy representation once; train on it for free.
+
+        Args:
+            texts: sequence of n strings.
+            labels: n labels, which are *not* private.
+            path: file to keep the release in; must not exist.
+            batch_size: texts encoded at once.
+
+        Returns:
+            A `tfdp.data.Release`.
+
+        Raises:
+            ValueError: if the model has no forward noise, or fresh noise in every epoch, or its
+                encoder is trained.
+        """
+        if self.noise is None or self.copies != 1 or self.backbone.trainable:
+            raise ValueError(
+                "A release needs forward noise for one copy, and a fixed encoder: give "
+                "`noise_multiplier` or `budget`, `copies=1` and `train_backbone=False`; or fit on "
+                "`tfdp.data.shuffled_epochs((texts, labels), batch_size)`. Received: "
+                f"noise={self.noise}, copies={self.copies}, "
+                f"train_backbone={self.backbone.trainable}"
+            )
+        h = self.representations(texts, batch_size)
+        noise = self.noise
+        return release_once(
+            h, labels, noise.clip_norm, noise.noise_multiplier, adjacency=noise.adjacency, path=path
+        )
+
+    def representations(self, texts, batch_size=256):
+        """float32 (n, d): `represent` of many texts, without dropout."""
+        texts = np.asarray(texts, object)
+        encoder = tf.function(
+            self.represent, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False
+        )
+        starts = range(0, len(texts), batch_size)
+        parts = [encoder(tf.constant(texts[i : i + batch_size].tolist())) for i in starts]
+        return np.concatenate([part.numpy() for part in parts])
+
+    def fit(self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, **kw):
+        """As `DPModel.fit`. Plain texts are released once, at the first fit on them."""
+        is_text = not isinstance(x, tf.data.Dataset) and x is not None
+        if is_text and self.noise is not None and self.copies == 1:
+            release = self._release_of(x, y)
+            x, y, batch_size = release.batches(batch_size or 32), None, None
+        elif is_text:
+            x = tf.constant(np.asarray(x, object).tolist())
+        return super().fit(x, y, batch_size, epochs, verbose, callbacks, **kw)
+
+    def _release_of(self, texts, labels):
+        """The release of these data by this object; another object's would be another draw."""
+        digest = hashlib.sha256()
+        for text in texts:
+            digest.update(text.encode() if isinstance(text, str) else bytes(text))
+            digest.update(b"\0")
+        digest.update(np.ascontiguousarray(labels).tobytes())
+        known = self._releases_by_data
+        if digest.digest() not in known:
+            known[digest.digest()] = self.release(texts, labels)
+        return known[digest.digest()]
+
+    def fit_mixtures(self, release, ridge=0.003):
+        """Sets the head from `tfdp.data.release_mixtures`, and charges the release.
+
+        Args:
+            release: of this model's `representations`.
+            ridge: as for `mixture_head`.
+        """
+        kernel = mixture_head(release, ridge)
+        self._record.charge(release.entry)
+        self._unite_records()
+        self.head.set_weights([kernel, np.zeros(self.num_classes, np.float32)])
+
+    def get_config(self):
+        noise = self.noise
+        return {
+            "vocabulary": self.tokenizer.vocabulary,
+            "num_classes": self.num_classes,
+            "backbone": keras.saving.serialize_keras_object(self.backbone),
+            "max_length": self.tokenizer.max_length,
+            "pooling": self.pooling,
+            "clip_norm": 1.0 if noise is None else noise.clip_norm,
+            "noise_multiplier": None if noise is None else noise.noise_multiplier,
+            "copies": self.copies,
+            "gradient": "stop" if noise is None else noise.gradient,
+            "adjacency": "zero_out" if noise is None else noise.adjacency,
+            "train_backbone": self.backbone.trainable,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        config["backbone"] = keras.saving.deserialize_keras_object(
+            config["backbone"], custom_objects=custom_objects
+        )
+        return cls(**config)
