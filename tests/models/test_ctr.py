@@ -36,7 +36,7 @@ def test_the_architecture_is_the_paper_s():
     tables = [model.get_layer(name) for name in names]
     assert [t.input_dim for t in tables] == list(CRITEO_VOCABULARY_SIZES)
     assert [t.output_dim for t in tables] == [int(2 * v**0.25) for v in CRITEO_VOCABULARY_SIZES]
-    dense = [layer.units for layer in model.layers if isinstance(layer, keras.layers.Dense)]
+    dense = [layer.units for layer in model.model.layers if isinstance(layer, keras.layers.Dense)]
     assert dense == [598, 598, 598, 598, 1]
     width = 13 + sum(t.output_dim for t in tables)
     assert model.get_layer("dense_0").kernel.shape == (width, 598)

@@ -343,3 +343,15 @@ def test_mixed_bfloat16_trains(small):
         assert 0 < np.sqrt(sum(np.sum(m**2) for m in moved)) <= 0.1 * (1 + 1e-6)
     finally:
         keras.config.set_dtype_policy(policy)
+
+
+def test_a_subclass_built_from_symbolic_inputs_is_refused_before_keras_changes_its_bases():
+    class Mine(tfdp.models.DPModel):
+        pass
+
+    x = keras.Input((2,))
+    with pytest.raises(ValueError, match="make_private"):
+        Mine(x, keras.layers.Dense(1)(x))
+    with pytest.raises(ValueError, match="make_private"):
+        Mine(inputs=x, outputs=keras.layers.Dense(1)(x))
+    assert tfdp.models.DPModel.__bases__ == (keras.Model,)

@@ -6,7 +6,7 @@ import numbers
 import keras
 
 from tfdp.layers.sparse_embedding import SparseEmbedding
-from tfdp.models.dp_model import DPModel
+from tfdp.models.make_private import PrivateModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CategoricalFeature:
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class PrivateCTR(DPModel):
+class PrivateCTR(PrivateModel):
     """pCTR: embeddings of categorical features beside log-transformed counts, then an MLP.
 
     Takes a dict of the features by name, and "integers", float (B, num_integers) raw counts, of
@@ -121,12 +121,14 @@ class PrivateCTR(DPModel):
         x = keras.ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
         for i, units in enumerate(hidden_units):
             x = keras.layers.Dense(units, activation="relu", name=f"dense_{i}")(x)
-        super().__init__(inputs, keras.layers.Dense(1, name="logit")(x), **kwargs)
+        model = keras.Model(inputs, keras.layers.Dense(1, name="logit")(x), name="ctr")
+        super().__init__(model, **kwargs)
         self.features = features
         self.num_integers = int(num_integers)
         self.hidden_units = tuple(hidden_units)
         self.embeddings_initializer = initializer
-        self.privacy_asserted = tuple(privacy_asserted)
+        self.sentences = tuple(privacy_asserted)
+        self.privacy_asserted += self.sentences
 
     def compile(self, optimizer="rmsprop", loss=None, metrics=None, **kwargs):
         if loss is None:
@@ -135,22 +137,20 @@ class PrivateCTR(DPModel):
             metrics = [keras.metrics.AUC(from_logits=True, name="auc")]
         super().compile(optimizer, loss, metrics=metrics, **kwargs)
 
-    def privacy_assertions(self):
-        return [*super().privacy_assertions(), *self.privacy_asserted]
-
     def get_config(self):
         return {
             "features": {name: dataclasses.asdict(f) for name, f in self.features.items()},
             "num_integers": self.num_integers,
             "hidden_units": list(self.hidden_units),
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
-            "privacy_asserted": list(self.privacy_asserted),
+            "privacy_asserted": list(self.sentences),
             "name": self.name,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
         }
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
+        config = dict(config)
         features = {name: CategoricalFeature(**f) for name, f in config["features"].items()}
         return cls(**{**config, "features": features})
 

@@ -58,6 +58,16 @@ class DPModel(MultiWorkerFit, keras.Model):
     #: What one record is, for the statement.
     privacy_unit = "one example"
 
+    def __init__(self, *args, **kwargs):
+        if args or "inputs" in kwargs or "outputs" in kwargs:
+            # Keras would change the base class of every DPModel in the process.
+            raise ValueError(
+                f"{type(self).__name__} cannot be built from symbolic inputs and outputs. Build a "
+                "keras.Model(inputs, outputs) and wrap it, tfdp.make_private(model), or define "
+                f"`call`. Received: positional arguments {args}, keywords {sorted(kwargs)}"
+            )
+        super().__init__(**kwargs)
+
     def compile(
         self,
         optimizer="rmsprop",
