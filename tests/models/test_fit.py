@@ -354,4 +354,4 @@ def test_a_subclass_built_from_symbolic_inputs_is_refused_before_keras_changes_i
         Mine(x, keras.layers.Dense(1)(x))
     with pytest.raises(ValueError, match="make_private"):
         Mine(inputs=x, outputs=keras.layers.Dense(1)(x))
-    assert tfdp.models.DPModel.__bases__ == (keras.Model,)
+    assert not issubclass(tfdp.models.DPModel, type(keras.Model(x, x)))
