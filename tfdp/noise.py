@@ -95,13 +95,17 @@ def standard_normal_from_bits(bits):
     """
     negative = tf.equal(tf.bitwise.bitwise_and(bits, tf.constant(1, tf.uint64)), 1)
     magnitude = tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
-    tail = (tf.cast(magnitude, tf.float64) + 0.5) * 2.0**-64  # uniform on (0, 1/2)
+    value = normal_of_tail((tf.cast(magnitude, tf.float64) + 0.5) * 2.0**-64)
+    return tf.where(negative, -value, value)
+
+
+def normal_of_tail(tail):
+    """The standard normal value that is exceeded with probability `tail`, float64 in (0, 1/2]."""
     q = 0.5 - tail
     central = q * _ratio(_A, _B, 0.180625 - q * q)
     r = tf.sqrt(-tf.math.log(tail))
     far = tf.where(r <= 5.0, _ratio(_C, _D, r - 1.6), _ratio(_E, _F, r - 5.0))
-    value = tf.where(q <= 0.425, central, far)
-    return tf.where(negative, -value, value)
+    return tf.where(q <= 0.425, central, far)
 
 
 class NoiseSource:

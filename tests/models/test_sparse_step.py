@@ -55,6 +55,7 @@ def make_data(n, rows=V, seed=2):
 
 def compiled(model, selection, *, optimizer=None, embedding_optimizer=None, n=1000, **kwargs):
     model = make_private(model)
+    jit_compile = kwargs.pop("jit_compile", "auto")
     settings = {"noise_multiplier": 0.0, "expected_batch_size": 8, "clip_norm": 1.0}
     if "budget" in kwargs:
         del settings["noise_multiplier"]
@@ -67,6 +68,7 @@ def compiled(model, selection, *, optimizer=None, embedding_optimizer=None, n=10
             **{**settings, **kwargs},
         ),
         loss="mse",
+        jit_compile=jit_compile,
     )
     return model
 
@@ -436,3 +438,44 @@ def test_a_regularizer_put_on_a_table_is_refused():
     model.get_layer("first").embeddings.regularizer = keras.regularizers.L2(0.1)
     with pytest.raises(ValueError, match="weight_decay"):
         step(compiled(model, AdaFEST(1.0)), *make_data(8))
+
+
+def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without():
+    x, y = make_data(8, rows=6)
+    x[0][:], x[1][:] = 0, 0
+    x[0][:5, 0], x[0][5:, 0] = 4, 3
+    x[1][:, 0] = 7
+    weight = np.array([1.0] * 7 + [0.0], "float32")
+    for rows in ("RowSGD", "LazyAdam"):
+        found = []
+        for capacity, jit_compile in ((None, False), (9, False), (9, True)):
+            selection = AdaFEST(1.3, capacity=capacity)
+            model = compiled(make_model(), selection, embedding_optimizer=OPTIMIZERS[rows](),
+                             jit_compile=jit_compile)  # fmt: skip
+            assert model.jit_compile is jit_compile  # and not switched off by Keras
+            found.append([step(model, x, y, weight) for _ in range(2)])
+        assert list(moved(found[0][0][TABLE])) == [3, 4]
+        for changes in found[1:]:
+            for one, other in zip(changes, found[0], strict=True):
+                for name, change in one.items():
+                    np.testing.assert_allclose(change, other[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_step_cuts_by_the_noisy_map_and_counts_it():
+    rows = 2000
+    model = compiled(make_model(rows=rows), AdaFEST(4.0, 1.0, capacity=10), noise_multiplier=2.0,
+                     jit_compile=True)  # fmt: skip
+    x, y = make_data(8, rows=rows)
+    before = [v.numpy() for v in model.trainable_variables]
+    history = model.train_on_batch(tuple(x), y, return_dict=True)
+    after = [v.numpy() for v in model.trainable_variables]
+    tables = [len(moved(b - a)) for b, a in zip(before, after, strict=True) if len(a) == rows]
+    assert sum(tables) == 10 and history["gradient_size"] == 10 * D
+    assert history["rows_cut"] > 0  # about 2·2000·Ψ(4/√8) = 315 rows pass the threshold
+
+
+def test_a_compiled_step_without_a_capacity_is_refused():
+    with pytest.raises(PrivacyError, match="capacity"):
+        compiled(make_model(), AdaFEST(1.0), jit_compile=True)
+    compiled(make_model(), FEST(3, frequencies={n: rows_of(1) for n in ("first", "second")}),
+             jit_compile=True)  # fmt: skip

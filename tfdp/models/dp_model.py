@@ -24,8 +24,8 @@ from tfdp.distribution.keras_fit import MultiWorkerFit, as_results
 from tfdp.models import coverage, fitting
 from tfdp.models.plain_training import begin_fit, count_step, settings_outside_fit
 from tfdp.models.selecting import (
-    gradient_size_metric,
-    refuse_compilation,
+    SelectionMetrics,
+    allow_compilation,
     restrict_to_survivors,
     trace_again_if_chosen_anew,
 )
@@ -100,7 +100,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             fitting.refuse_precision(self)
             checks.check_strategy(self.distribute_strategy, optimizer, jit_compile)
             fitting.refuse_tensor_float_32()
-            refuse_compilation(optimizer, jit_compile)
+            allow_compilation(self, optimizer, jit_compile)
             metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
         if loss is not None:
             reduction = optimizer.per_example_reduction if private else "mean"
@@ -117,8 +117,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         self._plans = {}
         self._checked_losses = set()
         self._uncovered, self._asserted = set(), set()
-        # Not tracked as one of Keras's: it has no value in `evaluate`.
-        vars(self)["_gradient_size"] = gradient_size_metric(optimizer) if private else None
+        vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
         if private:
             self._bind(optimizer)
         else:
@@ -263,15 +262,14 @@ class DPModel(MultiWorkerFit, keras.Model):
         variables = self.trainable_variables
         size = self.optimizer.apply_clipped_sums(sums, variables, _regularization(variables))
         results = self.get_metrics_result()
-        if self._gradient_size is not None:
-            self._gradient_size.update_state(size)
-            results["gradient_size"] = self._gradient_size.result()
+        self.selection_metrics.count_size(size)
+        results |= self.selection_metrics.results()
         return as_results(results, self.distribute_strategy)
 
     def reset_metrics(self):
         super().reset_metrics()
-        if vars(self).get("_gradient_size") is not None:
-            self._gradient_size.reset_state()
+        if "selection_metrics" in vars(self):
+            self.selection_metrics.reset()
 
     def _clipped_sums(self, x, y, sample_weight):
         """Forward, backward, norms, factors and sums of one micro-batch; updates the metrics."""

@@ -1,8 +1,11 @@
 """What a model with sparse tables does beside: choose rows in a step, and show how many."""
 
 import keras
+import tensorflow as tf
 
 from tfdp.clipping import PrivacyError, activated_rows, restrict
+from tfdp.clipping.recording import all_layers
+from tfdp.layers import SparseEmbedding
 
 
 def restrict_to_survivors(model, result):
@@ -22,26 +25,72 @@ def restrict_to_survivors(model, result):
     if optimizer.selection is None:
         return result
     activated = activated_rows(model, result)
-    survivors = optimizer.select_rows(activated, model.trainable_variables, result.present)
+    survivors, cut = optimizer.select_rows(
+        activated, model.trainable_variables, result.present, static=bool(model.jit_compile)
+    )
+    model.selection_metrics.count_cut(cut)
     return restrict(result, survivors)
 
 
-def refuse_compilation(optimizer, jit_compile):
-    """XLA needs to know how many rows survive before any has been drawn."""
-    if optimizer.selection is not None and jit_compile is True:
-        raise PrivacyError(
-            "`jit_compile=True` cannot be combined with `selection`: the number of rows that a "
-            "step touches is drawn in the step. Leave `jit_compile` out."
-        )
+def allow_compilation(model, optimizer, jit_compile):
+    """XLA needs to know how many rows a step touches before any has been drawn.
 
-
-def gradient_size_metric(optimizer):
-    """The mean, over the steps of an epoch, of the scalars of sparse tables that receive noise.
-
-    It is made from the survivors alone, which are private. Without a selection it would be the
-    size of the tables in every step: there is None.
+    Raises:
+        PrivacyError: for `jit_compile=True` with a selection of any number of rows.
     """
-    return keras.metrics.Mean(name="gradient_size") if optimizer.selection is not None else None
+    if jit_compile is not True:
+        return
+    if optimizer.selection is not None and not optimizer.selection.is_static:
+        raise PrivacyError(
+            "`jit_compile=True` needs a number of rows that is known before the step. Give the "
+            "selection a `capacity`, as in `AdaFEST(..., capacity=20_000)`, or leave `jit_compile` "
+            f"out. Received: selection={optimizer.selection}"
+        )
+    for layer in all_layers(model):
+        if isinstance(layer, SparseEmbedding):
+            # Keras compiles no model by itself that holds this layer, and now is asked to.
+            layer.supports_jit = True
+
+
+class SelectionMetrics:
+    """What training shows of the rows of its steps, the mean over the steps of an epoch.
+
+    It is made from the survivors alone, which are private. Not among the model's own metrics:
+    it has no value in `evaluate`.
+
+    Attributes:
+        gradient_size: scalars of sparse tables that receive noise. Without a selection it would
+            be the size of the tables in every step, and is not shown.
+        rows_cut: survivors beyond the selection's `capacity`, as `PaddedSurvivors.cut`; shown if
+            there is one.
+    """
+
+    def __init__(self, optimizer):
+        selection = getattr(optimizer, "selection", None)
+        self._size = self._cut = None
+        if selection is not None:
+            self._size = keras.metrics.Mean(name="gradient_size")
+            if selection.capacity is not None:
+                self._cut = keras.metrics.Mean(name="rows_cut")
+
+    def count_size(self, size):
+        if self._size is not None:
+            self._size.update_state(size)
+
+    def count_cut(self, cut):
+        if self._cut is not None:
+            self._cut.update_state(tf.cast(cut, tf.float32))
+
+    def results(self):
+        """Dict of name to value."""
+        return {m.name: m.result() for m in self._metrics()}
+
+    def reset(self):
+        for metric in self._metrics():
+            metric.reset_state()
+
+    def _metrics(self):
+        return [m for m in (self._size, self._cut) if m is not None]
 
 
 def trace_again_if_chosen_anew(model):

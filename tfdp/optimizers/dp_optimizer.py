@@ -9,7 +9,9 @@ from tfdp.clipping.losses import REDUCTIONS
 from tfdp.distribution import replicas
 from tfdp.noise import NoiseSource
 from tfdp.optimizers.charging import Charging, RecordState
+from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.optimizers.sparse_training import SparseTraining
+from tfdp.selection import NO_ROW
 
 # What a run was charged by cannot change under it.
 _FIXED = (
@@ -207,23 +209,24 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """`LedgerEntry` list of what the selection released before training."""
         return [] if self.selection is None else list(self.selection.privacy_releases)
 
-    def select_rows(self, activated, variables, present):
+    def select_rows(self, activated, variables, present, static=False):
         """The rows of sparse tables that this step may touch; charged with the step.
 
         Args:
             activated: dict of place among the variables to the `RowGradients` of its table.
             variables: the trainable variables.
             present: (B,) bool, false for padding.
+            static: whether XLA compiles the step, so that rows need a fixed size.
 
         Returns:
-            Dict of place to sorted int64 rows.
+            As `SparseTraining.select`.
         """
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
         noise_multiplier = self._charging.noise_stddev() / self.clip_norm
         return self._sparse.select(
-            activated, variables, present, noise_multiplier, self.clip_norm, self._noise
+            activated, variables, present, noise_multiplier, self.clip_norm, self._noise, static
         )
 
     def apply(self, grads, trainable_variables=None):
@@ -284,12 +287,17 @@ class DPOptimizer(keras.optimizers.Optimizer):
         noise = replicas.once(lambda: self._sparse.noise(selected, stddev, self._noise))
         divisor = tf.constant(self.expected_batch_size, tf.float32)
         gradients = [
-            tf.IndexedSlices(tf.cast((s.values + z) / divisor, variables[i].dtype), s.rows)
+            DistinctRows(tf.cast((s.values + z) / divisor, variables[i].dtype), s.rows)
             for i, s, z in zip(places, selected, noise, strict=True)
         ]
         with replicas.already_summed(self.embedding_optimizer):
             self.embedding_optimizer.apply(gradients, [variables[i] for i in places])
-        return tf.add_n([tf.cast(tf.size(z), tf.float32) for z in noise])
+        return tf.add_n(
+            [
+                tf.cast(tf.math.count_nonzero(s.rows < NO_ROW) * s.values.shape[1], tf.float32)
+                for s in selected
+            ]
+        )
 
     def _draw(self, shapes, stddev):
         """Noise for tensors of these shapes; the only place that adds noise to gradients."""

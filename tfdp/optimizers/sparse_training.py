@@ -5,7 +5,7 @@ import tensorflow as tf
 from tfdp.clipping import table_name
 from tfdp.distribution import replicas
 from tfdp.optimizers.rows import RowOptimizer
-from tfdp.selection import FEST, RowSelection, TableActivity
+from tfdp.selection import FEST, NO_ROW, RowSelection, TableActivity
 
 
 class SparseTraining:
@@ -83,7 +83,7 @@ class SparseTraining:
         known = {id(v) for v in tables}
         return tables, [v for v in variables if id(v) not in known]
 
-    def select(self, activated, variables, present, noise_multiplier, clip_norm, source):
+    def select(self, activated, variables, present, noise_multiplier, clip_norm, source, static):
         """Surviving rows of one step, as `RowSelection.select`.
 
         Args:
@@ -93,9 +93,11 @@ class SparseTraining:
             noise_multiplier: σ, a scalar tensor.
             clip_norm: C.
             source: a `tfdp.noise.NoiseSource`.
+            static: whether the rows must have a size that is known before the step; the largest
+                int64 then fills them up.
 
         Returns:
-            Dict of the same places to sorted int64 rows.
+            (Dict of the same places to sorted int64 rows; scalar, how many survivors were cut.)
         """
         parts = [gradient.ids for gradient in activated.values()]
         if self.selection.reads_gradients:
@@ -112,9 +114,14 @@ class SparseTraining:
                 )
                 for k, i in enumerate(activated)
             ]
-            return self.selection.select(tables, present, noise_multiplier, source)
+            if self.selection.capacity is None:
+                rows = self.selection.select(tables, present, noise_multiplier, source)
+                return rows, tf.constant(0, tf.int64)
+            rows, cut = self.selection.select_padded(tables, present, noise_multiplier, source)
+            return rows if static else [tf.boolean_mask(r, r < NO_ROW) for r in rows], cut
 
-        return dict(zip(activated, replicas.once(select, present, *parts), strict=True))
+        rows, cut = replicas.once(select, present, *parts)
+        return dict(zip(activated, rows, strict=True)), cut
 
     def noise(self, sums, stddev, source):
         """Noise of σ₂·C for clipped sums, on the surviving rows only.
@@ -128,6 +135,11 @@ class SparseTraining:
             List of (S, d) float32.
         """
         stddev = self.selection.gradient_noise_multiplier(stddev)
+        shapes = [s.values.shape for s in sums]
+        if all(shape.is_fully_defined() for shape in shapes):
+            sizes = [shape.num_elements() for shape in shapes]
+            noise = tf.split(source.normal((sum(sizes),), stddev), sizes)
+            return [tf.reshape(z, shape) for z, shape in zip(noise, shapes, strict=True)]
         sizes = [tf.size(s.values) for s in sums]
         noise = tf.split(source.normal_values(tf.add_n(sizes), stddev), tf.stack(sizes))
         return [tf.reshape(z, tf.shape(s.values)) for s, z in zip(sums, noise, strict=True)]

@@ -4,6 +4,7 @@ from tfdp.selection.adafest import AdaFEST
 from tfdp.selection.contribution_map import ContributionMap, Survivors
 from tfdp.selection.exponential import ExponentialSelection
 from tfdp.selection.fest import FEST
+from tfdp.selection.padded import NO_ROW
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.tables import TableActivity
 from tfdp.selection.top_k import TopKRelease, private_top_k
@@ -13,6 +14,7 @@ __all__ = [
     "ContributionMap",
     "ExponentialSelection",
     "FEST",
+    "NO_ROW",
     "RowSelection",
     "Survivors",
     "TableActivity",

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from tfdp.selection.contribution_map import ContributionMap
 from tfdp.selection.fest import FEST
+from tfdp.selection.padded import NO_ROW, padded_survivors
 from tfdp.selection.row_selection import RowSelection
-from tfdp.selection.tables import joint_rows, offsets, split_rows
+from tfdp.selection.tables import joint_rows, offsets, split_padded_rows, split_rows
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -37,6 +38,10 @@ class AdaFEST(RowSelection):
             features, √p lets every feature of an example count as one.
         within: a `FEST` whose rows alone may survive (DP-AdaFEST+). The v_i are restricted to
             them before they are clipped.
+        capacity: the number of rows, of all tables together, that a step may touch at most; of
+            more survivors those with the largest V stay, and the metric `rows_cut` shows that
+            there were others. Needed for `jit_compile=True`, which compiles a step for rows of a fixed
+            number. `None` sets no limit.
 
     Raises:
         ValueError: for arguments out of range.
@@ -45,7 +50,9 @@ class AdaFEST(RowSelection):
     Embedding Models", algorithm 1 and appendix B.2.
     """
 
-    def __init__(self, threshold, noise_ratio=5.0, contribution_norm=1.0, within=None):
+    def __init__(
+        self, threshold, noise_ratio=5.0, contribution_norm=1.0, within=None, capacity=None
+    ):
         for name, value in (
             ("threshold", threshold),
             ("noise_ratio", noise_ratio),
@@ -64,7 +71,18 @@ class AdaFEST(RowSelection):
         self.threshold = float(threshold)
         self.noise_ratio = float(noise_ratio)
         self.contribution_norm = float(contribution_norm)
+        is_integer = isinstance(capacity, numbers.Integral) and not isinstance(capacity, bool)
+        if capacity is not None and not (is_integer and capacity >= 1):
+            raise ValueError(
+                "Argument `capacity` must be an integer of at least 1, or None. "
+                f"Received: capacity={capacity!r}"
+            )
         self.within = within
+        self.capacity = None if capacity is None else int(capacity)
+
+    @property
+    def is_static(self):
+        return self.capacity is not None
 
     @property
     def privacy_releases(self):
@@ -92,6 +110,7 @@ class AdaFEST(RowSelection):
             "noise_ratio": self.noise_ratio,
             "contribution_norm": self.contribution_norm,
             "within": None if self.within is None else self.within.describe(),
+            "capacity": self.capacity,
         }
 
     def check(self, tables):
@@ -99,12 +118,7 @@ class AdaFEST(RowSelection):
             self.within.check(tables)
 
     def select(self, tables, present, noise_multiplier, source):
-        rows, num_rows = joint_rows(tables), offsets(tables)[-1]
-        candidates = None
-        if self.within is not None:
-            candidates = tf.constant(self.within.joint_rows(tables), tf.int64)
-            num_rows = candidates.shape[0]
-            rows = _index_in(candidates, rows)
+        rows, num_rows, candidates = self._rows(tables)
         survivors = ContributionMap(rows, present, num_rows, self.contribution_norm).survivors(
             self.threshold, self.contribution_noise_multiplier(noise_multiplier), source
         )
@@ -113,6 +127,26 @@ class AdaFEST(RowSelection):
             rows = tf.gather(candidates, rows)
         return split_rows(rows, tables)
 
+    def select_padded(self, tables, present, noise_multiplier, source):
+        rows, num_rows, candidates = self._rows(tables)
+        survivors = padded_survivors(
+            rows, present, num_rows, self.contribution_norm, self.threshold,
+            self.contribution_noise_multiplier(noise_multiplier), self.capacity, source,
+        )  # fmt: skip
+        rows = survivors.rows
+        if candidates is not None:
+            among = tf.gather(candidates, tf.minimum(rows, num_rows - 1))
+            rows = tf.where(rows < NO_ROW, among, NO_ROW)
+        return split_padded_rows(rows, tables), survivors.cut
+
+    def _rows(self, tables):
+        """Activated rows, how many there can be, and which those are (None: all)."""
+        rows = joint_rows(tables)
+        if self.within is None:
+            return rows, offsets(tables)[-1], None
+        candidates = tf.constant(self.within.joint_rows(tables), tf.int64)
+        return _index_in(candidates, rows), candidates.shape[0], candidates
+
     def get_config(self):
         within = self.within
         return {
@@ -120,6 +154,7 @@ class AdaFEST(RowSelection):
             "noise_ratio": self.noise_ratio,
             "contribution_norm": self.contribution_norm,
             "within": None if within is None else keras.saving.serialize_keras_object(within),
+            "capacity": self.capacity,
         }
 
     @classmethod

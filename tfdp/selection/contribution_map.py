@@ -20,6 +20,27 @@ class Survivors:
     contributions: tf.Tensor
 
 
+def activations(rows, present, contribution_norm):
+    """What each example contributes to which rows.
+
+    Args:
+        rows, present, contribution_norm: as for `ContributionMap`.
+
+    Returns:
+        (B, T) int64 rows, sorted within examples; (B, T) bool, which of them count: each row once
+        for an example that is there; (B, T) float64 contributions, min(1, C₁/‖v_i‖₂).
+    """
+    ordered = tf.sort(tf.cast(rows, tf.int64), axis=1)
+    first = tf.concat(
+        [tf.ones_like(ordered[:, :1], tf.bool), ordered[:, 1:] != ordered[:, :-1]], axis=1
+    )
+    active = first & (ordered >= 0) & present[:, tf.newaxis]
+    activated = tf.reduce_sum(tf.cast(active, tf.float64), axis=1)
+    bound = tf.constant(contribution_norm, tf.float64)
+    weight = tf.minimum(tf.constant(1.0, tf.float64), bound / tf.sqrt(activated))
+    return ordered, active, tf.broadcast_to(weight[:, tf.newaxis], tf.shape(active))
+
+
 class ContributionMap:
     """V̂ = Σ_i v_i·min(1, C₁/‖v_i‖₂), where v_i marks the rows that example i activates.
 
@@ -41,17 +62,11 @@ class ContributionMap:
     def __init__(self, rows, present, num_rows, contribution_norm):
         self.num_rows = num_rows
         self.contribution_norm = contribution_norm
-        ordered = tf.sort(tf.cast(rows, tf.int64), axis=1)
-        first = tf.concat(
-            [tf.ones_like(ordered[:, :1], tf.bool), ordered[:, 1:] != ordered[:, :-1]], axis=1
-        )
-        active = first & (ordered >= 0) & present[:, tf.newaxis]
-        activated = tf.reduce_sum(tf.cast(active, tf.float64), axis=1)
-        bound = tf.constant(contribution_norm, tf.float64)
-        weight = tf.minimum(tf.constant(1.0, tf.float64), bound / tf.sqrt(activated))
-        weights = tf.boolean_mask(tf.broadcast_to(weight[:, tf.newaxis], tf.shape(active)), active)
+        ordered, active, weights = activations(rows, present, contribution_norm)
         touched, index = tf.unique(tf.boolean_mask(ordered, active))
-        sums = tf.math.unsorted_segment_sum(weights, index, tf.size(touched))
+        sums = tf.math.unsorted_segment_sum(
+            tf.boolean_mask(weights, active), index, tf.size(touched)
+        )
         order = tf.argsort(touched)
         self._touched = tf.gather(touched, order)
         self._sums = tf.gather(sums, order)

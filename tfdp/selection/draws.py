@@ -115,11 +115,18 @@ def _first_distinct(source, count, bound):
 
 def _below(source, count, bound):
     """At most `count` independent integers, exactly uniform in [0, bound)."""
-    shifted = tf.bitwise.right_shift(random_bits(source, count), tf.constant(1, tf.uint64))
-    values = tf.cast(shifted, tf.int64)
-    # Whole multiples of the bound only: the remainder would favour small integers.
-    limit = (_RANGE // bound) * bound
-    return tf.boolean_mask(values, values < limit) % bound
+    values, exact = below(random_bits(source, count), bound)
+    return tf.boolean_mask(values, exact)
+
+
+def below(bits, bound):
+    """Integers in [0, bound) from uniform uint64 bits, and which of them may be used.
+
+    Those that may are exactly uniform: without whole multiples of the bound, the remainder would
+    favour small integers.
+    """
+    values = tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
+    return values % bound, values < (_RANGE // bound) * bound
 
 
 def _first_of_permutation(source, count, bound):

@@ -40,6 +40,8 @@ class FEST(RowSelection):
     ```
     """
 
+    is_static = True
+
     def __init__(self, k, frequencies=None, epsilon=None, mechanism="laplace"):
         if (frequencies is None) == (epsilon is None):
             raise ValueError(

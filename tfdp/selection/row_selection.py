@@ -14,6 +14,9 @@ class RowSelection:
             noise multiplier σ, "concentrated" if they only have its Rényi curve.
         privacy_releases: `LedgerEntry` list of what was released before training.
         privacy_asserted: sentences about what the user declared public.
+        capacity: the number of rows that a step may touch at most, or None: any number.
+        is_static: whether the number of rows that a step touches is known before it, or has a
+            capacity, so that XLA can compile the step.
         reads_gradients: whether it reads the norms of the rows' gradients, not ids alone.
         version: changes whenever rows that were chosen before training are chosen anew.
     """
@@ -21,6 +24,8 @@ class RowSelection:
     step_mechanism = "gaussian"
     privacy_releases = ()
     privacy_asserted = ()
+    capacity = None
+    is_static = False
     reads_gradients = False
     version = 0
 
@@ -53,5 +58,14 @@ class RowSelection:
 
         Returns:
             One sorted int64 tensor of ids for each table.
+        """
+        raise NotImplementedError
+
+    def select_padded(self, tables, present, noise_multiplier, source):
+        """As `select`, in tensors of a fixed size, where there is a `capacity`.
+
+        Returns:
+            (One tensor of sorted ids for each table, filled up with the largest int64; scalar
+            int64, the survivors that had no place.)
         """
         raise NotImplementedError

@@ -42,6 +42,19 @@ def joint_rows(tables):
     return tf.concat(parts, axis=1)
 
 
+def split_padded_rows(rows, tables):
+    """As `split_rows`, of a fixed size: `NO_ROW` (the largest int64) fills each table's tensor.
+
+    No table's tensor is longer than the table.
+    """
+    split = []
+    for start, table in zip(offsets(tables)[:-1], tables, strict=True):
+        own = (rows >= start) & (rows < start + table.num_rows)
+        padded = tf.sort(tf.where(own, rows - start, tf.int64.max))
+        split.append(padded[: min(rows.shape[0], table.num_rows)])
+    return split
+
+
 def split_rows(rows, tables):
     """Sorted rows of the common range, as one sorted int64 tensor of ids for each table."""
     starts = offsets(tables)

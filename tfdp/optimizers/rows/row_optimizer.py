@@ -4,6 +4,14 @@ import keras
 import tensorflow as tf
 
 
+class DistinctRows(tf.IndexedSlices):
+    """Rows that are known to be distinct, so that there is nothing to sum.
+
+    Indices beyond the variable are places without a row, which only XLA can compile: it leaves
+    writes to them out.
+    """
+
+
 class RowOptimizer(keras.optimizers.Optimizer):
     """Base of the row optimizers: gathers rows of variable and slots, updates, scatters them back.
 
@@ -78,6 +86,8 @@ class RowOptimizer(keras.optimizers.Optimizer):
         decay = self.weight_decay is not None and self._use_weight_decay(variable)
         if isinstance(gradient, tf.IndexedSlices):
             rows, summed = sum_repeated(gradient)
+            # Larger integers than the variable has rows would not fit every index type.
+            rows = tf.minimum(rows, tf.cast(variable.shape[0], rows.dtype))
             gather = lambda v: tf.gather(v, rows)  # noqa: E731
             subtract = lambda v, x: v.scatter_sub(tf.IndexedSlices(x, rows))  # noqa: E731
             write = lambda v, x: v.scatter_update(tf.IndexedSlices(x, rows))  # noqa: E731
@@ -98,6 +108,8 @@ class RowOptimizer(keras.optimizers.Optimizer):
 
 def sum_repeated(gradient):
     """Distinct indices of tf.IndexedSlices, and the sums of their values."""
+    if isinstance(gradient, DistinctRows):
+        return gradient.indices, gradient.values
     rows, place = tf.unique(gradient.indices)
     return rows, tf.math.unsorted_segment_sum(gradient.values, place, tf.size(rows))
 

@@ -1,0 +1,137 @@
+"""Survivors in tensors of a fixed size, as XLA and accelerators need them.
+
+The rows of a step are as many as its capacity; places that no survivor takes hold `NO_ROW`. Rows
+that examples touch have room for the worst case. Of more survivors than the capacity those with
+the largest noisy contributions V stay: a rule that looks at the private V and S alone
+(MATH.md section 3, "Fixed capacities"), blind to which rows an example touched.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdp.noise import normal_of_tail
+from tfdp.selection import draws
+from tfdp.selection.contribution_map import activations
+
+NO_ROW = tf.int64.max
+_NEVER = float("-inf")
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedSurvivors:
+    """What a step releases about its rows.
+
+    Attributes:
+        rows: (capacity,) int64, the surviving rows, sorted, then `NO_ROW`.
+        cut: scalar int64, how many more survivors there were; a lower bound where more rows than
+            the capacity survive by noise alone.
+    """
+
+    rows: tf.Tensor
+    cut: tf.Tensor
+
+
+def padded_survivors(
+    rows, present, num_rows, contribution_norm, threshold, noise_multiplier, capacity, source
+):
+    """The survivors of `ContributionMap.survivors` with the largest V, in a fixed size.
+
+    Formal guarantees: the rows are distributed as those of the naive algorithm (noise on all
+    rows, those with V ≥ threshold, the `capacity` largest of them), without visiting the rows
+    that no example touches: the largest V of these are order statistics of a normal sample,
+    drawn from the top, and stand at distinct uniform positions.
+
+    Args:
+        rows, present, num_rows, contribution_norm: as for `ContributionMap`.
+        threshold, noise_multiplier, source: as for its `survivors`.
+        capacity: largest number of rows, a Python integer.
+
+    Returns:
+        `PaddedSurvivors`.
+    """
+    capacity = min(capacity, num_rows)
+    threshold = tf.constant(threshold, tf.float64)
+    stddev = tf.cast(noise_multiplier, tf.float64) * contribution_norm
+    touched, sums, count = _touched(rows, present, contribution_norm)
+    noisy = sums + source.normal(tuple(sums.shape), stddev, tf.float64)
+    noisy = tf.where((touched < NO_ROW) & (noisy >= threshold), noisy, _NEVER)
+    others, of_others = _untouched(touched, count, num_rows, threshold, stddev, capacity, source)
+    noisy, rows = tf.concat([noisy, of_others], 0), tf.concat([touched, others], 0)
+    largest, place = tf.math.top_k(noisy, capacity)
+    kept = tf.where(largest > _NEVER, tf.gather(rows, place), NO_ROW)
+    found = tf.reduce_sum(tf.cast(noisy > _NEVER, tf.int64))
+    return PaddedSurvivors(tf.sort(kept), tf.maximum(found - capacity, 0))
+
+
+def _touched(rows, present, contribution_norm):
+    """Distinct touched rows, sorted and padded with NO_ROW; their V̂; and their number."""
+    ordered, active, weights = activations(rows, present, contribution_norm)
+    flat = tf.reshape(tf.where(active, ordered, NO_ROW), [-1])
+    size = flat.shape[0]
+    order = tf.argsort(flat)
+    flat = tf.gather(flat, order)
+    weights = tf.gather(tf.reshape(tf.where(active, weights, 0.0), [-1]), order)
+    starts = tf.concat([[True], flat[1:] != flat[:-1]], 0)
+    segment = tf.cumsum(tf.cast(starts, tf.int32)) - 1
+    sums = tf.math.unsorted_segment_sum(weights, segment, size)
+    # Rows of one segment are equal, so that any of them may be written.
+    touched = tf.tensor_scatter_nd_update(tf.fill([size], NO_ROW), segment[:, tf.newaxis], flat)
+    count = tf.reduce_sum(tf.cast(starts & (flat < NO_ROW), tf.int64))
+    return touched, sums, count
+
+
+def _untouched(touched, num_touched, num_rows, threshold, stddev, capacity, source):
+    """The survivors among the other rows with the largest V: (rows, V), −∞ where there is none."""
+    number = tf.constant(num_rows, tf.int64) - num_touched
+    index = tf.range(capacity, dtype=tf.int64)
+    left = tf.maximum(tf.cast(number - index, tf.float64), 1.0)
+    # 1 − Φ(V/stddev) of the largest, second largest, ... of `number` values: uniform order
+    # statistics, by exponential spacings.
+    spacings = draws.standard_exponential(source, capacity) / left
+    tails = -tf.math.expm1(-tf.cumsum(spacings))
+    survival = 0.5 * tf.math.erfc(threshold / stddev / tf.sqrt(tf.constant(2.0, tf.float64)))
+    survives = (index < number) & (tails <= survival)
+    values = tf.maximum(threshold, stddev * normal_of_tail(tf.minimum(tails, 0.5)))
+    rank = _distinct(source, survives, number)
+    # The r-th untouched row is r plus the number of touched rows before it.
+    place = tf.range(touched.shape[0], dtype=tf.int64)
+    before = tf.where(touched < NO_ROW, touched - place, NO_ROW)
+    rows = rank + tf.searchsorted(before, rank, side="right", out_type=tf.int64)
+    return tf.where(survives, rows, NO_ROW), tf.where(survives, values, _NEVER)
+
+
+def _distinct(source, needed, bound):
+    """Integers, uniform without replacement in [0, bound), at the places that are `needed`.
+
+    Hardly more than half of [0, bound) is needed. Values that meet another are drawn again:
+    nothing here depends on which value is which, so that all outcomes are alike.
+    """
+    size = needed.shape[0]
+    index = tf.range(size, dtype=tf.int64)
+    bound = tf.maximum(bound, 1)
+    words = source.bits((3,))
+    nothing = -1 - index  # distinct, and no rank
+
+    def missing(_, accepted, __):
+        return tf.reduce_any(needed & ~accepted)
+
+    def draw(attempt, accepted, values):
+        # Each attempt has 2^40 values of the counter to itself.
+        offset = tf.bitwise.left_shift(attempt, tf.constant(40, tf.uint64))
+        bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[size], key=words[:1], alg=1, dtype=tf.uint64,
+            counter=tf.stack([words[1] + offset, words[2]]),
+        )  # fmt: skip
+        drawn, exact = draws.below(bits, bound)
+        values = tf.where(accepted, values, tf.where(needed & exact, drawn, nothing))
+        order = tf.argsort(values)
+        ordered = tf.gather(values, order)
+        same = tf.concat([[False], ordered[1:] == ordered[:-1]], 0)
+        same |= tf.concat([same[1:], [False]], 0)
+        meets = tf.tensor_scatter_nd_update(tf.zeros([size], tf.bool), order[:, tf.newaxis], same)
+        return attempt + 1, accepted | ((values >= 0) & ~meets), values
+
+    state = (tf.constant(0, tf.uint64), tf.zeros([size], tf.bool), nothing)
+    _, _, values = tf.while_loop(missing, draw, state, parallel_iterations=1)
+    return tf.where(needed, values, 0)
