@@ -40,8 +40,8 @@ class AdaFEST(RowSelection):
             them before they are clipped.
         capacity: the number of rows, of all tables together, that a step may touch at most; of
             more survivors those with the largest V stay, and the metric `rows_cut` shows that
-            there were others. Needed for `jit_compile=True`, which compiles a step for rows of a fixed
-            number. `None` sets no limit.
+            there were others. Needed for `jit_compile=True`, which compiles a step for a fixed
+            number of rows. `None` sets no limit.
 
     Raises:
         ValueError: for arguments out of range.
