@@ -194,6 +194,7 @@ def test_a_keras_embedding_beside_sparse_tables_is_noised_in_every_row():
 def test_no_operation_of_a_step_but_the_variables_has_as_many_rows_as_a_table(
     name, kind, outputs_with_rows
 ):
+    # Fault 7: IndexedSlices made dense on the way.
     rows = 7919
     fest = FEST(5, frequencies={n: rows_of(1, 2, 3, 4, 5, size=rows) for n in ("first", "second")})
     selection = {
@@ -297,6 +298,7 @@ def test_the_walk_over_the_graph_sees_a_table_that_is_read_or_densified(outputs_
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_row_that_no_longer_survives_stands_still(name):
+    # Fault 9: slots that move rows which lost their gradient.
     x, y = make_data(8, rows=6)
     y[:] = 10.0  # all gradients have one sign: none cancel
     model = compiled(make_model(), AdaFEST(2.0), optimizer=keras.optimizers.SGD(1e-3),
@@ -403,6 +405,7 @@ def test_a_selection_without_a_table_is_refused_and_not_ignored():
 
 
 def test_a_table_used_otherwise_than_by_its_look_up_is_refused_and_not_ignored():
+    # Fault 8: a sparse setting ignored for want of a rule.
     class Doubled(SparseEmbedding):
         def call(self, ids, weights=None):
             return 2 * super().call(ids, weights)
@@ -434,6 +437,7 @@ def test_xla_is_refused():
 
 
 def test_a_regularizer_put_on_a_table_is_refused():
+    # Fault 10: a regularizer makes the update dense; the layer refuses it, too.
     model = make_model()
     model.get_layer("first").embeddings.regularizer = keras.regularizers.L2(0.1)
     with pytest.raises(ValueError, match="weight_decay"):

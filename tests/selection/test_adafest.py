@@ -28,6 +28,7 @@ def test_the_two_noises_cost_one_gaussian_and_have_the_ratio(sigma, ratio):
 
 
 def test_rows_are_drawn_with_the_contribution_noise_and_not_the_gradient_noise():
+    # Fault 3: the split of the noise upside down.
     # False-alarm rate 1e-6. Swapped noises would give σ = 1.02 and hardly a survivor.
     selection = AdaFEST(10.0, noise_ratio=5.0, contribution_norm=1.5)
     (rows,) = select(selection, [table("t", 10**6, [[0]])], noise_multiplier=1.0)

@@ -34,6 +34,7 @@ def test_one_example_changes_the_map_by_at_most_the_contribution_norm(norm):
 
 
 def test_a_batch_of_one_example_is_one_example_not_one_for_each_of_its_ids():
+    # Fault 2 of other libraries: a squeeze made every id of a lone example an example.
     rows = [[4, 9, 9, 20, 33]]
     total = contributions(rows, [True])
     np.testing.assert_allclose(total[[4, 9, 20, 33]], 0.5)

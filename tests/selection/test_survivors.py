@@ -114,6 +114,7 @@ def test_untouched_rows_survive_with_probability_p_at_uniform_positions(probabil
 
 
 def test_positions_are_uniform_in_a_table_of_two_to_the_31_rows():
+    # Fault 4: positions from gaps in float32.
     num_rows = 2**31
     rows, _ = survivors([[5]], [True], num_rows, float(stats.norm.isf(1e-5)), 1.0)
     assert len(rows) == len(set(rows)) and rows.dtype == np.int64
