@@ -461,8 +461,8 @@ def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without()
         assert 4 in moved(found[0][0][TABLE])
         for changes in found[1:]:
             for one, other in zip(changes, found[0], strict=True):
-                for name, change in one.items():
-                    np.testing.assert_allclose(change, other[name], rtol=1e-5, atol=1e-6)
+                for a, b in zip(one.values(), other.values(), strict=True):
+                    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_a_compiled_step_cuts_by_the_noisy_map_and_counts_it():
