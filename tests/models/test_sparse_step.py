@@ -450,11 +450,14 @@ def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without()
     x[0][:5, 0], x[0][5:, 0] = 4, 3
     x[1][:, 0] = 7
     weight = np.array([1.0] * 7 + [0.0], "float32")
-    for rows in ("RowSGD", "LazyAdam"):
+    for rows in ("RowSGD", "RowAdagrad"):
         found = []
         for capacity, jit_compile in ((None, False), (9, False), (9, True)):
             selection = AdaFEST(1.3, capacity=capacity)
-            model = compiled(make_model(), selection, embedding_optimizer=OPTIMIZERS[rows](),
+            base = make_model()
+            for v in base.trainable_variables:
+                v.assign(0.3 * v)  # keeps tanh off its flat ends, where XLA's differs
+            model = compiled(base, selection, embedding_optimizer=OPTIMIZERS[rows](),
                              jit_compile=jit_compile)  # fmt: skip
             assert model.jit_compile is jit_compile  # and not switched off by Keras
             found.append([step(model, x, y, weight) for _ in range(2)])
