@@ -8,6 +8,7 @@ from tfdp.clipping import CLIPPING, PrivacyError, SurvivorSums
 from tfdp.clipping.losses import REDUCTIONS
 from tfdp.distribution import replicas
 from tfdp.noise import NoiseSource
+from tfdp.optimizers.arguments import check_amount, check_optimizer, check_sizes
 from tfdp.optimizers.charging import Charging, RecordState
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.optimizers.sparse_training import SparseTraining
@@ -99,9 +100,9 @@ class DPOptimizer(keras.optimizers.Optimizer):
     ):
         super().__init__(learning_rate=0.0, name=name or "dp_optimizer")
         optimizer = keras.optimizers.get(optimizer)
-        _check_optimizer(optimizer)
-        _check_amount(budget, noise_multiplier, steps)
-        _check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size)
+        check_optimizer(optimizer)
+        check_amount(budget, noise_multiplier, steps)
+        check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size)
         if clipping not in CLIPPING:
             raise ValueError(
                 f"Argument `clipping` must be one of {CLIPPING}. Received: clipping={clipping}"
@@ -360,80 +361,6 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if config["budget"] is not None:
             config["budget"] = accounting.PrivacyBudget(*config["budget"])
         return cls(**config)
-
-
-def _check_optimizer(optimizer):
-    if isinstance(optimizer, DPOptimizer):
-        raise ValueError(
-            "Argument `optimizer` is already a DPOptimizer; pass the optimizer it wraps. "
-            f"Received: optimizer={optimizer}"
-        )
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "Argument `optimizer` scales the loss, which would change the clipping. Use the "
-            "`mixed_bfloat16` policy, which needs no loss scale. Received: "
-            f"optimizer={optimizer}"
-        )
-    if optimizer.gradient_accumulation_steps:
-        raise ValueError(
-            "Argument `optimizer` accumulates gradients, which would add noise in every "
-            "micro-step. Use `microbatch_size` of the DPOptimizer instead. Received: "
-            f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}"
-        )
-    if optimizer.loss_scale_factor:
-        raise ValueError(
-            "Argument `optimizer` scales the loss, which would change the clipping. Use the "
-            "`mixed_bfloat16` policy, which needs no loss scale. Received: "
-            f"loss_scale_factor={optimizer.loss_scale_factor}"
-        )
-
-
-def _check_amount(budget, noise_multiplier, steps):
-    if (budget is None) == (noise_multiplier is None):
-        raise ValueError(
-            "Exactly one of the arguments `budget` and `noise_multiplier` must be given. "
-            f"Received: budget={budget}, noise_multiplier={noise_multiplier}"
-        )
-    if budget is not None and not isinstance(budget, accounting.PrivacyBudget):
-        raise ValueError(
-            f"Argument `budget` must be a tfdp.PrivacyBudget. Received: budget={budget}"
-        )
-    if budget is not None and steps is None:
-        raise ValueError(
-            "Argument `steps` must be given with `budget`: the noise depends on how many steps "
-            "will be run. It is epochs times steps per epoch. Received: steps=None"
-        )
-    if noise_multiplier is not None and not 0 <= noise_multiplier < float("inf"):
-        raise ValueError(
-            "Argument `noise_multiplier` must be a finite number ≥ 0. "
-            f"Received: noise_multiplier={noise_multiplier}"
-        )
-    if steps is not None and (steps != int(steps) or steps < 1):
-        raise ValueError(f"Argument `steps` must be a positive integer. Received: steps={steps}")
-
-
-def _check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
-    if num_examples != int(num_examples) or num_examples < 1:
-        raise ValueError(
-            "Argument `num_examples` must be a positive integer, the number of training records. "
-            f"Received: num_examples={num_examples}"
-        )
-    if not 0 < expected_batch_size <= num_examples:
-        raise ValueError(
-            "Argument `expected_batch_size` must lie in (0, num_examples]. Received: "
-            f"expected_batch_size={expected_batch_size}, num_examples={num_examples}"
-        )
-    if not 0 < clip_norm < float("inf"):
-        raise ValueError(
-            f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm}"
-        )
-    if microbatch_size is not None and (
-        microbatch_size != int(microbatch_size) or microbatch_size < 1
-    ):
-        raise ValueError(
-            "Argument `microbatch_size` must be a positive integer or None. "
-            f"Received: microbatch_size={microbatch_size}"
-        )
 
 
 def _totals(sums):
