@@ -10,23 +10,18 @@ from tfdp import accounting
 from tfdp.clipping import (
     MeanExampleLoss,
     PerExampleLoss,
-    PrivacyError,
-    backward,
-    clipped_sums,
     make_plan,
-    presence,
     refuse_named_layers,
 )
 from tfdp.clipping.recording import all_layers
 from tfdp.data.provenance import is_as_sampled
 from tfdp.distribution import checks, replicas
 from tfdp.distribution.keras_fit import MultiWorkerFit, as_results
-from tfdp.models import coverage, fitting
+from tfdp.models import coverage, fitting, private_step
 from tfdp.models.plain_training import begin_fit, count_step, settings_outside_fit
 from tfdp.models.selecting import (
     SelectionMetrics,
     allow_compilation,
-    restrict_to_survivors,
     trace_again_if_chosen_anew,
 )
 from tfdp.models.statements import statement_of
@@ -115,7 +110,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
         self._plans = {}
-        self._checked_losses = set()
+        self.checked_losses = set()
         self._uncovered, self._asserted = set(), set()
         vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
         if private:
@@ -252,15 +247,16 @@ class DPModel(MultiWorkerFit, keras.Model):
             count_step(self, data)
             return as_results(super().train_step(data), self.distribute_strategy)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        self._plan(x)  # builds the model, if this is its first batch
+        self.plan(x)  # builds the model, if this is its first batch
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
         self._charge_releases(self.optimizer)
         if self.optimizer.microbatch_size is None:
-            sums = self._clipped_sums(x, y, sample_weight)
+            sums = private_step.sums_of_batch(self, x, y, sample_weight)
         else:
-            sums = self._accumulate(x, y, sample_weight)
+            sums = private_step.sums_of_microbatches(self, x, y, sample_weight)
         variables = self.trainable_variables
-        size = self.optimizer.apply_clipped_sums(sums, variables, _regularization(variables))
+        regularization = private_step.regularization(variables)
+        size = self.optimizer.apply_clipped_sums(sums, variables, regularization)
         results = self.get_metrics_result()
         self.selection_metrics.count_size(size)
         results |= self.selection_metrics.results()
@@ -270,59 +266,6 @@ class DPModel(MultiWorkerFit, keras.Model):
         super().reset_metrics()
         if "selection_metrics" in vars(self):
             self.selection_metrics.reset()
-
-    def _clipped_sums(self, x, y, sample_weight):
-        """Forward, backward, norms, factors and sums of one micro-batch; updates the metrics."""
-        there = presence(sample_weight, fitting.batch_size_of(x))
-        # Once the budget is spent every example is absent: what remains is noise alone.
-        present = there & self.optimizer.charging.active()
-
-        def losses_of(outputs):
-            self._check_losses(x, y, sample_weight, outputs)
-            return self.compute_loss(x, y, outputs, sample_weight, training=True)
-
-        result = backward(self, self._plan(x), x, losses_of, present)
-        result = restrict_to_survivors(self, result)
-        sums = clipped_sums(self, result, self.optimizer.clip_norm, self.optimizer.clipping)
-        self._update_metrics(x, y, sample_weight, result)
-        return sums
-
-    def _accumulate(self, x, y, sample_weight):
-        """The same over micro-batches, one after another, noise added by nobody yet."""
-        size = self.optimizer.microbatch_size
-        data = tf.nest.map_structure(
-            lambda t: t if t is None else _in_microbatches(t, size),
-            (x, y, fitting.weights_or_ones(x, sample_weight)),
-        )
-        variables = self.trainable_variables
-        unused = {id(v) for v in self._plan(x).unused}
-        pieces = [i for i, v in enumerate(variables) if id(v) not in unused]
-
-        def body(i_batch, totals):
-            part = tf.nest.map_structure(lambda t: t if t is None else t[i_batch], data)
-            sums = self._clipped_sums(*part)
-            return i_batch + 1, [
-                t + tf.cast(tf.convert_to_tensor(sums[i]), tf.float32)
-                for i, t in zip(pieces, totals, strict=True)
-            ]
-
-        flat_weights = tf.nest.map_structure(
-            lambda t: t if t is None else tf.reshape(t, [tf.shape(t)[0] * size, -1]), data[2]
-        )
-        present = presence(flat_weights, tf.shape(tf.nest.flatten(flat_weights)[0])[0])
-        last = tf.reduce_max(tf.where(present, tf.range(1, tf.size(present) + 1), 0))
-        zeros = [tf.zeros(variables[i].shape, tf.float32) for i in pieces]
-        _, totals = tf.while_loop(
-            # Padding stands at the end of a batch: whole micro-batches of it are skipped.
-            lambda i_batch, _: i_batch * size < last,
-            body,
-            (tf.constant(0), zeros),
-            parallel_iterations=1,
-        )
-        sums = [None] * len(variables)
-        for i, total in zip(pieces, totals, strict=True):
-            sums[i] = total
-        return sums
 
     @property
     def losses(self):
@@ -341,36 +284,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             vars(self)["_penalties_apart"] = False
         return losses + tf.add_n(penalties) if penalties else losses
 
-    def _check_losses(self, x, y, sample_weight, outputs):
-        """Losses must have the batch axis, not just as many numbers as the batch examples."""
-        data = (x, y, outputs, sample_weight)
-        key = tuple((t.dtype, tuple(t.shape[1:])) for t in tf.nest.flatten(data) if t is not None)
-        if key in self._checked_losses:
-            return
-        self._checked_losses.add(key)
-
-        def trace(size):
-            def losses(*data):
-                return self.compute_loss(*data, training=True)
-
-            specs = tf.nest.map_structure(
-                lambda t: None if t is None else tf.TensorSpec((size, *t.shape[1:]), t.dtype),
-                data,
-            )
-            function = tf.function(losses, autograph=False)
-            return function.get_concrete_function(*specs).structured_outputs.shape
-
-        with tf.init_scope():
-            shapes = [tuple(trace(size)) for size in (3, 5)]
-        if shapes != [(3,), (5,)]:
-            raise PrivacyError(
-                "The loss must give one number for each example, of shape (batch,): what it gives "
-                "cannot be clipped per example. Use a `keras.losses.Loss` that reduces over the "
-                "axes of one example only. Received: shapes "
-                f"{shapes[0]} and {shapes[1]} for batches of 3 and 5"
-            )
-
-    def _plan(self, x):
+    def plan(self, x):
         """The plan for inputs of this structure; made when a step is traced."""
         flat = tf.nest.flatten(x)
         key = (
@@ -387,13 +301,6 @@ class DPModel(MultiWorkerFit, keras.Model):
                     stacklevel=2,
                 )
         return self._plans[key]
-
-    def _update_metrics(self, x, y, sample_weight, result):
-        weights = tf.cast(result.present, tf.float32)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                metric.update_state(result.losses, sample_weight=weights)
-        self.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
 
     def save_own_variables(self, store):
         super().save_own_variables(store)
@@ -419,29 +326,3 @@ class DPModel(MultiWorkerFit, keras.Model):
         self.compile(**{k: keras.saving.deserialize_keras_object(v) for k, v in config.items()})
         if self.built and isinstance(self.optimizer, keras.optimizers.Optimizer):
             self.optimizer.build(self.trainable_variables)
-
-
-def _regularization(variables):
-    """Gradients of the weight regularizers: they depend on no example and carry no noise."""
-    gradients = []
-    for variable in variables:
-        if variable.regularizer is None:
-            gradients.append(None)
-            continue
-        with tf.GradientTape() as tape:
-            value = tf.convert_to_tensor(variable.value)
-            tape.watch(value)
-            penalty = variable.regularizer(value)
-        gradients.append(tape.gradient(penalty, value))
-    return gradients
-
-
-def _in_microbatches(tensor, size):
-    """(B, ...) to (k, size, ...); what is missing is filled with zeros, so its weight is zero."""
-    missing = -tf.shape(tensor)[0] % size
-    rank = len(tensor.shape)
-    padded = tf.pad(tensor, tf.concat([[[0, missing]], tf.zeros([rank - 1, 2], tf.int32)], 0))
-    count = -1 if tensor.shape[0] is None else -(-tensor.shape[0] // size)
-    rest = [d if d is not None else tf.shape(tensor)[i + 1] for i, d in
-            enumerate(tensor.shape[1:])]  # fmt: skip
-    return tf.reshape(padded, [count, size, *rest])
