@@ -121,15 +121,33 @@ def test_mixtures_are_amplified_and_cover_the_labels(data):
     assert statement.epsilon == pytest.approx(exact, rel=1e-9)
 
 
-def test_the_mixture_head_is_least_squares_of_single_examples(data):
-    x, y = data
+@pytest.mark.parametrize("kind", ["once", "mixtures"])
+def test_the_head_of_a_release_is_the_discriminant_of_clean_examples(data, kind):
+    # Noise of twice the clip norm: uncorrected moments would shrink the kernel fivefold.
+    x, y = (np.tile(part, (500,) + (1,) * (part.ndim - 1)) for part in data)
     x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
-    release = tfdp.data.release_mixtures(x, y, 2, 1.0, 20, 40_000, noise_multiplier=1e-3)
-    w = tfdp.models.mixture_head(release, ridge=1e-6)
-    exact = np.linalg.lstsq(x, np.eye(2)[y], rcond=None)[0]
-    np.testing.assert_allclose(w, exact, atol=0.06)
-    with pytest.raises(ValueError, match="release_mixtures"):
-        tfdp.models.mixture_head(tfdp.data.release_once(x, y, 1.0, noise_multiplier=1.0))
+    if kind == "once":
+        release = tfdp.data.release_once(x, y, 1.0, noise_multiplier=0.7)
+    else:
+        release = tfdp.data.release_mixtures(x, y, 2, 1.0, 20, 20_000, noise_multiplier=0.5)
+    kernel, bias = tfdp.models.release_head(release, ridge=0.05)
+    means = np.stack([x[y == j].mean(axis=0) for j in (0, 1)], axis=1)
+    shares = np.array([(y == j).mean() for j in (0, 1)])
+    within = x.T @ x / len(x) - (means * shares) @ means.T + 0.05 * np.eye(4)
+    exact = np.linalg.solve(within, means)
+    scale = np.abs(exact).max()
+    np.testing.assert_allclose(kernel, exact, atol=0.15 * scale)
+    np.testing.assert_allclose(bias, -0.5 * np.sum(means * exact, axis=0), atol=0.15 * scale)
+
+
+def test_balanced_weights_make_the_classes_count_alike(data):
+    x, _ = data
+    y = (np.arange(N) < 20).astype(np.int32)
+    release = tfdp.data.release_once(x, y, 1.0, noise_multiplier=1.0)
+    total = np.zeros(2)
+    for _, labels, weights in release.batches(64, balanced=True):
+        np.add.at(total, labels.numpy(), weights.numpy())
+    np.testing.assert_allclose(total, N / 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ LABELS = np.array([1, 0, 0, 1] * 25)
 
 
 def classifier(**kwargs):
-    kwargs = {"noise_multiplier": 0.05, "clip_norm": 8.0, **kwargs}
+    kwargs = {"noise_multiplier": 0.02, **kwargs}
     model = tfdp.models.TextClassifier(WORDS, 2, max_length=8, **kwargs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
@@ -52,7 +52,7 @@ def test_texts_are_released_once_however_often_they_are_fitted(trained):
     for old, new in zip(before, trained.backbone.weights, strict=True):
         np.testing.assert_array_equal(old, new)
     (entry,) = trained.ledger.entries
-    assert entry.count == 1 and entry.event.noise_multiplier == 0.05
+    assert entry.count == 1 and entry.event.noise_multiplier == 0.02
     statement = trained.privacy_statement(1e-3)
     assert statement.adjacency == "zero_out" and statement.unit == "one text"
     predicted = trained.predict(tf.constant(TEXTS[:4]), verbose=0)
@@ -74,8 +74,8 @@ def test_fresh_noise_every_epoch_costs_a_copy_each():
 def test_mixtures_set_the_head_and_are_charged():
     model = classifier()
     h = model.representations(TEXTS)
-    release = tfdp.data.release_mixtures(h, LABELS, 2, 8.0, 20, 300, noise_multiplier=0.3)
-    model.fit_mixtures(release)
+    release = tfdp.data.release_mixtures(h, LABELS, 2, 1.0, 20, 300, noise_multiplier=0.3)
+    model.fit_head(release)
     statement = model.privacy_statement(1e-3)
     assert statement.adjacency == "add_or_remove_one" and 0 < statement.epsilon < np.inf
     assert statement.epsilon == release.privacy_statement(1e-3).epsilon

@@ -46,10 +46,23 @@ class Release:
         """Public parameters of the mechanism."""
         return self.entry.details
 
-    def batches(self, batch_size):
-        """Shuffled `tf.data.Dataset` of `(features, targets)`; every pass is a new order."""
+    def batches(self, batch_size, balanced=False):
+        """Shuffled `tf.data.Dataset` of `(features, targets)`; every pass is a new order.
+
+        Args:
+            batch_size: rows of a batch.
+            balanced: whether to add sample weights under which all classes count alike, for the
+                integer labels of `release_once`. A head that learns from much noise is unsure, and
+                falls back on the commoner class; without noise, at inference, it would then
+                answer nothing else.
+        """
         check_positive_integer("batch_size", batch_size)
-        data = tf.data.Dataset.from_tensor_slices((self.features, self.targets))
+        parts = (self.features, self.targets)
+        if balanced:
+            counts = np.bincount(self.targets)
+            weights = len(self.targets) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+            parts = (*parts, weights[self.targets].astype(np.float32))
+        data = tf.data.Dataset.from_tensor_slices(parts)
         shuffled = data.shuffle(len(self.features)).batch(batch_size).prefetch(2)
         return tag_release(shuffled, self.entry)
 
@@ -192,7 +205,7 @@ def release_mixtures(
         path: file to save to at once; must not exist.
 
     Returns:
-        A `Release` with features (T, k) and targets (T, num_classes); `tfdp.models.mixture_head`
+        A `Release` with features (T, k) and targets (T, num_classes); `tfdp.models.release_head`
         turns it into a linear classifier.
 
     Raises:

@@ -4,7 +4,7 @@ from tfdp.models.ctr import CategoricalFeature, PrivateCTR
 from tfdp.models.dp_model import DPModel
 from tfdp.models.dpformer import DPFormer
 from tfdp.models.make_private import PrivateModel, make_private
-from tfdp.models.mixture_head import mixture_head
+from tfdp.models.release_head import release_head
 from tfdp.models.sequence_baseline import SequenceBaseline
 from tfdp.models.text_classifier import TextClassifier
 
@@ -17,5 +17,5 @@ __all__ = [
     "SequenceBaseline",
     "TextClassifier",
     "make_private",
-    "mixture_head",
+    "release_head",
 ]

@@ -12,7 +12,7 @@ from tfdp.data.release import release_once
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.text_tokenizer import TextTokenizer
 from tfdp.models.dp_model import DPModel
-from tfdp.models.mixture_head import mixture_head
+from tfdp.models.release_head import release_head
 from tfdp.models.text_encoder import POOLINGS, encode, small_text_encoder
 
 
@@ -27,7 +27,8 @@ class TextClassifier(DPModel):
       default, and the cheapest.
     - `tfdp.data.shuffled_epochs((texts, labels), batch_size)`: fresh noise in every epoch, and one
       more copy of every text in the ledger each time. Give `copies` with a budget.
-    - a `tfdp.data.Release`'s `.batches(...)`, made by `release` or loaded from its file.
+    - a `tfdp.data.Release`'s `.batches(...)`, made by `release` or loaded from its file; or
+      `fit_head(release)`, which takes the noise out of the moments and needs no training.
 
     With a `DPOptimizer` and without noise it trains by DP-SGD, the encoder as well if
     `train_backbone`; labels are covered then.
@@ -42,6 +43,9 @@ class TextClassifier(DPModel):
             for a small transformer of random weights.
         max_length: T, number of tokens.
         pooling: "mean" or "cls".
+        normalize: whether representations are scaled to norm `clip_norm`, in training and in
+            inference alike. Without it long ones are clipped in training alone, and the head sees
+            in inference what it never saw before.
         clip_norm: C, the largest norm of a representation.
         noise_multiplier: σ/C of the forward noise.
         budget: `tfdp.PrivacyBudget` that the noise is calibrated to, instead. With neither there
@@ -81,6 +85,7 @@ class TextClassifier(DPModel):
         backbone=None,
         max_length=64,
         pooling="mean",
+        normalize=True,
         clip_norm=1.0,
         noise_multiplier=None,
         budget=None,
@@ -107,6 +112,8 @@ class TextClassifier(DPModel):
             backbone = small_text_encoder(self.tokenizer.vocabulary_size, max_length)
         self.backbone = backbone
         self.pooling = pooling
+        self.normalize = normalize
+        self.clip_norm = float(clip_norm)
         self.noise = None
         if noise_multiplier is not None:
             self.noise = DPForwardNoise(
@@ -128,7 +135,8 @@ class TextClassifier(DPModel):
             inputs: string tensor (batch,).
             training: whether dropout is active.
         """
-        return encode(self.backbone, self.tokenizer(inputs), self.pooling, training)
+        h = encode(self.backbone, self.tokenizer(inputs), self.pooling, training)
+        return self.clip_norm * keras.ops.normalize(h, axis=-1) if self.normalize else h
 
     def call(self, inputs, training=False):
         if inputs.dtype != tf.string:
@@ -183,7 +191,8 @@ class TextClassifier(DPModel):
         is_text = not isinstance(x, tf.data.Dataset) and x is not None
         if is_text and self.noise is not None and self.copies == 1:
             release = self._release_of(x, y)
-            x, y, batch_size = release.batches(batch_size or 32), None, None
+            balanced = np.issubdtype(release.targets.dtype, np.integer)
+            x, y, batch_size = release.batches(batch_size or 32, balanced), None, None
         elif is_text:
             x = tf.constant(np.asarray(x, object).tolist())
         return super().fit(x, y, batch_size, epochs, verbose, callbacks, **kw)
@@ -200,17 +209,17 @@ class TextClassifier(DPModel):
             known[digest.digest()] = self.release(texts, labels)
         return known[digest.digest()]
 
-    def fit_mixtures(self, release, ridge=0.003):
-        """Sets the head from `tfdp.data.release_mixtures`, and charges the release.
+    def fit_head(self, release, ridge=0.01):
+        """Sets the head from a release without training, and charges the release.
 
         Args:
-            release: of this model's `representations`.
-            ridge: as for `mixture_head`.
+            release: a `tfdp.data.Release` of this model's `representations`.
+            ridge: as for `release_head`.
         """
-        kernel = mixture_head(release, ridge)
-        self._record.charge(release.entry)
+        weights = release_head(release, ridge)
         self._unite_records()
-        self.head.set_weights([kernel, np.zeros(self.num_classes, np.float32)])
+        self._record.charge(release.entry)
+        self.head.set_weights(weights)
 
     def get_config(self):
         noise = self.noise
@@ -220,7 +229,8 @@ class TextClassifier(DPModel):
             "backbone": keras.saving.serialize_keras_object(self.backbone),
             "max_length": self.tokenizer.max_length,
             "pooling": self.pooling,
-            "clip_norm": 1.0 if noise is None else noise.clip_norm,
+            "normalize": self.normalize,
+            "clip_norm": self.clip_norm,
             "noise_multiplier": None if noise is None else noise.noise_multiplier,
             "copies": self.copies,
             "gradient": "stop" if noise is None else noise.gradient,
