@@ -53,3 +53,14 @@ def test_sparse_tables():
     assert model.optimizer.charging.steps == 2 and model.privacy_statement().epsilon < 3
     assert 0 < model.history.history["gradient_size"][0] < 9.5e6  # all would be 9.6 million
 
+
+def test_texts(tmp_path, monkeypatch):
+    pytest.importorskip("tensorflow_text")
+    monkeypatch.chdir(tmp_path)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    names = {"public_encoder": None, "texts": ["good film", "bad film"] * 50}
+    names["labels"] = np.array([1, 0] * 50)
+    code = blocks("python")[3].replace("epochs=20", "epochs=2, verbose=0")
+    exec("import keras, tfdp\n" + code, names)
+    assert 2.99 < names["model"].privacy_statement(1e-5).epsilon <= 3
