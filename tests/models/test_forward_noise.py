@@ -231,3 +231,35 @@ def test_microbatches_are_charged_truthfully_and_refused_by_a_dp_optimizer(small
     model.fit(data, verbose=0)
     (entry,) = model.ledger.entries  # 4 steps of 2 visible draws at B/(M n)
     assert entry.event == VisiblySampledGaussianDpEvent(0.125, 2.0) and entry.count == 8
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_freezing_between_fits_holds_without_a_new_compile(shuffled):
+    model = compiled(network(DPForwardNoise(1.0, 2.0, gradient="propagate")))
+    encoder = model.get_layer("enc")
+    before = encoder.get_weights()[0]
+    release = tfdp.data.release_once(np.ones((N, 3)), np.zeros(N, int), 1.0, noise_multiplier=9.0)
+    data = release.batches(10).map(lambda x, y: (x, tf.cast(y, tf.int32), tf.ones([10])))
+    model.fit(data, verbose=0)  # compiles a step that trains the encoder
+    assert np.abs(encoder.get_weights()[0] - before).max() > 0
+    encoder.trainable = False
+    before = encoder.get_weights()[0]
+    model.fit(shuffled, verbose=0)
+    np.testing.assert_array_equal(before, encoder.get_weights()[0])
+    assert model.privacy_statement(1e-3).epsilon < np.inf
+
+
+def test_features_as_labels_are_refused(small):
+    x, _ = small.data()
+    model = tfdp.make_private(
+        keras.Sequential([keras.Input((3,)), DPForwardNoise(1.0, 2.0), keras.layers.Dense(3)])
+    )
+    model.compile("sgd", loss="mse")
+    with pytest.raises(PrivacyError, match="autoencoder"):
+        model.fit(tfdp.data.shuffled_epochs((x, x), 10), verbose=0)
+
+
+def test_a_dp_optimizer_is_not_left_to_train_an_encoder_by_noise_alone(small):
+    model = compiled(optimizer=small.optimizer())
+    with pytest.raises(PrivacyError, match="enc/kernel"):
+        model.fit(small.poisson(), verbose=0)

@@ -21,6 +21,11 @@ def tag_release(dataset, entry):
     return dataset
 
 
+def is_release(dataset):
+    """Whether a dataset is a release's own, with nothing done to it since."""
+    return getattr(dataset, _ATTRIBUTE, None) is not None
+
+
 def released_by(dataset):
     """The ledger entries of the releases that a dataset is made of, or None.
 

@@ -7,6 +7,7 @@ from tfdp.accounting import FORWARD_ADJACENCIES
 from tfdp.noise import ReplicaNoiseSource
 
 GRADIENTS = ("stop", "propagate")
+_FIXED = ("clip_norm", "noise_multiplier", "gradient", "adjacency", "seed")
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -104,7 +105,7 @@ class DPForwardNoise(keras.layers.Layer):
         self._noise = ReplicaNoiseSource(seed)
 
     def __setattr__(self, name, value):
-        if name in ("clip_norm", "noise_multiplier", "adjacency", "seed") and name in vars(self):
+        if name in _FIXED and name in vars(self):
             raise AttributeError(
                 f"`{name}` of a DPForwardNoise layer is fixed: what is charged depends on it. "
                 f"Make a new layer. Received: {name}={value}"

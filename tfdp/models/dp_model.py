@@ -18,7 +18,12 @@ from tfdp.data.provenance import is_as_sampled
 from tfdp.distribution import checks, replicas
 from tfdp.distribution.keras_fit import MultiWorkerFit, as_results
 from tfdp.models import coverage, fitting, private_step
-from tfdp.models.plain_training import begin_fit, count_step, settings_outside_fit
+from tfdp.models.plain_training import (
+    begin_fit,
+    count_step,
+    refuse_noise_alone,
+    settings_outside_fit,
+)
 from tfdp.models.selecting import (
     SelectionMetrics,
     allow_compilation,
@@ -227,6 +232,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         x = fitting.apply_class_weight(x, kwargs)
         self._uncovered |= coverage.of_callbacks(callbacks)
         fitting.check_examples_do_not_mix(self, x, y)
+        refuse_noise_alone(self, x, y, kwargs)
         x = checks.padded(x, strategy.num_replicas_in_sync)
         charging = self.optimizer.charging
         self._unite_records()

@@ -6,7 +6,9 @@ import keras
 import tensorflow as tf
 
 from tfdp.accounting.adjacency import strongest
-from tfdp.data.releases import released_by
+from tfdp.clipping import PrivacyError
+from tfdp.data.provenance import is_as_sampled
+from tfdp.data.releases import is_release, released_by
 from tfdp.distribution import checks, replicas
 from tfdp.models import fitting
 from tfdp.models.data_paths import find_data_paths, forward_noise_layers
@@ -36,12 +38,33 @@ def begin_fit(model, x, y, kwargs):
     if releases is not None:
         for release in releases:
             model._record.charge(release)
+        if not is_release(x):
+            model._asserted.add("what was done to released data used no other data")
         settings = {"kind": "released data"}
     elif forward_noise_layers(model):
         settings = _forward_noise(model, x, y, kwargs)
     else:
         settings = NO_PRIVACY
+    model._unite_records()  # again: the checks have built the model
     model._step_charging.begin(settings)
+
+
+def refuse_noise_alone(model, x, y, kwargs):
+    """Under a DPOptimizer, variables that no gradient reaches would be trained by its noise alone.
+
+    Raises:
+        PrivacyError: if a `DPForwardNoise` layer stops the gradient of trainable variables.
+    """
+    if not forward_noise_layers(model):
+        return
+    batch = keras.utils.unpack_x_y_sample_weight(_batch(x, y, kwargs.get("sample_weight")))
+    below = find_data_paths(model, *batch).below
+    if below:
+        raise PrivacyError(
+            "A DPOptimizer adds noise to every trainable variable, and no gradient reaches those "
+            'below a DPForwardNoise layer: freeze them, or use gradient="propagate" (the '
+            f"DPOptimizer covers them then). Received: trainable variables {list(below)}"
+        )
 
 
 def count_step(model, data):
@@ -62,9 +85,14 @@ def settings_outside_fit(model):
 def _forward_noise(model, x, y, kwargs):
     sampling = fitting.sampling_of_data(x, kwargs)
     checks.check_data(model.distribute_strategy, x, sampling)
+    if isinstance(x, tf.data.Dataset) and not is_as_sampled(x):
+        model._asserted.add("what `map` did after sampling treats each row by itself")
     batch = _batch(x, y, kwargs.get("sample_weight"))
     paths = find_data_paths(model, *keras.utils.unpack_x_y_sample_weight(batch))
+    _refuse_features_as_labels(batch)
     validate_noise_inputs(model, keras.utils.unpack_x_y_sample_weight(batch)[0])
+    # A step that was compiled when other variables were trainable would still change those.
+    model.train_function = None
     return _settings(paths.noise, sampling, paths.variables, paths.bypasses)
 
 
@@ -74,6 +102,20 @@ def _batch(x, y, sample_weight):
         return tf.nest.map_structure(lambda t: t[:4], next(iter(x)))
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
     return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:4]), batch)
+
+
+def _refuse_features_as_labels(batch):
+    """Labels are not protected: the features must not be among them."""
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    for feature in tf.nest.flatten(x):
+        for label in tf.nest.flatten(y):
+            same = feature.dtype == label.dtype and feature.shape == label.shape
+            # A single column may equal the labels by chance; a vector does not.
+            if same and len(feature.shape) > 1 and bool(tf.reduce_all(tf.equal(feature, label))):
+                raise PrivacyError(
+                    "The labels are the features themselves (an autoencoder). Forward noise does "
+                    "not protect labels: train with a DPOptimizer instead."
+                )
 
 
 def _settings(layers, sampling, unprotected, bypasses):
