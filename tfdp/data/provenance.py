@@ -51,17 +51,22 @@ def sampling_of(dataset):
     """
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return getattr(dataset, _ATTRIBUTE, None)
-    outermost = dataset
-    while isinstance(dataset, tf.data.Dataset):
-        sampling = getattr(dataset, _ATTRIBUTE, None)
+    for made_from in walk(dataset):
+        sampling = getattr(made_from, _ATTRIBUTE, None)
         if sampling is not None:
-            return _with_steps_of(outermost, sampling)
+            return _with_steps_of(dataset, sampling)
+    return None
+
+
+def walk(dataset):
+    """A dataset, and those that it was made from without making other batches, newest first."""
+    while isinstance(dataset, tf.data.Dataset):
+        yield dataset
         if type(dataset).__name__ not in _BATCH_PRESERVING:
-            return None
+            return
         # TensorFlow has no public way from a dataset to the one it was made from; this line is
         # the only one that uses `_inputs`, and the names above the only ones of private classes.
         (dataset,) = dataset._inputs()
-    return None
 
 
 def _with_steps_of(dataset, sampling):

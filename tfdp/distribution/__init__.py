@@ -5,7 +5,11 @@ The private step itself is in `models` and `optimizers`; here is where it meets 
 
 import importlib
 
-_EXPORTS = {"BackupAndRestore": "backup", "poisson_batches": "poisson"}
+_EXPORTS = {
+    "BackupAndRestore": "backup",
+    "poisson_batches": "poisson",
+    "select_on_host": "host_selection",
+}
 
 __all__ = [*_EXPORTS]
 

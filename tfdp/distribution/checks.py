@@ -3,7 +3,9 @@
 import tensorflow as tf
 
 from tfdp.clipping.planning import PrivacyError
+from tfdp.distribution.host_selection import SelectedInputs
 from tfdp.distribution.replicas import is_multi_worker
+from tfdp.selection import NO_ROW
 
 
 def check_strategy(strategy, optimizer, jit_compile=None):
@@ -95,10 +97,17 @@ def padded(dataset, replicas):
         return dataset
 
     def pad(*batch):
-        def one(t):
+        def one(t, value=None):
             missing = -t.shape[0] % replicas
-            return tf.pad(t, [[0, missing]] + [[0, 0]] * (len(t.shape) - 1))
+            value = tf.zeros([], t.dtype) if value is None else value
+            paddings = [[0, missing]] + [[0, 0]] * (len(t.shape) - 1)
+            return tf.pad(t, paddings, constant_values=value)
 
-        return tf.nest.map_structure(one, batch)
+        rest = tf.nest.map_structure(one, batch)
+        if not isinstance(batch[0], SelectedInputs):
+            return rest
+        # A zero would be the first row of the first table.
+        filled = one(batch[0].survivors, NO_ROW)
+        return rest[0]._replace(survivors=filled), *rest[1:]
 
     return dataset.map(pad, num_parallel_calls=1)

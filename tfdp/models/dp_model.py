@@ -15,7 +15,7 @@ from tfdp.clipping import (
 )
 from tfdp.clipping.recording import all_layers
 from tfdp.data.provenance import is_as_sampled
-from tfdp.distribution import checks, replicas
+from tfdp.distribution import checks, host_selection, replicas
 from tfdp.distribution.keras_fit import MultiWorkerFit, as_results
 from tfdp.models import coverage, fitting, private_step
 from tfdp.models.plain_training import (
@@ -227,6 +227,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         strategy = self.distribute_strategy
         checks.check_strategy(strategy, self.optimizer)
         checks.check_data(strategy, x, sampling)
+        host_selection.check_selected(x, self.optimizer)
         if isinstance(x, tf.data.Dataset) and not is_as_sampled(x):
             self._asserted.add("what `map` did after sampling treats each row by itself")
         x = fitting.apply_class_weight(x, kwargs)
@@ -253,11 +254,12 @@ class DPModel(MultiWorkerFit, keras.Model):
             count_step(self, data)
             return as_results(super().train_step(data), self.distribute_strategy)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        x, chosen = host_selection.unpack(x)
         self.plan(x)  # builds the model, if this is its first batch
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
         self._charge_releases(self.optimizer)
         if self.optimizer.microbatch_size is None:
-            sums = private_step.sums_of_batch(self, x, y, sample_weight)
+            sums = private_step.sums_of_batch(self, x, y, sample_weight, chosen)
         else:
             sums = private_step.sums_of_microbatches(self, x, y, sample_weight)
         variables = self.trainable_variables

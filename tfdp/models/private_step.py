@@ -7,12 +7,13 @@ from tfdp.models import fitting
 from tfdp.models.selecting import restrict_to_survivors
 
 
-def sums_of_batch(model, x, y, sample_weight):
+def sums_of_batch(model, x, y, sample_weight, chosen=None):
     """Forward, backward, norms, factors and clipped sums of one batch; updates the metrics.
 
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`.
         x, y, sample_weight: the examples; weight 0 is padding.
+        chosen: rows of sparse tables that were chosen on the host, as in `SelectedInputs`.
 
     Returns:
         For each trainable variable what `DPOptimizer.apply_clipped_sums` takes.
@@ -26,7 +27,7 @@ def sums_of_batch(model, x, y, sample_weight):
         return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
     result = backward(model, model.plan(x), x, losses_of, present)
-    result = restrict_to_survivors(model, result)
+    result = restrict_to_survivors(model, result, chosen)
     sums = clipped_sums(model, result, model.optimizer.clip_norm, model.optimizer.clipping)
     _update_metrics(model, x, y, sample_weight, result)
     return sums

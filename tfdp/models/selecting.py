@@ -5,15 +5,17 @@ import tensorflow as tf
 
 from tfdp.clipping import PrivacyError, activated_rows, restrict
 from tfdp.clipping.recording import all_layers
+from tfdp.distribution.host_selection import rows_of_step
 from tfdp.layers import SparseEmbedding
 
 
-def restrict_to_survivors(model, result):
+def restrict_to_survivors(model, result, chosen=None):
     """Selects rows and sets the gradients of all others to zero, before norms are taken.
 
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`.
         result: a `Backward` of the whole batch.
+        chosen: survivors that were chosen on the host, as in `SelectedInputs`.
 
     Returns:
         A `Backward`; the same one if the optimizer has no `selection`.
@@ -25,9 +27,13 @@ def restrict_to_survivors(model, result):
     if optimizer.selection is None:
         return result
     activated = activated_rows(model, result)
-    survivors, cut = optimizer.select_rows(
-        activated, model.trainable_variables, result.present, static=bool(model.jit_compile)
-    )
+    static = bool(model.jit_compile)
+    if chosen is None:
+        survivors, cut = optimizer.select_rows(
+            activated, model.trainable_variables, result.present, static
+        )
+    else:
+        survivors, cut = rows_of_step(model, chosen, static)
     model.selection_metrics.count_cut(cut)
     return restrict(result, survivors)
 

@@ -1,0 +1,68 @@
+"""Compiles the steps of `tpu_export.py` for TPUs that this machine does not have, with libtpu.
+
+    python benchmarks/tpu_compile.py folder index v5e
+
+Needs jax, jaxlib and libtpu, and no TensorFlow: `make tpu` makes an environment for it.
+"""
+
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+
+TOPOLOGIES = {"v5e": "v5e:2x2", "v6e": "v6e:2x2"}
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+
+
+def compile_step(hlo, topology):
+    """Costs of one compiled step: flops, and bytes by kind."""
+    import numpy as np
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax, xla_client
+    from jaxlib.mlir import ir
+
+    text = _jax.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(hlo))
+    # XLA's own copies are no operation of the stable dialect; a barrier keeps what they keep.
+    text = re.sub(r'"?mhlo\.copy"?(?=[ (])', "stablehlo.optimization_barrier", text)
+    options = xla_client.CompileOptions()
+    options.num_replicas = options.num_partitions = 1
+    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[0]]))
+    devices = xla_client.DeviceList((topology.devices[0],))
+    client = topology.devices[0].client
+    start = time.perf_counter()
+    with mlir.make_ir_context():
+        executable = client.compile(ir.Module.parse(text), devices, options)
+    seconds = time.perf_counter() - start
+    memory = executable.get_compiled_memory_stats()
+    cost = executable.cost_analysis()
+    cost = cost[0] if isinstance(cost, list) else cost
+    return {
+        "seconds": seconds,
+        "flops": cost.get("flops"),
+        "bytes_accessed": cost.get("bytes accessed"),
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+    }
+
+
+def main(folder, index, kind):
+    """Compiles one program of the folder for one kind of TPU and prints a line of JSON."""
+    from jax.experimental import topologies
+
+    folder = pathlib.Path(folder)
+    program = json.loads((folder / "programs.json").read_text())[int(index)]
+    topology = topologies.get_topology_desc(TOPOLOGIES[kind], platform="tpu")
+    costs = compile_step((folder / program["file"]).read_bytes(), topology)
+    print(json.dumps({"tpu": kind, **program, **costs}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,124 @@
+"""Rows that are chosen in the input pipeline are those that the step would have chosen."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import tfdp
+from tfdp.clipping import PrivacyError
+from tfdp.data import poisson_batches
+from tfdp.distribution import select_on_host
+from tfdp.optimizers import RowSGD
+from tfdp.selection import NO_ROW, AdaFEST
+
+N, V, D, CAPACITY = 30, 60, 2, 60
+
+
+def build():
+    ids = keras.Input((3,), dtype="int64")
+    one = tfdp.layers.SparseEmbedding(V, D, name="one")(ids)
+    two = tfdp.layers.SparseEmbedding(V, D, combiner="sum", mask_zero=True, name="two")(ids)
+    x = keras.layers.Concatenate()([keras.layers.Flatten()(one), two])
+    return keras.Model(ids, keras.layers.Dense(1)(x))
+
+
+def ids_of(x):
+    return {"one": x, "two": tf.where(x > 0, x, -1)}
+
+
+def data():
+    generator = np.random.default_rng(0)
+    ids = generator.integers(0, V, (N, 3)) % generator.integers(1, V, (N, 3))
+    return ids, generator.normal(size=(N, 1)).astype("float32")
+
+
+def compiled(replicas, count, sigma=0.0, threshold=1.0, **kwargs):
+    return replicas.model(
+        count, build, selection=AdaFEST(threshold, capacity=CAPACITY), rows=lambda: RowSGD(1.0),
+        noise_multiplier=sigma, num_examples=N, expected_batch_size=N, **kwargs,
+    )  # fmt: skip
+
+
+def batches(steps):
+    return poisson_batches(data(), N, steps_per_epoch=steps)  # q = 1: the same batch every time
+
+
+@pytest.mark.parametrize("count, jit_compile", [(None, True), (2, "auto")])
+def test_without_noise_the_numbers_are_those_of_the_step(replicas, count, jit_compile):
+    kwargs = {"compile_kwargs": {"jit_compile": jit_compile}}
+    expected, _ = replicas.train(compiled(replicas, None), batches(2))
+    model = compiled(replicas, count, **kwargs)
+    found, history = replicas.train(model, select_on_host(batches(2), model, ids_of))
+    survivors = np.any(expected[0], axis=1)
+    assert 0 < survivors.sum() < CAPACITY
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert model.optimizer.charging.steps == 2 and history["rows_cut"] == [0.0]
+
+
+def test_rows_survive_as_often_as_in_the_step(replicas):
+    # False-alarm rate 1e-6 each.
+    steps = 800
+    model = compiled(replicas, None, sigma=0.4, threshold=2.0)
+    chosen = select_on_host(batches(steps), model, ids_of)
+    on_host = np.zeros(2 * V)
+    before = None
+    for epoch in range(2):
+        drawn = np.array([s.survivors for s, _, _ in chosen.as_numpy_iterator()])
+        drawn = drawn.reshape(steps, -1)
+        if epoch:
+            assert not np.array_equal(drawn, before)  # fresh in every epoch
+        before = drawn
+        np.add.at(on_host, drawn[(drawn >= 0) & (drawn < NO_ROW)], 1)
+
+    x, _ = data()
+
+    @tf.function(autograph=False)
+    def in_step():
+        optimizer = model.optimizer
+        tables = [
+            tfdp.selection.TableActivity(name, V, ids)
+            for name, ids in ids_of(tf.constant(x)).items()
+        ]
+        rows, _ = optimizer.selection.select_padded(
+            tables, tf.ones([N], tf.bool), optimizer.charging.noise_stddev(), optimizer._noise
+        )
+        return rows
+
+    found = np.zeros(2 * V)
+    for _ in range(steps):
+        for start, rows in zip((0, V), in_step(), strict=True):
+            rows = rows.numpy()
+            found[start + rows[rows < NO_ROW]] += 1
+    p = (on_host + found) / (3 * steps)
+    z = (on_host / 2 - found) / np.sqrt(1.5 * steps * np.maximum(p * (1 - p), 1e-9))
+    z = z[p > 0]
+    assert len(z) > V and stats.chi2.sf(np.sum(z**2), len(z)) > 1e-6
+
+
+def test_no_row_of_a_step_beyond_the_budget_survives(replicas):
+    with pytest.MonkeyPatch.context() as patch:
+        model = compiled(replicas, None, sigma=1e-3)
+        patch.setattr(model.optimizer.charging, "active", lambda: tf.constant(False))
+        (one, two, *_), _ = replicas.train(model, select_on_host(batches(1), model, ids_of))
+    assert not one.any() and not two.any()
+
+
+def test_rows_chosen_for_another_optimizer_are_refused(replicas):
+    model, other = compiled(replicas, None), compiled(replicas, None)
+    with pytest.raises(PrivacyError, match="not chosen for this optimizer"):
+        model.fit(select_on_host(batches(1), other, ids_of), verbose=0)
+
+
+def test_missing_ids_and_selections_without_capacity_are_refused(replicas):
+    model = compiled(replicas, None)
+    with pytest.raises(ValueError, match="each SparseEmbedding"):
+        select_on_host(batches(1), model, lambda x: {"one": x})
+    plain = replicas.model(
+        None, build, selection=AdaFEST(1.0), rows=lambda: RowSGD(1.0), noise_multiplier=1.0,
+        num_examples=N, expected_batch_size=N,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="capacity"):
+        select_on_host(batches(1), plain, ids_of)

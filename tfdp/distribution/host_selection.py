@@ -1,0 +1,158 @@
+"""Choosing the rows of a step in the input pipeline, ahead of the accelerator.
+
+Which rows an example activates depends on its ids and on no gradient, so that AdaFEST can choose
+where the batches are made, before they are divided among replicas.
+"""
+
+import typing
+
+import tensorflow as tf
+
+from tfdp.clipping import PrivacyError, presence, table_name
+from tfdp.data.provenance import walk
+from tfdp.distribution import replicas
+from tfdp.noise import NoiseSource
+from tfdp.selection import NO_ROW, TableActivity
+from tfdp.selection.tables import offsets, split_padded_rows
+
+_ATTRIBUTE = "_tfdp_selected_for"
+
+
+class SelectedInputs(typing.NamedTuple):
+    """Inputs of a model, and the surviving rows of their batch.
+
+    Attributes:
+        inputs: what the model is called with.
+        survivors: (B, k) int64, so that it is divided among replicas as the examples are. All of
+            it together holds the rows of all tables in one range, `NO_ROW` where there is none,
+            and in one place −1 − (survivors that were cut).
+    """
+
+    inputs: typing.Any
+    survivors: tf.Tensor
+
+
+def select_on_host(batches, model, ids):
+    """Chooses the rows of each batch in the input pipeline, by the model's AdaFEST.
+
+    The choice is the one that the step would make, with the same distribution, charged with the
+    step: σ₁ is that of the model's `DPOptimizer`. It is drawn anew for every batch of every epoch.
+
+    Example:
+
+    ```python
+    batches = tfdp.data.poisson_batches((ids, y), 1024)
+    model.fit(tfdp.distribution.select_on_host(batches, model, lambda x: {"words": x}), epochs=3)
+    ```
+
+    Args:
+        batches: `tf.data.Dataset` from `tfdp.data`, of (x, y, sample_weight), not divided among
+            replicas yet. Whatever caches must come before the batches are drawn.
+        model: a `DPModel` whose DPOptimizer has `selection=AdaFEST(..., capacity=...)`; built.
+        ids: function of x that gives a dict of the name of each SparseEmbedding to the ids (B, T)
+            that examples activate in it, negative for padding. Each row of it must come from its
+            own example. Rows that it leaves out do not train.
+
+    Returns:
+        A `tf.data.Dataset`, to be given to `model.fit` as it is or after `prefetch`.
+
+    Raises:
+        ValueError: for a selection without a capacity, or tables that `ids` does not name.
+    """
+    optimizer = model.optimizer
+    selection = getattr(optimizer, "selection", None)
+    if getattr(selection, "capacity", None) is None or selection.reads_gradients:
+        raise ValueError(
+            "Argument `model` must be compiled with a DPOptimizer whose `selection` chooses from "
+            f"ids, with a `capacity`: AdaFEST(..., capacity=...). Received: selection={selection}"
+        )
+    sizes = _tables(model)
+    # Seeded only where the optimizer is, for tests.
+    source = NoiseSource(None if optimizer.seed is None else optimizer.seed + 1)
+
+    def select(x, y, sample_weight):
+        activated = ids(x)
+        if sorted(activated) != sorted(sizes):
+            raise ValueError(
+                "Argument `ids` must give the ids of each SparseEmbedding that is trained, by its "
+                f"name: {sorted(sizes)}. Received: {sorted(activated)}"
+            )
+        tables = [TableActivity(name, n, _matrix(activated[name])) for name, n in sizes.items()]
+        batch = tf.nest.flatten(x)[0].shape[0]
+        sigma = optimizer.charging.noise_stddev() / optimizer.clip_norm
+        rows, cut = selection.select_padded(tables, presence(sample_weight, batch), sigma, source)
+        starts = offsets(tables)
+        joint = [tf.where(r < NO_ROW, r + s, NO_ROW) for r, s in zip(rows, starts, strict=False)]
+        packed = tf.concat([[-1 - cut], *joint], 0)
+        packed = tf.pad(packed, [[0, -packed.shape[0] % batch]], constant_values=NO_ROW)
+        return SelectedInputs(x, tf.reshape(packed, [batch, -1])), y, sample_weight
+
+    chosen = batches.map(select, num_parallel_calls=1, deterministic=True).prefetch(2)
+    setattr(chosen, _ATTRIBUTE, optimizer)
+    return chosen
+
+
+def check_selected(dataset, optimizer):
+    """Refuses batches whose rows were chosen by nobody knows whom.
+
+    Raises:
+        PrivacyError: if a dataset holds `SelectedInputs` that `select_on_host` did not make for
+            this optimizer.
+    """
+    spec = getattr(dataset, "element_spec", None)
+    if not (isinstance(spec, tuple) and spec and isinstance(spec[0], SelectedInputs)):
+        return
+    if not any(vars(d).get(_ATTRIBUTE) is optimizer for d in walk(dataset)):
+        raise PrivacyError(
+            "The rows of these batches were not chosen for this optimizer, whose σ is what is "
+            "charged. Call `tfdp.distribution.select_on_host(batches, model, ids)` after "
+            "`compile`, and give `fit` what it returns."
+        )
+
+
+def unpack(x):
+    """(inputs, survivors or None)."""
+    return (x.inputs, x.survivors) if isinstance(x, SelectedInputs) else (x, None)
+
+
+def rows_of_step(model, survivors, static):
+    """The rows that were chosen on the host, as `SparseTraining.select` gives them.
+
+    Args:
+        model: the model.
+        survivors: this replica's part of `SelectedInputs.survivors`.
+        static: as for `SparseTraining.select`.
+
+    Returns:
+        (Dict of place among the trainable variables to rows; scalar, survivors that were cut.)
+    """
+    selection, charging = model.optimizer.selection, model.optimizer.charging
+    tables = [TableActivity(name, n, None) for name, n in _tables(model).items()]
+
+    def unpacked(parts):
+        found = tf.sort(tf.reshape(parts, [-1]))  # the negative number comes first
+        # The rows of steps that no budget pays for are nobody's.
+        rows = tf.where(charging.active(), found[1:], NO_ROW)
+        rows = rows[: min(selection.capacity, rows.shape[0])]
+        split = split_padded_rows(rows, tables)
+        return split if static else [tf.boolean_mask(r, r < NO_ROW) for r in split], -1 - found[0]
+
+    rows, cut = replicas.once(unpacked, survivors)
+    places = [i for i, v in enumerate(model.trainable_variables) if table_name(v) is not None]
+    return dict(zip(places, rows, strict=True)), cut
+
+
+def _tables(model):
+    """Names and numbers of rows of the tables, in the order of the trainable variables."""
+    tables = [v for v in model.trainable_variables if table_name(v) is not None]
+    if not tables:
+        raise ValueError(
+            "Argument `model` must be built, and hold a SparseEmbedding that is trained. Build it "
+            f"with `model.build(shape)`, or call it on a batch. Received: model={model.name!r}"
+        )
+    return {table_name(v): v.shape[0] for v in tables}
+
+
+def _matrix(ids):
+    ids = tf.cast(ids, tf.int64)
+    return tf.reshape(ids, [ids.shape[0], -1])
