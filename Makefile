@@ -7,7 +7,7 @@ DATA ?=
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench tpu clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
@@ -23,6 +23,12 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/step_time.py
 
+# libtpu and TensorFlow exclude each other in one process: libtpu has an environment of its own.
+tpu: $(STAMP)
+	test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu
+	.venv-tpu/bin/python -m pip install --quiet jax jaxlib libtpu || true
+	$(BIN)/python benchmarks/tpu.py --jax .venv-tpu/bin/python
+
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -30,4 +36,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) .venv-tpu exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

@@ -4,6 +4,9 @@ Contributions of several calls, or of layers of different kinds that share the v
 before the norm is taken, cross terms included (MATH.md section 2).
 """
 
+import contextlib
+import threading
+
 import tensorflow as tf
 
 from tfdp.clipping import cost
@@ -17,6 +20,7 @@ _POSITIVE = 2e-6
 # A squared norm found through grams is a difference of numbers as large as
 # U = (sum_t |left_t| |right_t|)^2; dot products of length k are off by this much, times U.
 _GRAM, _GRAM_PER_TERM = 6e-7, 2e-8
+_COMPILING = threading.local()
 # Squares below this are flushed to zero.
 _UNDERFLOW = 1.2e-38
 
@@ -60,7 +64,19 @@ def only_finite(finite, *tensors):
         # A scalar zero: zeros_like would be materialised whether this branch runs or not.
         return [tf.where(f, t, tf.zeros([], t.dtype)) for f, t in zip(shaped, tensors, strict=True)]
 
+    if getattr(_COMPILING, "now", False):
+        return select()  # fused into what follows; a branch would copy its operands
     return tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in tensors], select)
+
+
+@contextlib.contextmanager
+def for_xla(compiling):
+    """Clipped sums that are made inside are written for XLA's fusion, if `compiling`."""
+    _COMPILING.now = compiling
+    try:
+        yield
+    finally:
+        _COMPILING.now = False
 
 
 def sum_of_squares(x):

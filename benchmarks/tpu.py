@@ -1,0 +1,88 @@
+"""Private steps compiled for TPUs ahead of time, without a TPU: memory, flops, and the checks.
+
+The steps are exported by TensorFlow in one process and compiled by libtpu in others. Writes JSON
+and prints a table; fails if a table is copied. `make tpu` calls it; compiling takes half an hour.
+
+    python benchmarks/tpu.py --jax .venv-tpu/bin/python [--tpus v5e v6e]
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+MAX_MEMORY_RATIO = 1.3  # aim for the temporary memory of a private step against the plain one
+
+
+def compile_all(jax, tpus):
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, str(HERE / "tpu_export.py"), folder], check=True)
+        count = len(json.loads(pathlib.Path(folder, "programs.json").read_text()))
+        for tpu in tpus:
+            for index in range(count):
+                # One after another: libtpu locks the machine.
+                output = subprocess.run(
+                    [jax, str(HERE / "tpu_compile.py"), folder, str(index), tpu],
+                    check=True, stdout=subprocess.PIPE, text=True,
+                ).stdout  # fmt: skip
+                yield json.loads(output.splitlines()[-1])
+
+
+def table(results):
+    lines = ["| TPU | step | GFLOP | arguments MB | temporary MB | aliased MB |", "|" + "---|" * 6]
+    for r in results:
+        lines.append(
+            f"| {r['tpu']} | {r['name']} | {r['flops'] / 1e9:.1f} | "
+            f"{r['argument_bytes'] / 1e6:.1f} | {r['temporary_bytes'] / 1e6:.1f} | "
+            f"{r['aliased_bytes'] / 1e6:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def check(results):
+    """What was found against what is aimed at; sentences, and whether a table was copied."""
+    found, copied = [], False
+    for tpu in dict.fromkeys(r["tpu"] for r in results):
+        by_name = {r["name"]: r for r in results if r["tpu"] == tpu}
+        plain, private = by_name.get("DPFormer, plain"), by_name.get("DPFormer, private")
+        if plain and private:
+            ratio = private["temporary_bytes"] / plain["temporary_bytes"]
+            verdict = "within" if ratio <= MAX_MEMORY_RATIO else "MISSES"
+            found.append(
+                f"{tpu}: the private DPFormer step needs {ratio:.2f} times the temporary memory "
+                f"of the plain one; {verdict} the aim of {MAX_MEMORY_RATIO}"
+            )
+        for r in by_name.values():
+            if not r["table_bytes"]:
+                continue
+            in_place = r["aliased_bytes"] >= r["table_bytes"] > r["temporary_bytes"]
+            copied |= not in_place
+            found.append(
+                f"{tpu}: the table of {r['table_bytes'] / 1e6:.0f} MB is "
+                f"{'updated in place' if in_place else 'COPIED'}"
+            )
+    return found, copied
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--jax", required=True, help="python with jax, jaxlib and libtpu")
+    parser.add_argument("--tpus", nargs="+", default=["v5e", "v6e"])
+    parser.add_argument("--out", default=str(HERE / "results" / "tpu.json"))
+    arguments = parser.parse_args()
+    if subprocess.run([arguments.jax, "-c", "import jax, libtpu"], capture_output=True).returncode:
+        print(f"Skipped: {arguments.jax} has no jax and libtpu, which exist for Linux only.")
+        return
+    results = list(compile_all(arguments.jax, arguments.tpus))
+    pathlib.Path(arguments.out).write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+    found, copied = check(results)
+    print("\n".join(found))
+    sys.exit(copied)
+
+
+if __name__ == "__main__":
+    main()
