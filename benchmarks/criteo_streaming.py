@@ -18,16 +18,16 @@ from criteo import CHOICE_EPSILON, optimizer_of
 
 import tfdp
 
-PERIODS = (1, 2, 4)
+PERIODS = (1, 4)
 METHODS = (
     ("dense", {}),
     ("fest", {"k": 1000}),
-    ("adafest", {"noise_ratio": 1, "quantile": 5, "contribution_norm": 5}),
-    ("adafest+", {"noise_ratio": 1, "quantile": 3, "contribution_norm": 5, "k": 1000}),
+    ("adafest", {"noise_ratio": 5, "quantile": 5, "contribution_norm": 5}),
+    ("adafest+", {"noise_ratio": 5, "quantile": 2, "contribution_norm": 5, "k": 1000}),
 )
 
 
-def stream(data, results, recipe, epsilons=(1.0, 8.0)):
+def stream(data, results, recipe, epsilons=(3.0,)):
     """Runs what `results` does not hold yet."""
     for epsilon in epsilons:
         for periods in PERIODS:
