@@ -7,7 +7,7 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
-from tfdp.accounting import compose, epsilon, training_event
+from tfdp.accounting import Ledger, LedgerEntry, compose, epsilon, training_event
 from tfdp.accounting.adjacency import double_sensitivity
 
 _Q, _SIGMA, _STEPS, _DELTA = 0.05, 1.2, 200, 1e-5
@@ -137,3 +137,12 @@ def test_composing_merges_equal_events_and_drops_nothing():
     assert composed == dp_accounting.ComposedDpEvent(
         [dp_accounting.SelfComposedDpEvent(step, 4), dp_accounting.SelfComposedDpEvent(release, 7)]
     )
+
+
+def test_hardly_any_noise_is_accounted_without_the_memory_that_pld_would_take():
+    for event in (
+        dp_accounting.GaussianDpEvent(1e-6),
+        dp_accounting.SelfComposedDpEvent(training_event(1e-3, 0.01), 1000),
+    ):
+        ledger = Ledger([LedgerEntry("training", event)])
+        assert 1e5 < ledger.epsilon(1e-5) < float("inf")

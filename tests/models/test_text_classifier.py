@@ -124,3 +124,24 @@ def test_a_dp_optimizer_trains_all_of_it_and_covers_the_labels():
     statement = model.privacy_statement()
     assert statement.adjacency == "add_or_remove_one" and statement.epsilon > 0
     assert not any("labels" in text for text in statement.uncovered)
+
+
+def test_a_keras_hub_backbone_and_a_budget(tmp_path):
+    keras_hub = pytest.importorskip("keras_hub")
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=len(WORDS), num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=16,
+        max_sequence_length=8,
+    )  # fmt: skip
+    budget = tfdp.PrivacyBudget(8.0, 5e-3)
+    model = classifier(backbone=backbone, noise_multiplier=None, budget=budget)
+    model.fit(TEXTS, LABELS, epochs=1, verbose=0)
+    statement = model.privacy_statement()
+    assert statement.delta == 5e-3 and 7.9 < statement.epsilon <= 8.0
+    model.save(tmp_path / "m.keras")
+    again = keras.saving.load_model(tmp_path / "m.keras")
+    assert again.budget == budget and again.ledger == model.ledger
+    predicted = [m.predict(tf.constant(TEXTS[:4]), verbose=0) for m in (model, again)]
+    np.testing.assert_allclose(*predicted, rtol=1e-5)
+    served = tf.saved_model.load(str(tfdp.serving.export(again, tmp_path / "exported")))
+    answer = served.serve(tf.constant(TEXTS[:4]))
+    np.testing.assert_allclose(answer["probabilities"], tf.nn.softmax(predicted[0]), rtol=1e-4)

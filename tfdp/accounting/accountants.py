@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 
 import dp_accounting
 import numpy as np
@@ -11,6 +12,7 @@ from tfdp.accounting.adjacency import ADJACENCIES, interpretations
 from tfdp.accounting.events import event_from_dict, event_to_dict
 
 ACCOUNTANTS = ("pld", "rdp")
+_LARGEST_LOSS = 100.0
 
 
 def epsilon(event, delta, accountant="pld", adjacency="add_or_remove_one"):
@@ -49,11 +51,29 @@ def epsilon_of(composed, delta):
 
 
 def best_accountant(event, adjacency="add_or_remove_one"):
-    """ "pld" where it has a rule for the whole event, "rdp" otherwise."""
+    """ "pld" where it has a rule for the whole event, "rdp" otherwise.
+
+    Gaussians of so little noise that ε is in the hundreds go to "rdp", too: PLD keeps the whole
+    distribution of the loss, in memory.
+    """
+    if _loss_scale(event, 1) > _LARGEST_LOSS:
+        return "rdp"
     for candidate, relation in interpretations(event, "pld", adjacency):
         if _fresh_accountant("pld", adjacency, relation).supports(candidate):
             return "pld"
     return "rdp"
+
+
+def _loss_scale(event, count):
+    """About the largest privacy loss of the Gaussians in an event."""
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return max((_loss_scale(e, count) for e in event.events), default=0.0)
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return _loss_scale(event.event, count * event.count)
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return _loss_scale(event.event, 1)
+    sigma = getattr(event, "noise_multiplier", math.inf)
+    return 0.5 * count / sigma**2 if isinstance(event, dp_accounting.GaussianDpEvent) else 0.0
 
 
 def compose_accountant(event, accountant, adjacency):

@@ -35,9 +35,13 @@ def statement_of(model, delta, accountant):
             "neither DPForwardNoise nor released data, so there is no privacy to state. "
             f"Received: optimizer={optimizer}"
         )
+    budget = getattr(model, "budget", None)
+    if delta is None:
+        delta = budget.delta if budget is not None else 0.1 / num_examples
     return accounting.privacy_statement(
         ledger,
-        delta=0.1 / num_examples if delta is None else delta,
+        delta=delta,
+        budget=budget,
         num_examples=num_examples,
         sampling=None,
         steps=0,

@@ -105,6 +105,7 @@ class TextClassifier(DPModel):
                 "At most one of the arguments `budget` and `noise_multiplier` must be given. "
                 f"Received: budget={budget}, noise_multiplier={noise_multiplier}"
             )
+        self.budget = budget
         if budget is not None:
             noise_multiplier = accounting.calibrate_forward_noise(budget, copies, adjacency)
         self.tokenizer = TextTokenizer(vocabulary, max_length, name="tokenizer")
@@ -231,7 +232,8 @@ class TextClassifier(DPModel):
             "pooling": self.pooling,
             "normalize": self.normalize,
             "clip_norm": self.clip_norm,
-            "noise_multiplier": None if noise is None else noise.noise_multiplier,
+            "noise_multiplier": noise.noise_multiplier if noise and not self.budget else None,
+            "budget": [self.budget.epsilon, self.budget.delta] if self.budget else None,
             "copies": self.copies,
             "gradient": "stop" if noise is None else noise.gradient,
             "adjacency": "zero_out" if noise is None else noise.adjacency,
@@ -242,6 +244,8 @@ class TextClassifier(DPModel):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         config = dict(config)
+        if config["budget"] is not None:
+            config["budget"] = accounting.PrivacyBudget(*config["budget"])
         config["backbone"] = keras.saving.deserialize_keras_object(
             config["backbone"], custom_objects=custom_objects
         )
