@@ -6,6 +6,8 @@ import pathlib
 import pytest
 import tensorflow as tf
 
+pytest_plugins = ["small_models"]
+
 # For tests of several replicas. The devices of a process are fixed when TensorFlow first computes,
 # which importing a test module may do: so before any is collected.
 tf.config.set_logical_device_configuration(

@@ -134,7 +134,8 @@ class PrivateCTR(PrivateModel):
         if loss is None:
             loss = keras.losses.BinaryCrossentropy(from_logits=True)
         if metrics is None and kwargs.get("weighted_metrics") is None:
-            metrics = [keras.metrics.AUC(from_logits=True, name="auc")]
+            # Noise makes some logits large: 200 thresholds would lump their scores together.
+            metrics = [keras.metrics.AUC(2000, from_logits=True, name="auc")]
         super().compile(optimizer, loss, metrics=metrics, **kwargs)
 
     def get_config(self):
