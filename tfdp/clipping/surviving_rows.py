@@ -24,6 +24,20 @@ class SurvivorSums:
     values: tf.Tensor
 
 
+@dataclasses.dataclass
+class SurvivorActivations:
+    """Clipped gradients of single activations, which an embedding engine sums by itself.
+
+    Attributes:
+        rows: (S,) int64, the surviving rows; only these are to be noised.
+        values: (B, T, d) float32; zero wherever the id did not survive. Their sums over equal ids
+            are the `SurvivorSums.values`.
+    """
+
+    rows: tf.Tensor
+    values: tf.Tensor
+
+
 def table_name(variable):
     """The name of the sparse table that a variable is, or None for any other variable."""
     return getattr(variable, "sparse_table", None)
@@ -60,18 +74,21 @@ def activated_rows(model, result):
     return found
 
 
-def restrict(result, survivors):
+def restrict(result, survivors, restricted=None):
     """Sets the gradients of all other rows to zero; clipping comes after this.
 
     Args:
         result: a `Backward`.
         survivors: dict of place among the trainable variables to sorted int64 rows.
+        restricted: `SurvivingRows` (the default) or `UnsummedSurvivingRows`.
 
     Returns:
-        A `Backward` whose `clipped_sums` are `SurvivorSums` for these variables.
+        A `Backward` whose `clipped_sums` are `SurvivorSums` (`SurvivorActivations`) for these
+        variables.
     """
+    restricted = restricted or SurvivingRows
     gradients = [
-        (i, SurvivingRows(g, survivors[i]) if i in survivors else g, group)
+        (i, restricted(g, survivors[i]) if i in survivors else g, group)
         for i, g, group in result.gradients
     ]
     return dataclasses.replace(result, gradients=gradients)
@@ -95,11 +112,23 @@ class SurvivingRows:
     def squared_norm(self):
         return self.masked.squared_norm()
 
-    def clipped_sum(self, factors, finite):
+    def clipped_values(self, factors, finite):
+        """(B, T, d) clipped gradients of the activations; zero where the id did not survive."""
         (values,) = only_finite(finite, self.masked.values)
+        return scale(values, factors)
+
+    def clipped_sum(self, factors, finite):
+        values = self.clipped_values(factors, finite)
         sums = tf.math.unsorted_segment_sum(
-            tf.reshape(scale(values, factors), [-1, values.shape[2]]),
+            tf.reshape(values, [-1, values.shape[2]]),
             tf.reshape(self.place, [-1]),
             tf.size(self.survivors),
         )
         return SurvivorSums(self.survivors, sums)
+
+
+class UnsummedSurvivingRows(SurvivingRows):
+    """The same, of a table whose engine sums the activations' gradients."""
+
+    def clipped_sum(self, factors, finite):
+        return SurvivorActivations(self.survivors, self.clipped_values(factors, finite))

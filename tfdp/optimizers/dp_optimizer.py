@@ -225,6 +225,10 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
+        return self.select_rows_of(activated, variables, present, static)
+
+    def select_rows_of(self, activated, variables, present, static):
+        """As `select_rows`, for tables that another than this optimizer updates."""
         noise_multiplier = self._charging.noise_stddev() / self.clip_norm
         return self._sparse.select(
             activated, variables, present, noise_multiplier, self.clip_norm, self._noise, static
@@ -285,7 +289,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if not places:
             return tf.constant(0.0)
         selected = [sums[i] for i in places]
-        noise = replicas.once(lambda: self._sparse.noise(selected, stddev, self._noise))
+        noise = self.noise_of_rows(selected, stddev)
         divisor = tf.constant(self.expected_batch_size, tf.float32)
         gradients = [
             DistinctRows(tf.cast((s.values + z) / divisor, variables[i].dtype), s.rows)
@@ -299,6 +303,18 @@ class DPOptimizer(keras.optimizers.Optimizer):
                 for s in selected
             ]
         )
+
+    def noise_of_rows(self, selected, stddev):
+        """Noise of one charged step for the surviving rows, the same on all replicas.
+
+        Args:
+            selected: list of `SurvivorSums`.
+            stddev: what `charging.charge_step` returned.
+
+        Returns:
+            List of (S, d) float32.
+        """
+        return replicas.once(lambda: self._sparse.noise(selected, stddev, self._noise))
 
     def _draw(self, shapes, stddev):
         """Noise for tensors of these shapes; the only place that adds noise to gradients."""

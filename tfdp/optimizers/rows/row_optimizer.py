@@ -82,6 +82,17 @@ class RowOptimizer(keras.optimizers.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         slots = [s.value for s in self._slots[self._get_variable_index(variable)]]
+        self.update_with_slots(gradient, variable, slots, learning_rate)
+
+    def update_with_slots(self, gradient, variable, slots, learning_rate):
+        """The update of one variable, whoever holds its slots.
+
+        Args:
+            gradient: tf.IndexedSlices, or dense.
+            variable: a Keras or TensorFlow variable.
+            slots: TensorFlow variables, in the order of `slots`.
+            learning_rate: scalar.
+        """
         learning_rate = tf.cast(learning_rate, variable.dtype)
         decay = self.weight_decay is not None and self._use_weight_decay(variable)
         if isinstance(gradient, tf.IndexedSlices):
