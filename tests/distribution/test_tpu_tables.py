@@ -24,11 +24,11 @@ KERNEL = np.array([[3.0], [-2.0]], "float32")
 KINDS = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 
 
-def optimizer(rows, sigma=0.6, threshold=1.2, capacity=CAPACITY, **kwargs):
-    selection = AdaFEST(threshold, noise_ratio=1.0, capacity=capacity)
+def optimizer(rows, capacity=CAPACITY, noise_multiplier=0.6, **kwargs):
+    selection = AdaFEST(1.2, noise_ratio=1.0, capacity=capacity)
     return tfdp.optimizers.DPOptimizer(
-        keras.optimizers.SGD(0.0), noise_multiplier=sigma, num_examples=100, expected_batch_size=B,
-        clip_norm=0.5, selection=selection, embedding_optimizer=rows, seed=3, **kwargs,
+        keras.optimizers.SGD(0.0), noise_multiplier=noise_multiplier, num_examples=100,
+        expected_batch_size=B, clip_norm=0.5, selection=selection, embedding_optimizer=rows, seed=3, **kwargs,
     )  # fmt: skip
 
 
@@ -55,9 +55,9 @@ def values(found):
 
 def batch(step):
     generator = np.random.default_rng(step)
-    # Rows 0 to 4 are met by many examples, and by some twice; −1 is padding.
+    # Rows 0 to 4 are met by many examples, and by some twice; ids outside are padding.
     one = np.where(generator.random((B, T)) < 0.7, generator.integers(0, 5, (B, T)), 30 + step)
-    two = generator.integers(-1, V, (B, T))
+    two = generator.integers(-2, V + 2, (B, T))
     y = generator.normal(size=(B, 1)).astype("float32")
     return {"one": one, "two": two}, y
 
@@ -102,7 +102,7 @@ def test_exactly_the_survivors_change_and_as_on_one_device(rows):
             rows_of_step = survivors[name].numpy()
             rows_of_step = set(rows_of_step[rows_of_step < NO_ROW])
             assert set(np.flatnonzero((old != new).any(1))) == rows_of_step
-            looked_up = set(ids[name][ids[name] >= 0])
+            looked_up = set(ids[name][(ids[name] >= 0) & (ids[name] < V)])
             by_noise_alone += len(rows_of_step - looked_up)
             looked_up_in_vain += len(looked_up - rows_of_step)
         expected.train_on_batch(ids, y, sample_weight=present.astype("float32"))
@@ -116,6 +116,22 @@ def test_exactly_the_survivors_change_and_as_on_one_device(rows):
         wanted = [v for v in expected.optimizer.variables if "accumulator" in v.path]
         for a, b in zip(slots, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_once_the_budget_is_spent_no_example_is_used():
+    ended = []
+    for last in (1, 2):
+        budget = {"budget": tfdp.PrivacyBudget(5.0, 1e-5), "noise_multiplier": None, "steps": 1}
+        found = tables(RowSGD(1.0), **budget)
+        for i in (0, last):
+            ids, y = batch(i)
+            start = values(found)
+            found.step(ids, loss_of(y), tf.fill([B], True))
+        assert found.optimizer.charging.steps == 1
+        ended.append(values(found))
+    for a, b, c in zip(*ended, start, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert not np.array_equal(a, c)  # noise alone
 
 
 def test_before_charging_begins_nothing_changes_and_nothing_is_charged():
