@@ -28,7 +28,8 @@ def optimizer(rows, capacity=CAPACITY, noise_multiplier=0.6, **kwargs):
     selection = AdaFEST(1.2, noise_ratio=1.0, capacity=capacity)
     return tfdp.optimizers.DPOptimizer(
         keras.optimizers.SGD(0.0), noise_multiplier=noise_multiplier, num_examples=100,
-        expected_batch_size=B, clip_norm=0.5, selection=selection, embedding_optimizer=rows, seed=3, **kwargs,
+        expected_batch_size=B, clip_norm=0.5, selection=selection, embedding_optimizer=rows, seed=3,
+        **kwargs,
     )  # fmt: skip
 
 
