@@ -1,11 +1,14 @@
 """Batches of several independent Poisson samples, as "DP-FP" draws them; for comparison."""
 
-import math
-
 import numpy as np
 
 from tfdp.accounting import Sampling, smallest_capacity
-from tfdp.data._checks import check_expected_batch_size, check_positive_integer
+from tfdp.data._checks import (
+    check_capacity,
+    check_expected_batch_size,
+    check_positive_integer,
+    steps_of_epoch,
+)
 from tfdp.data.batches import dataset_of_batches
 from tfdp.data.poisson import draw_poisson
 from tfdp.data.randomness import GeneratorSource
@@ -48,15 +51,8 @@ def microbatches(
     p = expected_batch_size / (microbatches * n)
     if max_batch_size is None:
         max_batch_size = smallest_capacity(n * microbatches, p)
-    check_positive_integer("max_batch_size", max_batch_size)
-    if max_batch_size < expected_batch_size:
-        raise ValueError(
-            "Argument `max_batch_size` must be at least `expected_batch_size` "
-            f"({expected_batch_size}). Received: max_batch_size={max_batch_size}"
-        )
-    if steps_per_epoch is None:
-        steps_per_epoch = max(1, math.floor(n / expected_batch_size + 0.5))
-    check_positive_integer("steps_per_epoch", steps_per_epoch)
+    check_capacity(max_batch_size, expected_batch_size)
+    steps_per_epoch = steps_of_epoch(steps_per_epoch, n, expected_batch_size)
     source = GeneratorSource(seed)
     sampling = Sampling(
         kind="microbatches",

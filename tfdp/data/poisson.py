@@ -1,9 +1,7 @@
 """Poisson sampling that is really Poisson: what the accountant assumes is what is drawn."""
 
-import math
-
 from tfdp.accounting import Sampling, smallest_capacity
-from tfdp.data._checks import check_expected_batch_size, check_positive_integer
+from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_of_epoch
 from tfdp.data.batches import dataset_of_batches
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.records import Records
@@ -76,16 +74,8 @@ def poisson_batches(
     check_expected_batch_size(expected_batch_size, n)
     if max_batch_size is None:
         max_batch_size = min(n, smallest_capacity(n, expected_batch_size / n))
-    check_positive_integer("max_batch_size", max_batch_size)
-    if max_batch_size < expected_batch_size:
-        raise ValueError(
-            "Argument `max_batch_size` must be at least `expected_batch_size` "
-            f"({expected_batch_size}), or about every second draw would be cut; leave it out for "
-            f"a size that draws do not exceed. Received: max_batch_size={max_batch_size}"
-        )
-    if steps_per_epoch is None:
-        steps_per_epoch = max(1, math.floor(n / expected_batch_size + 0.5))
-    check_positive_integer("steps_per_epoch", steps_per_epoch)
+    check_capacity(max_batch_size, expected_batch_size)
+    steps_per_epoch = steps_of_epoch(steps_per_epoch, n, expected_batch_size)
     source = GeneratorSource(seed)
     sampling = Sampling(
         kind="poisson",

@@ -1,12 +1,10 @@
 """Poisson sampling by several workers, each from its own share of the records."""
 
-import math
-
 import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Sampling, smallest_capacity
-from tfdp.data._checks import check_expected_batch_size, check_positive_integer
+from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_of_epoch
 from tfdp.data.poisson import draw_poisson
 from tfdp.data.provenance import tag
 from tfdp.data.randomness import GeneratorSource
@@ -86,15 +84,8 @@ def poisson_batches(
     largest_share = -(-n // workers)
     if max_batch_size is None:
         max_batch_size = workers * smallest_capacity(largest_share, expected_batch_size / n)
-    check_positive_integer("max_batch_size", max_batch_size)
-    if max_batch_size < expected_batch_size:
-        raise ValueError(
-            "Argument `max_batch_size` must be at least `expected_batch_size` "
-            f"({expected_batch_size}). Received: max_batch_size={max_batch_size}"
-        )
-    if steps_per_epoch is None:
-        steps_per_epoch = max(1, math.floor(n / expected_batch_size + 0.5))
-    check_positive_integer("steps_per_epoch", steps_per_epoch)
+    check_capacity(max_batch_size, expected_batch_size)
+    steps_per_epoch = steps_of_epoch(steps_per_epoch, n, expected_batch_size)
     rows_of_replica = -(-max_batch_size // replicas)
     sampling = Sampling(
         kind="poisson",
