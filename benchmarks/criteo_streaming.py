@@ -1,6 +1,6 @@
-"""Online training on Criteo's rows in time order: one pass, in streaming periods.
+"""Online training on Criteo's rows in time order, in streaming periods.
 
-The rows are cut into equal periods; a period is trained on once, in order, and never again. FEST
+The rows are cut into equal periods, which are trained on one after the other and never again. FEST
 finds its rows anew in each period, from the period's rows alone, and is charged for it.
 
 A record is in one period only, and nothing else reads it, so that each period spends the whole ε:
