@@ -5,6 +5,7 @@ import pytest
 
 from tfdp.accounting import (
     BudgetError,
+    Ledger,
     PrivacyBudget,
     calibrate_noise_multiplier,
     compose,
@@ -117,3 +118,11 @@ def test_the_central_limit_solves_its_own_equation():
     assert gdp_clt_epsilon(sigma, 0.1, 100, 0.126937) == pytest.approx(1.0, abs=1e-4)
     assert gdp_clt_epsilon(0.03, 0.1, 100, 1e-5) == float("inf")
     assert gdp_clt_epsilon(1e5, 0.01, 1, 1e-5) == 0.0
+
+
+@pytest.mark.parametrize("q, steps, target", [(1.0, 3, 90.0), (1.0, 3, 250.0)])
+def test_large_budgets_are_met_by_the_accountant_that_states_epsilon_later(q, steps, target):
+    sigma = calibrate_noise_multiplier(PrivacyBudget(target, 1e-5), q, steps, accountant=None)
+    ledger = Ledger()
+    ledger.add("training", training_event(sigma, q), steps)
+    assert 0.9 * target < ledger.epsilon(1e-5) <= target

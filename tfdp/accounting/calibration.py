@@ -70,10 +70,6 @@ def calibrate_noise_multiplier(
             "batches into micro-batches instead of truncating them, or use a larger delta. "
             f"Received: budget={budget}, extra_delta={extra_delta}"
         )
-    if accountant is None:
-        step = training_event(1.0, q, mechanism)
-        whole = compose((event, 1) for event in [*other_events, step])
-        accountant = best_accountant(whole, adjacency)
     encoded = json.dumps([event_to_dict(event) for event in other_events])
     return _calibrate_cached(
         budget, q, steps, accountant, adjacency, encoded, extra_delta, mechanism
@@ -89,12 +85,19 @@ def _calibrate_cached(
 
     def epsilon_at(sigma):
         event = compose([*others, (training_event(sigma, q, mechanism), steps)])
-        return epsilon(event, delta, accountant, adjacency)
+        # Chosen anew for each σ, as the ledger will when it states ε.
+        by = best_accountant(event, adjacency) if accountant is None else accountant
+        return epsilon(event, delta, by, adjacency)
 
-    if others and epsilon(compose(others), delta, accountant, adjacency) >= budget.epsilon:
-        raise BudgetError(_spent_message(budget, delta, accountant, adjacency, others))
+    if accountant is None:
+        step = training_event(1.0, q, mechanism)
+        named = best_accountant(compose([*others, (step, 1)]), adjacency)
+    else:
+        named = accountant
+    if others and epsilon(compose(others), delta, named, adjacency) >= budget.epsilon:
+        raise BudgetError(_spent_message(budget, delta, named, adjacency, others))
     guess = _guess(budget.epsilon, q, steps, delta) * (2 if adjacency == "replace_one" else 1)
-    return _search(epsilon_at, budget, min(guess, _LARGEST), accountant)
+    return _search(epsilon_at, budget, min(guess, _LARGEST), named)
 
 
 def _guess(target, q, steps, delta):
