@@ -27,6 +27,7 @@ from tfdp.models.plain_training import (
 from tfdp.models.selecting import (
     SelectionMetrics,
     allow_compilation,
+    rows_ahead,
     trace_again_if_chosen_anew,
 )
 from tfdp.models.statements import statement_of
@@ -258,10 +259,11 @@ class DPModel(MultiWorkerFit, keras.Model):
         self.plan(x)  # builds the model, if this is its first batch
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
         self._charge_releases(self.optimizer)
+        survivors = rows_ahead(self, chosen)
         if self.optimizer.microbatch_size is None:
-            sums = private_step.sums_of_batch(self, x, y, sample_weight, chosen)
+            sums = private_step.sums_of_batch(self, x, y, sample_weight, survivors)
         else:
-            sums = private_step.sums_of_microbatches(self, x, y, sample_weight)
+            sums = private_step.sums_of_microbatches(self, x, y, sample_weight, survivors)
         variables = self.trainable_variables
         regularization = private_step.regularization(variables)
         size = self.optimizer.apply_clipped_sums(sums, variables, regularization)

@@ -2,18 +2,18 @@
 
 import tensorflow as tf
 
-from tfdp.clipping import PrivacyError, backward, clipped_sums, presence
+from tfdp.clipping import PrivacyError, SurvivorSums, backward, clipped_sums, presence
 from tfdp.models import fitting
 from tfdp.models.selecting import restrict_to_survivors
 
 
-def sums_of_batch(model, x, y, sample_weight, chosen=None):
+def sums_of_batch(model, x, y, sample_weight, survivors=None):
     """Forward, backward, norms, factors and clipped sums of one batch; updates the metrics.
 
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`.
         x, y, sample_weight: the examples; weight 0 is padding.
-        chosen: rows of sparse tables that were chosen on the host, as in `SelectedInputs`.
+        survivors: from `rows_ahead`.
 
     Returns:
         For each trainable variable what `DPOptimizer.apply_clipped_sums` takes.
@@ -27,14 +27,19 @@ def sums_of_batch(model, x, y, sample_weight, chosen=None):
         return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
     result = backward(model, model.plan(x), x, losses_of, present)
-    result = restrict_to_survivors(model, result, chosen)
+    result = restrict_to_survivors(model, result, survivors)
     sums = clipped_sums(model, result, model.optimizer.clip_norm, model.optimizer.clipping)
     _update_metrics(model, x, y, sample_weight, result)
     return sums
 
 
-def sums_of_microbatches(model, x, y, sample_weight):
-    """The same over micro-batches, one after another, noise added by nobody yet."""
+def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
+    """The same over micro-batches, one after another, noise added by nobody yet.
+
+    Args:
+        model, x, y, sample_weight: as for `sums_of_batch`.
+        survivors: from `rows_ahead`; every micro-batch is restricted to these same rows.
+    """
     size = model.optimizer.microbatch_size
     data = tf.nest.map_structure(
         lambda t: t if t is None else _in_microbatches(t, size),
@@ -43,12 +48,17 @@ def sums_of_microbatches(model, x, y, sample_weight):
     variables = model.trainable_variables
     unused = {id(v) for v in model.plan(x).unused}
     pieces = [i for i, v in enumerate(variables) if id(v) not in unused]
+    rows = survivors or {}
+
+    def zeros(i):
+        shape = variables[i].shape
+        return tf.zeros([tf.size(rows[i]), *shape[1:]] if i in rows else shape, tf.float32)
 
     def body(i_batch, totals):
         part = tf.nest.map_structure(lambda t: t if t is None else t[i_batch], data)
-        sums = sums_of_batch(model, *part)
+        sums = sums_of_batch(model, *part, survivors)
         return i_batch + 1, [
-            t + tf.cast(tf.convert_to_tensor(sums[i]), tf.float32)
+            t + tf.cast(tf.convert_to_tensor(sums[i].values if i in rows else sums[i]), tf.float32)
             for i, t in zip(pieces, totals, strict=True)
         ]
 
@@ -57,17 +67,16 @@ def sums_of_microbatches(model, x, y, sample_weight):
     )
     present = presence(flat_weights, tf.shape(tf.nest.flatten(flat_weights)[0])[0])
     last = tf.reduce_max(tf.where(present, tf.range(1, tf.size(present) + 1), 0))
-    zeros = [tf.zeros(variables[i].shape, tf.float32) for i in pieces]
     _, totals = tf.while_loop(
         # Padding stands at the end of a batch: whole micro-batches of it are skipped.
         lambda i_batch, _: i_batch * size < last,
         body,
-        (tf.constant(0), zeros),
+        (tf.constant(0), [zeros(i) for i in pieces]),
         parallel_iterations=1,
     )
     sums = [None] * len(variables)
     for i, total in zip(pieces, totals, strict=True):
-        sums[i] = total
+        sums[i] = SurvivorSums(rows[i], total) if i in rows else total
     return sums
 
 

@@ -3,19 +3,54 @@
 import keras
 import tensorflow as tf
 
-from tfdp.clipping import PrivacyError, activated_rows, restrict
+from tfdp.clipping import PrivacyError, activated_rows, restrict, table_name
 from tfdp.clipping.recording import all_layers
 from tfdp.distribution.host_selection import rows_of_step
 from tfdp.layers import SparseEmbedding
+from tfdp.selection import TableActivity
 
 
-def restrict_to_survivors(model, result, chosen=None):
-    """Selects rows and sets the gradients of all others to zero, before norms are taken.
+def rows_ahead(model, chosen):
+    """The rows of sparse tables that a step may touch, if they are known before its gradients.
 
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`.
-        result: a `Backward` of the whole batch.
-        chosen: survivors that were chosen on the host, as in `SelectedInputs`.
+        chosen: survivors that were chosen on the host, as in `SelectedInputs`, or None.
+
+    Returns:
+        Dict of place among the trainable variables to rows, or None: the step has no selection,
+        or has to choose them itself, from its whole batch.
+
+    Raises:
+        PrivacyError: for micro-batches, none of which is the whole batch.
+    """
+    optimizer = model.optimizer
+    if chosen is not None:
+        rows, cut = rows_of_step(model, chosen, bool(model.jit_compile))
+        model.selection_metrics.count_cut(cut)
+        return rows
+    if optimizer.selection is None or optimizer.microbatch_size is None:
+        return None
+    if optimizer.selection.reads_batch:
+        raise PrivacyError(
+            f"Rows are chosen from the whole batch, and this step sees {optimizer.microbatch_size} "
+            "examples of it at once. Choose them where batches are made: give `fit` what "
+            "`tfdp.distribution.select_on_host(batches, model, ids)` returns, or leave "
+            "`microbatch_size` out."
+        )
+    tables = {i: v for i, v in enumerate(model.trainable_variables) if table_name(v) is not None}
+    activity = [TableActivity(table_name(v), v.shape[0], None) for v in tables.values()]
+    rows = optimizer.selection.select(activity, None, None, None)
+    return dict(zip(tables, rows, strict=True))
+
+
+def restrict_to_survivors(model, result, survivors=None):
+    """Sets the gradients of all rows but the survivors' to zero, before norms are taken.
+
+    Args:
+        model: a `DPModel` compiled with a `DPOptimizer`.
+        result: a `Backward`; of the whole batch if the rows are to be chosen here.
+        survivors: from `rows_ahead`; if None they are selected.
 
     Returns:
         A `Backward`; the same one if the optimizer has no `selection`.
@@ -27,14 +62,11 @@ def restrict_to_survivors(model, result, chosen=None):
     if optimizer.selection is None:
         return result
     activated = activated_rows(model, result)
-    static = bool(model.jit_compile)
-    if chosen is None:
+    if survivors is None:
         survivors, cut = optimizer.select_rows(
-            activated, model.trainable_variables, result.present, static
+            activated, model.trainable_variables, result.present, bool(model.jit_compile)
         )
-    else:
-        survivors, cut = rows_of_step(model, chosen, static)
-    model.selection_metrics.count_cut(cut)
+        model.selection_metrics.count_cut(cut)
     return restrict(result, survivors)
 
 

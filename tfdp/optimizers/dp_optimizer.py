@@ -57,7 +57,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
         embedding_optimizer: `RowSGD`, `RowAdagrad` or `LazyAdam` for those tables; needed with
             `selection`. `optimizer` then trains everything else.
         microbatch_size: examples processed at once inside a step; bounds memory, changes nothing
-            else. `None` processes the whole batch at once.
+            else. `None` processes the whole batch at once. With `AdaFEST` it needs rows that
+            come with the batches, from `tfdp.distribution.select_on_host`.
         per_example_reduction: "mean" or "sum" over the positions of one example.
         seed: integer that fixes the noise, for tests only; the statement says so.
 

@@ -17,7 +17,7 @@ class SparseTraining:
     Args:
         selection: a `RowSelection`.
         embedding_optimizer: a `RowOptimizer`.
-        microbatch_size: must be None.
+        microbatch_size: of the optimizer; None, or rows must be known before the gradients.
 
     Raises:
         ValueError: for arguments of other types, or one without the other.
@@ -48,11 +48,7 @@ class SparseTraining:
                 f"RowAdagrad or LazyAdam. Received: embedding_optimizer={embedding_optimizer}"
             )
         if microbatch_size is not None:
-            raise ValueError(
-                "Argument `microbatch_size` cannot be combined with `selection`: the rows are "
-                "chosen from the whole batch, before its gradients. Leave it out. "
-                f"Received: microbatch_size={microbatch_size}"
-            )
+            _check_known_ahead(selection, microbatch_size)
         self.selection = selection
         self.optimizer = embedding_optimizer
 
@@ -143,3 +139,24 @@ class SparseTraining:
         sizes = [tf.size(s.values) for s in sums]
         noise = tf.split(source.normal_values(tf.add_n(sizes), stddev), tf.stack(sizes))
         return [tf.reshape(z, tf.shape(s.values)) for s, z in zip(sums, noise, strict=True)]
+
+
+def _check_known_ahead(selection, microbatch_size):
+    """Micro-batches need rows that were chosen from the whole batch before any of its gradients.
+
+    Raises:
+        ValueError: for a selection that cannot choose them so.
+    """
+    if selection.reads_gradients:
+        raise ValueError(
+            f"Argument `microbatch_size` cannot be combined with {type(selection).__name__}, which "
+            "reads the gradients of the whole batch. Leave it out, or choose rows from ids: "
+            f"AdaFEST(..., capacity=...). Received: microbatch_size={microbatch_size}"
+        )
+    if selection.reads_batch and selection.capacity is None:
+        raise ValueError(
+            "Argument `microbatch_size` needs rows that are chosen where the batches are made: "
+            "give the selection a `capacity`, as in AdaFEST(..., capacity=20_000), and `fit` what "
+            "`tfdp.distribution.select_on_host(batches, model, ids)` returns. Received: "
+            f"microbatch_size={microbatch_size}, selection without a capacity"
+        )

@@ -41,6 +41,7 @@ class FEST(RowSelection):
     """
 
     is_static = True
+    reads_batch = False
 
     def __init__(self, k, frequencies=None, epsilon=None, mechanism="laplace"):
         if (frequencies is None) == (epsilon is None):

@@ -17,6 +17,7 @@ class RowSelection:
         capacity: the number of rows that a step may touch at most, or None: any number.
         is_static: whether the number of rows that a step touches is known before it, or has a
             capacity, so that XLA can compile the step.
+        reads_batch: whether the rows depend on the batch of the step at all.
         reads_gradients: whether it reads the norms of the rows' gradients, not ids alone.
         version: changes whenever rows that were chosen before training are chosen anew.
     """
@@ -26,6 +27,7 @@ class RowSelection:
     privacy_asserted = ()
     capacity = None
     is_static = False
+    reads_batch = True
     reads_gradients = False
     version = 0
 
