@@ -1,5 +1,7 @@
 """Convolutions, as products of image patches and output gradients."""
 
+import math
+
 import keras
 import tensorflow as tf
 
@@ -29,15 +31,32 @@ def patches_of(layer, inputs):
 
 class _Convolution(KernelAndBias):
     def accepts(self, layer, args, kwargs):
-        return layer.data_format == "channels_last" and getattr(layer, "groups", 1) == 1
+        return layer.data_format == "channels_last"
 
 
 @register_rule(keras.layers.Conv1D, keras.layers.Conv2D)
 class ConvolutionRule(_Convolution):
     def kernel_contribution(self, layer, inputs, s):
+        if layer.groups > 1:
+            return _of_groups(layer, inputs, s)
         spatial = len(layer.kernel_size)
         layout = Layout(tuple(range(spatial + 1)), (spatial + 1,))
         return OuterProduct(flatten_time(patches_of(layer, inputs), 1), flatten_time(s, 1), layout)
+
+
+def _of_groups(layer, inputs, s):
+    """A kernel for each group of channels: the per-example gradient is formed.
+
+    By a rule, since TensorFlow has the gradient of such a convolution only inside XLA on some
+    CPUs, where the fallback cannot take it apart by example.
+    """
+    *size, channels, filters = layer.kernel.shape
+    patches, s = flatten_time(patches_of(layer, inputs), 1), flatten_time(s, 1)
+    lead = [tf.shape(patches)[0], tf.shape(patches)[1]]
+    patches = tf.reshape(patches, [*lead, math.prod(size), layer.groups, channels])
+    s = tf.reshape(s, [*lead, layer.groups, filters // layer.groups])
+    formed = tf.einsum("btkgc,btgf->bkcgf", patches, s)
+    return Instances(tf.reshape(formed, [-1, *layer.kernel.shape]))
 
 
 @register_rule(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
