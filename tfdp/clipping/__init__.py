@@ -5,7 +5,13 @@ from tfdp.clipping.contributions import Instances, Layout, OuterProduct, Rows
 from tfdp.clipping.engine import backward, clipped_sums, squared_norms
 from tfdp.clipping.factors import CLIPPING, clip_factors
 from tfdp.clipping.inspect import explain, per_example_gradient_norms
-from tfdp.clipping.losses import MeanExampleLoss, PerExampleLoss, presence
+from tfdp.clipping.losses import (
+    MeanExampleLoss,
+    PerExampleLoss,
+    of_all_replicas,
+    presence,
+    share_of_mean,
+)
 from tfdp.clipping.planning import Plan, PrivacyError, make_plan, refuse_named_layers
 from tfdp.clipping.recording import constant
 from tfdp.clipping.registry import Rule, register_rule
@@ -30,12 +36,14 @@ __all__ = [
     "constant",
     "explain",
     "make_plan",
+    "of_all_replicas",
     "per_example_gradient_norms",
     "presence",
     "refuse_named_layers",
     "register_rule",
     "restrict",
     "rules",
+    "share_of_mean",
     "squared_norms",
     "table_name",
 ]

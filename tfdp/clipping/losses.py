@@ -89,13 +89,33 @@ class PerExampleLoss(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class MeanExampleLoss(PerExampleLoss):
-    """The mean of `PerExampleLoss` over the examples present: the same loss without privacy."""
+    """The mean of `PerExampleLoss` over the examples present: the same loss without privacy.
+
+    On several replicas each gets its share of the mean over all of them: Keras' optimizers sum
+    gradients over replicas.
+    """
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        losses = super().__call__(y_true, y_pred, sample_weight)
-        there = presence(sample_weight, tf.shape(losses)[0])
-        count = tf.reduce_sum(tf.cast(there, losses.dtype))
-        return tf.math.divide_no_nan(tf.reduce_sum(losses), count)
+        return share_of_mean(super().__call__(y_true, y_pred, sample_weight), sample_weight)
+
+
+def share_of_mean(losses, sample_weight):
+    """What the losses (B,) of this replica's examples add to the mean over those present.
+
+    Returns:
+        A scalar; the mean itself if there is one replica.
+    """
+    there = presence(sample_weight, tf.shape(losses)[0])
+    count = of_all_replicas(tf.reduce_sum(tf.cast(there, losses.dtype)))
+    return tf.math.divide_no_nan(tf.reduce_sum(losses), count)
+
+
+def of_all_replicas(count):
+    """The sum of a number over the replicas; the number itself where none is running."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return count
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, count)
 
 
 def presence(sample_weight, batch_size):

@@ -8,17 +8,16 @@ from tfdp.distribution.replicas import is_multi_worker
 from tfdp.selection import NO_ROW
 
 
-def check_strategy(strategy, optimizer, jit_compile=None):
+def check_strategy(strategy, optimizer):
     """Refuses strategies, and optimizers made outside of them, under which noise would be wrong.
 
     Args:
         strategy: the model's `tf.distribute.Strategy`.
         optimizer: the `DPOptimizer` that the model is compiled with.
-        jit_compile: as given to `compile`.
 
     Raises:
-        PrivacyError: for a strategy without synchronous replicas, a TPU strategy, an optimizer
-            whose state is not replicated, or XLA over several replicas.
+        PrivacyError: for a strategy without synchronous replicas, a TPU strategy, or an optimizer
+            whose state is not replicated.
     """
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise PrivacyError(
@@ -43,7 +42,17 @@ def check_strategy(strategy, optimizer, jit_compile=None):
             "be updated once by each replica. Make the DPOptimizer, and the optimizers in it, "
             "inside `with strategy.scope():`, as the model."
         )
-    if jit_compile is True:
+
+
+def refuse_compilation(strategy, jit_compile):
+    """Refuses XLA over several replicas: neither sums nor step counters cross a compiled step.
+
+    Args:
+        strategy: the model's strategy.
+        jit_compile: as given to `compile`.
+    """
+    replicas = strategy.num_replicas_in_sync
+    if jit_compile is True and replicas > 1:
         raise PrivacyError(
             f"`jit_compile=True` compiles a step for one device. Received: {replicas} replicas. "
             "Leave `jit_compile` out."
@@ -92,7 +101,10 @@ def padded(dataset, replicas):
     """
     if replicas == 1 or not isinstance(dataset, tf.data.Dataset):
         return dataset
-    rows = {t.shape[0] for t in tf.nest.flatten(dataset.element_spec)}
+    spec = dataset.element_spec
+    if not (isinstance(spec, tuple) and len(spec) == 3 and spec[2] is not None):
+        return dataset  # without weights, what is added would train
+    rows = {t.shape[0] for t in tf.nest.flatten(spec)}
     if None in rows or not any(r % replicas for r in rows):
         return dataset
 

@@ -94,6 +94,9 @@ class _Trace:
         model = self.model
         variables = model.trainable_variables
         with self.recorder.recording() as scope:
+            for v in variables:
+                if v.regularizer is not None:  # Keras looks for its value in the scope alone
+                    scope.add_update((v, v.value))
             with tf.GradientTape() as tape:
                 outputs = call_model(model, x)
                 loss = model.compute_loss(x, y, outputs, sample_weight, training=True)

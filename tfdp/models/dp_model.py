@@ -1,5 +1,6 @@
 """Private training for Keras models: the train step, and the statement of what it did."""
 
+import threading
 import warnings
 
 import keras
@@ -11,7 +12,9 @@ from tfdp.clipping import (
     MeanExampleLoss,
     PerExampleLoss,
     make_plan,
+    of_all_replicas,
     refuse_named_layers,
+    share_of_mean,
 )
 from tfdp.clipping.recording import all_layers
 from tfdp.data.provenance import is_as_sampled
@@ -35,6 +38,8 @@ from tfdp.models.step_charging import RecordState, StepCharging
 from tfdp.optimizers import DPOptimizer
 
 _RECORD = "_tfdp_record"
+# Whether a thread, of which each replica has one, keeps weight penalties out of the losses.
+_PENALTIES = threading.local()
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -96,10 +101,11 @@ class DPModel(MultiWorkerFit, keras.Model):
         }  # fmt: skip
         optimizer = keras.optimizers.get(optimizer)
         private = isinstance(optimizer, DPOptimizer)
+        checks.refuse_compilation(self.distribute_strategy, jit_compile)
         if private:
             refuse_named_layers(self)
             fitting.refuse_precision(self)
-            checks.check_strategy(self.distribute_strategy, optimizer, jit_compile)
+            checks.check_strategy(self.distribute_strategy, optimizer)
             fitting.refuse_tensor_float_32()
             allow_compilation(self, optimizer, jit_compile)
             metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
@@ -218,8 +224,10 @@ class DPModel(MultiWorkerFit, keras.Model):
         kwargs.update(batch_size=batch_size, epochs=epochs, verbose=verbose)
         if isinstance(x, tf.data.Dataset):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
+        replica_count = self.distribute_strategy.num_replicas_in_sync
         if not isinstance(self.optimizer, DPOptimizer):
             begin_fit(self, x, y, kwargs)
+            x = checks.padded(x, replica_count)
             try:
                 return super().fit(x, y, callbacks=callbacks, **kwargs)
             finally:
@@ -235,7 +243,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         self._uncovered |= coverage.of_callbacks(callbacks)
         fitting.check_examples_do_not_mix(self, x, y)
         refuse_noise_alone(self, x, y, kwargs)
-        x = checks.padded(x, strategy.num_replicas_in_sync)
+        x = checks.padded(x, replica_count)
         charging = self.optimizer.charging
         self._unite_records()
         self._charge_releases(self.optimizer)
@@ -279,20 +287,31 @@ class DPModel(MultiWorkerFit, keras.Model):
 
     @property
     def losses(self):
-        return [] if vars(self).get("_penalties_apart") else super().losses
+        return [] if getattr(_PENALTIES, "apart", False) else super().losses
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        """Losses of shape (B,) under a `DPOptimizer`, weight penalties included for display.
+        """Losses of shape (B,) in training under a `DPOptimizer`, else their mean.
 
-        The gradients of the penalties depend on no example: they are added after the noise.
+        Weight penalties are included; under a `DPOptimizer` for display, as their gradients depend
+        on no example and are added after the noise. On several replicas a mean is this one's share.
         """
         penalties = self.losses
-        vars(self)["_penalties_apart"] = True  # Keras would stack them with the (B,) losses
+        _PENALTIES.apart = True  # Keras would stack them with the (B,) losses
         try:
             losses = super().compute_loss(x, y, y_pred, sample_weight, training)
         finally:
-            vars(self)["_penalties_apart"] = False
-        return losses + tf.add_n(penalties) if penalties else losses
+            _PENALTIES.apart = False
+        penalty = tf.add_n(penalties) if penalties else 0.0
+        if isinstance(self.optimizer, DPOptimizer):
+            if training:
+                return losses + penalty
+            losses = share_of_mean(losses, sample_weight)
+        count = self.distribute_strategy.num_replicas_in_sync
+        if not training and count > 1:
+            # Keras weighs what replicas show by how many rows each of them has.
+            rows = tf.cast(fitting.batch_size_of(x), losses.dtype)
+            losses *= tf.math.divide_no_nan(of_all_replicas(rows), count * rows)
+        return losses + penalty / count
 
     def plan(self, x):
         """The plan for inputs of this structure; made when a step is traced."""

@@ -166,14 +166,19 @@ def check_examples_do_not_mix(model, x, y):
     from tfdp.models.validation import validate_batch
 
     if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-        batch = tf.nest.map_structure(
-            lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v,
-            next(iter(x)),
-        )
+        batch = first_batch(x)
     else:
         batch = tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:8]), (x, y))
     validate_batch(model, *keras.utils.unpack_x_y_sample_weight(batch))
     model._validate_on_fit = False
+
+
+def first_batch(dataset):
+    """A batch of a dataset; the first replica's part of it, if the dataset is distributed."""
+    return tf.nest.map_structure(
+        lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v,
+        next(iter(dataset)),
+    )
 
 
 def weights_or_ones(x, sample_weight):

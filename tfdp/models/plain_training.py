@@ -98,8 +98,8 @@ def _forward_noise(model, x, y, kwargs):
 
 def _batch(x, y, sample_weight):
     """A few records, for their shapes and for the check that examples do not mix."""
-    if isinstance(x, tf.data.Dataset):
-        return tf.nest.map_structure(lambda t: t[:4], next(iter(x)))
+    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+        return tf.nest.map_structure(lambda t: t[:4], fitting.first_batch(x))
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
     return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:4]), batch)
 
