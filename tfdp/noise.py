@@ -18,7 +18,9 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from tfdp.clipping.planning import PrivacyError
 from tfdp.distribution.replicas import of_first_replica
+from tfdp.distribution.single_trace import traces_once
 
 _PHILOX = 1  # tf.random.Algorithm.PHILOX
 _LARGEST_DRAW = 1 << 22
@@ -63,7 +65,7 @@ def _ratio(numerator, denominator, x):
     )
 
 
-def _bits(key, counter, shape):
+def philox_bits(key, counter, shape):
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=shape, key=key, counter=counter, alg=_PHILOX, dtype=tf.uint64
     )
@@ -74,12 +76,14 @@ def _compiled_normal(shape):
     # Compiled by itself, the chain of elementwise float64 work is one loop, several times faster.
     @tf.function(jit_compile=True, autograph=False)
     def draw(key, counter):
-        return standard_normal_from_bits(_bits(key, counter, list(shape)))
+        return standard_normal_from_bits(philox_bits(key, counter, list(shape)))
 
     return draw
 
 
 def _standard_normal(key, counter, shape):
+    if traces_once(tf.distribute.get_strategy()):  # compiled already, with the whole step
+        return standard_normal_from_bits(philox_bits(key, counter, list(shape)))
     return _compiled_normal(shape)(key, counter)
 
 
@@ -136,6 +140,11 @@ class NoiseSource:
         self._seedings = 0
         self.rekey()
 
+    @property
+    def variables(self):
+        """Key and counter: int64 variables of one and two words."""
+        return [self._key, self._counter]
+
     def rekey(self, strategy=None):
         """Takes a new key and counter; called eagerly, at the start of every `fit`.
 
@@ -158,7 +167,7 @@ class NoiseSource:
         """uint64 tensor of the given static shape; no two calls share a bit."""
         size = math.prod(shape)
         key, counter = self._advance(size)
-        return _bits(key, counter, list(shape))
+        return philox_bits(key, counter, list(shape))
 
     def normal(self, shape, stddev, dtype=tf.float32):
         """Independent N(0, stddev^2) values, drawn in float64 and rounded once to `dtype`.
@@ -270,10 +279,21 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
         Args:
             shape: list, or int tensor, static or not.
         """
-        return _bits(*self.advance(shape), shape)
+        return philox_bits(*self.advance(shape), shape)
 
     def advance(self, shape):
-        """Key and counter for a tensor of this shape; nobody else gets them."""
+        """Key and counter for a tensor of this shape; nobody else gets them.
+
+        Raises:
+            PrivacyError: in a program that all replicas run: its state stays on the host.
+        """
+        strategy = tf.distribute.get_strategy()
+        if traces_once(strategy):
+            raise PrivacyError(
+                "Noise of a layer (DPForwardNoise, PrivateAttention) must differ from replica to "
+                f"replica, and a step under {type(strategy).__name__} cannot reach the counter "
+                "that makes it differ. Train under another strategy, or without the layer."
+            )
         state = tf.raw_ops.RngReadAndSkip(
             resource=self.resource_handle,
             alg=_PHILOX,

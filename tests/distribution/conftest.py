@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tpu_emulation
 
 import tfdp
 
@@ -64,3 +65,15 @@ class Replicas:
 @pytest.fixture(scope="session")
 def replicas():
     return Replicas
+
+
+@pytest.fixture
+def tpus(monkeypatch):
+    """As `replicas`, under an emulated TPUStrategy; its `programs` are the graphs of the steps."""
+
+    class OnTPUs(Replicas):
+        strategy = staticmethod(tpu_emulation.strategy)
+        programs = []
+
+    tpu_emulation.emulate(monkeypatch, OnTPUs.programs)
+    return OnTPUs

@@ -9,6 +9,7 @@ from tfdp.clipping import fallback
 from tfdp.clipping.execution import record_forward
 from tfdp.clipping.factors import clip_factors
 from tfdp.clipping.gradients import for_xla, variable_gradient
+from tfdp.distribution.single_trace import compiled_by_xla
 
 
 @dataclasses.dataclass
@@ -56,7 +57,7 @@ def backward(model, plan, x, losses_of: Callable, present):
     for unit in recorded:
         s = [next(gradients) for _ in unit.probes]
         if unit.unit.rule is None:
-            pairs = fallback.contributions(unit, s, getattr(model, "jit_compile", False))
+            pairs = fallback.contributions(unit, s, compiled_by_xla(model))
         else:
             layer, rule = unit.unit.layer, unit.unit.rule
             wanted = {id(v) for v in unit.unit.variables}
@@ -109,7 +110,7 @@ def clipped_sums(model, result, clip_norm, clipping):
         factors, finite = clip_factors(raised, result.present, clip_norm, clipping)
         factor_of = dict(zip(order, factors, strict=True))
     sums = [None] * len(model.trainable_variables)
-    with tf.name_scope("clipped_sums"), for_xla(bool(getattr(model, "jit_compile", False))):
+    with tf.name_scope("clipped_sums"), for_xla(compiled_by_xla(model)):
         for i, gradient, group in result.gradients:
             sums[i] = gradient.clipped_sum(factor_of[group], finite)
     return sums

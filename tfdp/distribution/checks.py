@@ -5,6 +5,7 @@ import tensorflow as tf
 from tfdp.clipping.planning import PrivacyError
 from tfdp.distribution.host_selection import SelectedInputs
 from tfdp.distribution.replicas import is_multi_worker
+from tfdp.distribution.single_trace import traces_once
 from tfdp.selection import NO_ROW
 
 
@@ -16,8 +17,8 @@ def check_strategy(strategy, optimizer):
         optimizer: the `DPOptimizer` that the model is compiled with.
 
     Raises:
-        PrivacyError: for a strategy without synchronous replicas, a TPU strategy, or an optimizer
-            whose state is not replicated.
+        PrivacyError: for a strategy without synchronous replicas, TPUs of several hosts, or an
+            optimizer whose state is not replicated.
     """
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise PrivacyError(
@@ -25,33 +26,40 @@ def check_strategy(strategy, optimizer):
             "is no sum to add noise to once, and Keras 3 does not train under it. Use "
             "MirroredStrategy or MultiWorkerMirroredStrategy."
         )
-    if isinstance(strategy, tf.distribute.TPUStrategy):
-        raise PrivacyError(
-            "Private training under TPUStrategy is not available in this version: its steps "
-            "cannot read the noise key and the step counter that live on the host. Use "
-            "MirroredStrategy or MultiWorkerMirroredStrategy."
-        )
     replicas = strategy.num_replicas_in_sync
-    if replicas == 1:
+    single_trace = traces_once(strategy)
+    if single_trace:
+        _check_hosts(strategy)
+    elif replicas == 1:
         return
     inner = [optimizer.inner_optimizer, optimizer.embedding_optimizer]
-    iterations = [one.iterations.value for one in inner if one is not None]
-    if not all(isinstance(v, tf.distribute.DistributedValues) for v in iterations):
+    state = [one.iterations.value for one in inner if one is not None]
+    if single_trace:
+        state += optimizer.hidden_variables
+    if not all(isinstance(v, tf.distribute.DistributedValues) for v in state):
         raise PrivacyError(
-            f"The model was made for {replicas} replicas, the optimizer for one: its state would "
-            "be updated once by each replica. Make the DPOptimizer, and the optimizers in it, "
-            "inside `with strategy.scope():`, as the model."
+            f"The model was made for {replicas} replicas of {type(strategy).__name__}, the "
+            "optimizer without them: its state would be updated once by each replica, or could "
+            "not be read there. Make the DPOptimizer, and the optimizers in it, inside `with "
+            "strategy.scope():`, as the model."
         )
 
 
 def refuse_compilation(strategy, jit_compile):
     """Refuses XLA over several replicas: neither sums nor step counters cross a compiled step.
 
+    TPUStrategy compiles by itself what it starts; what starts it cannot be compiled.
+
     Args:
         strategy: the model's strategy.
         jit_compile: as given to `compile`.
     """
     replicas = strategy.num_replicas_in_sync
+    if jit_compile is True and traces_once(strategy):
+        raise PrivacyError(
+            f"{type(strategy).__name__} compiles every step by itself, and `jit_compile=True` "
+            "would compile what starts it. Leave `jit_compile` out."
+        )
     if jit_compile is True and replicas > 1:
         raise PrivacyError(
             f"`jit_compile=True` compiles a step for one device. Received: {replicas} replicas. "
@@ -68,9 +76,14 @@ def check_data(strategy, x, sampling):
         sampling: its `tfdp.accounting.Sampling`.
 
     Raises:
-        PrivacyError: for arrays on several replicas; for batches drawn anew by each worker.
+        PrivacyError: for arrays on several replicas; for batches drawn anew by each worker; for
+            batches of unknown size where XLA compiles the step.
     """
-    if strategy.num_replicas_in_sync == 1 or isinstance(x, tf.distribute.DistributedDataset):
+    if isinstance(x, tf.distribute.DistributedDataset):
+        return
+    if traces_once(strategy):
+        _check_shapes(x)
+    if strategy.num_replicas_in_sync == 1:
         return
     if not isinstance(x, tf.data.Dataset):
         raise PrivacyError(
@@ -89,6 +102,29 @@ def check_data(strategy, x, sampling):
             "could take part twice in a step, and q would not be its probability. Make the data "
             "with `tfdp.distribution.poisson_batches(strategy, data, ...)`, by which each worker "
             "draws from its own share of the records."
+        )
+
+
+def _check_hosts(strategy):
+    devices = strategy.extended.worker_devices
+    hosts = {tf.DeviceSpec.from_string(d).replace(device_type=None, device_index=None).to_string()
+             for d in devices}  # fmt: skip
+    if len(hosts) > 1:
+        raise PrivacyError(
+            "Each host of a TPU pod would draw batches of its own and train on a part of them: "
+            "one record could take part twice in a step. Use the TPUs of one host. Received: "
+            f"{type(strategy).__name__} over the hosts {sorted(hosts)}"
+        )
+
+
+def _check_shapes(x):
+    spec = getattr(x, "element_spec", ())  # arrays have their shapes
+    shapes = [s.shape for s in tf.nest.flatten(spec)]
+    if not all(shape.is_fully_defined() for shape in shapes):
+        raise PrivacyError(
+            "A step under TPUStrategy is compiled for batches of one size. Make them with "
+            "`tfdp.data.poisson_batches`, and pad ids to a length that does not come from the "
+            f"data. Received: elements of shapes {shapes}"
         )
 
 

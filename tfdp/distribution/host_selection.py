@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdp.clipping import PrivacyError, presence, table_name
 from tfdp.data.provenance import walk
 from tfdp.distribution import replicas
+from tfdp.distribution.single_trace import traces_once
 from tfdp.noise import NoiseSource
 from tfdp.selection import NO_ROW, TableActivity
 from tfdp.selection.tables import offsets, split_padded_rows
@@ -58,6 +59,7 @@ def select_on_host(batches, model, ids):
 
     Raises:
         ValueError: for a selection without a capacity, or tables that `ids` does not name.
+        PrivacyError: for a model under TPUStrategy.
     """
     optimizer = model.optimizer
     selection = getattr(optimizer, "selection", None)
@@ -65,6 +67,12 @@ def select_on_host(batches, model, ids):
         raise ValueError(
             "Argument `model` must be compiled with a DPOptimizer whose `selection` chooses from "
             f"ids, with a `capacity`: AdaFEST(..., capacity=...). Received: selection={selection}"
+        )
+    if traces_once(model.distribute_strategy):
+        raise PrivacyError(
+            "Batches are made on the host, which cannot read σ and the steps of this run where "
+            f"{type(model.distribute_strategy).__name__} keeps them. Let the step choose the rows: "
+            "give `fit` the batches as they are."
         )
     sizes = _tables(model)
     # Seeded only where the optimizer is, for tests.

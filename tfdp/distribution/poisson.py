@@ -106,6 +106,8 @@ def poisson_batches(
             )
         source = GeneratorSource(None if seed is None else seed * workers + index)
         # One element for each replica of this worker.
-        return batches_of_worker(records, sampling, index, source).rebatch(rows_of_replica)
+        return batches_of_worker(records, sampling, index, source).rebatch(
+            rows_of_replica, drop_remainder=True
+        )
 
     return tag(strategy.distribute_datasets_from_function(of_worker), sampling)

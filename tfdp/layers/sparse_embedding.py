@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping import Rows, Rule, register_rule
+from tfdp.distribution.single_trace import traces_once
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 _DENSE = ("embeddings_regularizer", "embeddings_constraint", "activity_regularizer")
@@ -161,6 +162,8 @@ class SparseEmbedding(keras.layers.Layer):
                 f"Layer {self.name!r} takes integer ids; give its input a dtype, as in "
                 f"keras.Input(..., dtype='int64'). Received: ids of dtype {ids.dtype.name}"
             )
+        if traces_once(tf.distribute.get_strategy()):
+            return  # a TPU has no strings, and can raise nothing
         ids = tf.cast(ids, tf.int64)
         tf.debugging.Assert(
             tf.reduce_all((ids >= 0) & (ids < self.input_dim)),

@@ -18,7 +18,7 @@ from tfdp.clipping import (
 )
 from tfdp.clipping.recording import all_layers
 from tfdp.data.provenance import is_as_sampled
-from tfdp.distribution import checks, host_selection, replicas
+from tfdp.distribution import checks, host_selection, replicas, self_check
 from tfdp.distribution.keras_fit import MultiWorkerFit, as_results
 from tfdp.models import coverage, fitting, private_step
 from tfdp.models.plain_training import (
@@ -123,8 +123,10 @@ class DPModel(MultiWorkerFit, keras.Model):
         )  # fmt: skip
         self._plans = {}
         self.checked_losses = set()
+        self.devices_checked = False
         self._uncovered, self._asserted = set(), set()
-        vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
+        with self.distribute_strategy.scope():
+            vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
         if private:
             self._bind(optimizer)
         else:
@@ -178,7 +180,8 @@ class DPModel(MultiWorkerFit, keras.Model):
     def _step_charging(self):
         """Charges the steps that no DPOptimizer takes."""
         if "_plain_steps" not in vars(self):
-            vars(self)["_plain_steps"] = StepCharging(self._record)
+            with self.distribute_strategy.scope():
+                vars(self)["_plain_steps"] = StepCharging(self._record)
         return vars(self)["_plain_steps"]
 
     @property
@@ -265,6 +268,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         x, chosen = host_selection.unpack(x)
         self.plan(x)  # builds the model, if this is its first batch
+        self_check.refuse_unchecked(self)
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
         self._charge_releases(self.optimizer)
         survivors = rows_ahead(self, chosen)
@@ -279,6 +283,16 @@ class DPModel(MultiWorkerFit, keras.Model):
         self.selection_metrics.count_size(size)
         results |= self.selection_metrics.results()
         return as_results(results, self.distribute_strategy)
+
+    def make_train_function(self, force=False):
+        """As Keras'.
+
+        Raises:
+            PrivacyError: under TPUStrategy, if the devices do not pass the self-check.
+        """
+        if isinstance(self.optimizer, DPOptimizer):
+            self_check.check_once(self)
+        return super().make_train_function(force)
 
     def reset_metrics(self):
         super().reset_metrics()

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tfdp.clipping import PrivacyError, activated_rows, restrict, table_name
 from tfdp.clipping.recording import all_layers
 from tfdp.distribution.host_selection import rows_of_step
+from tfdp.distribution.single_trace import compiled_by_xla, traces_once
 from tfdp.layers import SparseEmbedding
 from tfdp.selection import TableActivity
 
@@ -26,7 +27,7 @@ def rows_ahead(model, chosen):
     """
     optimizer = model.optimizer
     if chosen is not None:
-        rows, cut = rows_of_step(model, chosen, bool(model.jit_compile))
+        rows, cut = rows_of_step(model, chosen, compiled_by_xla(model))
         model.selection_metrics.count_cut(cut)
         return rows
     if optimizer.selection is None or optimizer.microbatch_size is None:
@@ -64,7 +65,7 @@ def restrict_to_survivors(model, result, survivors=None):
     activated = activated_rows(model, result)
     if survivors is None:
         survivors, cut = optimizer.select_rows(
-            activated, model.trainable_variables, result.present, bool(model.jit_compile)
+            activated, model.trainable_variables, result.present, compiled_by_xla(model)
         )
         model.selection_metrics.count_cut(cut)
     return restrict(result, survivors)
@@ -74,16 +75,21 @@ def allow_compilation(model, optimizer, jit_compile):
     """XLA needs to know how many rows a step touches before any has been drawn.
 
     Raises:
-        PrivacyError: for `jit_compile=True` with a selection of any number of rows.
+        PrivacyError: for `jit_compile=True`, or under TPUStrategy, with a selection of any number
+            of rows.
     """
-    if jit_compile is not True:
+    on_tpu = traces_once(model.distribute_strategy)
+    if jit_compile is not True and not on_tpu:
         return
     if optimizer.selection is not None and not optimizer.selection.is_static:
         raise PrivacyError(
-            "`jit_compile=True` needs a number of rows that is known before the step. Give the "
-            "selection a `capacity`, as in `AdaFEST(..., capacity=20_000)`, or leave `jit_compile` "
-            f"out. Received: selection={optimizer.selection}"
+            f"{'A step under TPUStrategy' if on_tpu else '`jit_compile=True`'} needs a number of "
+            "rows that is known before the step. Give the selection a `capacity`, as in "
+            f"`AdaFEST(..., capacity=20_000)`{'' if on_tpu else ', or leave `jit_compile` out'}. "
+            f"Received: selection={optimizer.selection}"
         )
+    if on_tpu:
+        return  # the strategy compiles, and not Keras
     for layer in all_layers(model):
         if isinstance(layer, SparseEmbedding):
             # Keras compiles no model by itself that holds this layer, and now is asked to.

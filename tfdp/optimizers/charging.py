@@ -41,6 +41,11 @@ class Charging:
             )
 
     @property
+    def variables(self):
+        """Steps of this run, how many it may have, and σ·C of its steps."""
+        return [self._ran, self._limit, self._stddev]
+
+    @property
     def record(self):
         """The `tfdp.accounting.Record` that is charged."""
         return self._record

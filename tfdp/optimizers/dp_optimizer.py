@@ -191,6 +191,16 @@ class DPOptimizer(keras.optimizers.Optimizer):
         return self._variables + self.inner_optimizer.variables + rows
 
     @property
+    def noise_source(self):
+        """The `NoiseSource` of all of this optimizer's noise."""
+        return self._noise
+
+    @property
+    def hidden_variables(self):
+        """What a step reads and no checkpoint holds: noise key and counter, steps, limit, σ·C."""
+        return [*self._noise.variables, *self._charging.variables]
+
+    @property
     def learning_rate(self):
         return self.inner_optimizer.learning_rate
 

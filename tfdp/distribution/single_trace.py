@@ -1,0 +1,28 @@
+"""Strategies that trace a step once, as one program that XLA compiles for every replica."""
+
+import tensorflow as tf
+
+_SINGLE_TRACE = (
+    tf.distribute.TPUStrategy,
+    tf.distribute.experimental.TPUStrategy,
+    tf.compat.v1.distribute.experimental.TPUStrategy,
+)
+
+
+def traces_once(strategy):
+    """Whether all replicas of a strategy run one traced program, with no call between them.
+
+    In such a program an assignment to a variable without aggregation changes the copy of the
+    replica that makes it.
+    """
+    return isinstance(strategy, _SINGLE_TRACE)
+
+
+def compiled_by_xla(model):
+    """Whether XLA compiles the steps of a model, so that their shapes must be static.
+
+    Args:
+        model: a Keras model, or another object that has no strategy.
+    """
+    strategy = getattr(model, "distribute_strategy", None)
+    return traces_once(strategy) or bool(getattr(model, "jit_compile", False))
