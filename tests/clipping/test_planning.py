@@ -97,6 +97,73 @@ def test_layers_inside_reshapes_fall_back_to_the_model(brute_force, mean_loss):
     assert unit.rule is None and unit.layer is check.model
 
 
+class ByExample(layers.Layer):
+    """Has no rule, gives outputs (B, 3), and is told in which form it gets the examples."""
+
+    def build(self, *shapes, **kwargs):
+        self.scale = self.add_weight(name="scale", shape=(3,), initializer="ones")
+
+    def call(self, x, how):
+        if how == "ragged":
+            x = tf.reduce_sum(x, axis=1)
+        elif how == "transposed":
+            x = tf.reduce_sum(x, axis=0)
+        elif how == "flattened":
+            x = tf.reduce_sum(tf.reshape(x, [-1, 2]), axis=1)
+        elif how == "packed":
+            x = tf.ensure_shape(tf.math.segment_sum(x["values"], x["rows"]), [x["like"].shape[0]])
+        return x[:, tf.newaxis] * self.scale
+
+
+class InAnotherForm(keras.Model):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.layer = ByExample()
+
+    def call(self, x):
+        form = {
+            "ragged": lambda: tf.RaggedTensor.from_tensor(x),
+            "transposed": lambda: tf.transpose(x),
+            "flattened": lambda: tf.reshape(x, [-1]),
+            "packed": lambda: {
+                "values": tf.boolean_mask(x, x < 9.0),
+                "rows": tf.where(x < 9.0)[:, 0],
+                "like": x,
+            },
+        }[self.how]()
+        return self.layer(form, how=self.how)
+
+
+@pytest.mark.parametrize("how", ["ragged", "transposed", "flattened", "packed"])
+def test_the_fallback_never_hands_an_example_the_others(brute_force, mean_loss, how):
+    # As constants of the call they would enter its gradient.
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(4, 2)).astype(np.float32)
+    y = generator.normal(size=(4, 3)).astype(np.float32) + 5
+    check = brute_force(lambda: InAnotherForm(how), x, mean_loss("mse", y))
+    (unit,) = make_plan(check.model, check.x).units.values()
+    assert unit.rule is None and unit.layer is check.model
+    if how != "packed":  # vectorized_map has no boolean_mask
+        check.check(("flat",))
+
+
+def test_inputs_that_cannot_be_divided_by_example_are_refused():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = ByExample()
+
+        def call(self, x):
+            return self.layer(x, how="ragged")
+
+    ragged = tf.RaggedTensor.from_tensor(tf.ones((4, 2)))
+    with pytest.raises(PrivacyError, match="no clipping rule.*padded"):
+        make_plan(Model(), ragged)
+    with pytest.raises(PrivacyError, match="from_sparse"):
+        make_plan(keras.Sequential([layers.Dense(1)]), tf.sparse.from_dense(tf.ones((4, 2))))
+
+
 class Squeezed(keras.Model):
     """Shared positions that meet the batch in another way than by plain addition."""
 

@@ -72,11 +72,18 @@ def make_plan(model, x):
     first, second = (_trace(model, x, size) for size in _BATCH_SIZES)
     pairs = {a.key: (a, b) for a, b in zip(first.subtree(), second.subtree(), strict=True)}
     units = _choose(first, pairs, first.graph)
-    if units is None or not all(_alignment(first, pairs, lambda c: c.outputs)):
+    if not all(_alignment(first, pairs, lambda c: c.outputs)):
         raise PrivacyError(
             f"The outputs of model {model.name!r} lack the batch axis as their first axis, so "
             "the gradients of its examples cannot be told apart. Return outputs of shape "
             "(batch, ...)."
+        )
+    if units is None:
+        raise PrivacyError(
+            f"Layers of model {model.name!r} that have no clipping rule need its inputs one "
+            "example at a time. Give dense tensors of shape (batch, ...), padded where their "
+            "lengths differ, instead of ragged or sparse ones or others without the batch axis. "
+            f"Received: inputs {[_kind(t) for t in tf.nest.flatten(x)]}"
         )
     covered = {id(v) for unit in units for v in unit.variables}
     unused = [v for v in model.trainable_variables if id(v) not in covered]
@@ -115,10 +122,21 @@ def _trace(model, x, batch_size):
 
 
 def _spec(tensor, batch_size):
+    if isinstance(tensor, (tf.SparseTensor, tf.SparseTensorSpec)) or getattr(
+        tensor, "sparse", False
+    ):
+        raise PrivacyError(
+            "Sparse tensors cannot be divided by example. Give padded or ragged ones: "
+            f"`tf.RaggedTensor.from_sparse(x)`. Received: {_kind(tensor)}"
+        )
     shape = (batch_size, *tensor.shape[1:])
     if isinstance(tensor, tf.RaggedTensor):
         return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits.dtype)
     return tf.TensorSpec(shape, tensor.dtype)
+
+
+def _kind(tensor):
+    return f"{type(tensor).__name__} of shape {tensor.shape}"
 
 
 def _refuse_side_effects(model, scope):
@@ -158,6 +176,8 @@ def _choose(call, pairs, graph):
     outputs = _alignment(call, pairs, lambda c: c.outputs)
     if call.graph is not graph or not outputs or not all(outputs):
         return None
+    if _composites(call.outputs) or not _divides_by_example(pairs[call.key]):
+        return None
     return [
         Unit(
             call.key,
@@ -177,7 +197,8 @@ def _rule_unit(call, pairs):
     known = {id(v) for v in rule.variables(call.layer, call.args, call.kwargs)}
     if not set(call.reads) <= known:
         return None
-    aligned = all(_alignment(call, pairs, lambda c: c.outputs))
+    outputs = _alignment(call, pairs, lambda c: c.outputs)
+    aligned = bool(outputs) and all(outputs) and not _composites(call.outputs)
     if not aligned and not (rule.broadcasts_shared_outputs and _is_shared(call, pairs)):
         return None
     return Unit(call.key, call.layer, rule, list(call.reads.values()), broadcast=not aligned)
@@ -186,9 +207,37 @@ def _rule_unit(call, pairs):
 def _alignment(call, pairs, get):
     """Whether each tensor has the batch axis first."""
     return [
-        len(a.shape) > 0 and (a.shape[0], b.shape[0]) == _BATCH_SIZES
+        _has_batch_axis(a, b)
         for a, b in zip(*(_tensors(get(c)) for c in pairs[call.key]), strict=True)
     ]
+
+
+def _has_batch_axis(a, b):
+    """Whether a tensor of the two traces has the batch axis first."""
+    return bool(a.shape.rank) and (a.shape[0], b.shape[0]) == _BATCH_SIZES
+
+
+def _divides_by_example(calls):
+    """Whether every argument has the batch axis first, or is the same for batches of any size.
+
+    The fallback hands each example its part of the first and all of the second. What holds several
+    examples in another way (ragged, sparse, transposed, flattened, of unknown length) would mix
+    their gradients.
+    """
+    first, second = (tf.nest.flatten((c.args, c.kwargs)) for c in calls)
+    tensors = [(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, tf.Tensor)]
+    return not _composites(first) and all(
+        _has_batch_axis(a, b) or (a.shape.is_fully_defined() and a.shape == b.shape)
+        for a, b in tensors
+    )
+
+
+def _composites(structure):
+    """Ragged tensors, sparse ones, and others that hold several."""
+    return [
+        t for t in tf.nest.flatten(structure)
+        if tf.is_tensor(t) and not isinstance(t, (tf.Tensor, tf.Variable, keras.Variable))
+    ]  # fmt: skip
 
 
 def _is_shared(call, pairs):
