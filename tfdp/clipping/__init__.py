@@ -1,6 +1,6 @@
 """Per-example clipping by book-keeping: one forward pass, one backward pass (MATH.md section 2)."""
 
-from tfdp.clipping import rules
+from tfdp.clipping import combiners, rules
 from tfdp.clipping.contributions import Instances, Layout, OuterProduct, Rows
 from tfdp.clipping.engine import backward, clipped_sums, squared_norms
 from tfdp.clipping.factors import CLIPPING, clip_factors
@@ -15,6 +15,7 @@ from tfdp.clipping.losses import (
 from tfdp.clipping.planning import Plan, PrivacyError, make_plan, refuse_named_layers
 from tfdp.clipping.recording import constant
 from tfdp.clipping.registry import Rule, register_rule
+from tfdp.clipping.rules.embed_reduce import is_embed_reduce, register_keras_rs
 from tfdp.clipping.surviving_rows import SurvivorSums, activated_rows, restrict, table_name
 
 __all__ = [
@@ -33,13 +34,16 @@ __all__ = [
     "backward",
     "clip_factors",
     "clipped_sums",
+    "combiners",
     "constant",
     "explain",
+    "is_embed_reduce",
     "make_plan",
     "of_all_replicas",
     "per_example_gradient_norms",
     "presence",
     "refuse_named_layers",
+    "register_keras_rs",
     "register_rule",
     "restrict",
     "rules",

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdp.clipping.recording import Recorder, all_layers, call_model, ensure_built, is_seed_state
 from tfdp.clipping.registry import Rule, find_rule
+from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
 
 _BATCH_SIZES = (3, 5)
@@ -68,6 +69,7 @@ def make_plan(model, x):
     """
     ensure_built(model, x)
     register_keras_hub()
+    register_keras_rs(model)
     refuse_named_layers(model)
     first, second = (_trace(model, x, size) for size in _BATCH_SIZES)
     pairs = {a.key: (a, b) for a, b in zip(first.subtree(), second.subtree(), strict=True)}

@@ -68,7 +68,8 @@ def activated_rows(model, result):
                 f"Table {name!r} is used in another way than by its layer's own look-up (in a "
                 "subclass with a `call` of its own, inside a layer without a rule, or read as a "
                 "whole), so that the rows of its gradient are not known from ids. Call the "
-                "SparseEmbedding directly in the model, or leave `selection` out."
+                "SparseEmbedding (or the keras_rs layer) directly in the model, or leave "
+                "`selection` out."
             )
         found[i] = gradient
     return found

@@ -8,7 +8,7 @@ import typing
 
 import tensorflow as tf
 
-from tfdp.clipping import PrivacyError, presence, table_name
+from tfdp.clipping import PrivacyError, presence, register_keras_rs, table_name
 from tfdp.data.provenance import walk
 from tfdp.distribution import replicas
 from tfdp.distribution.single_trace import traces_once
@@ -152,6 +152,7 @@ def rows_of_step(model, survivors, static):
 
 def _tables(model):
     """Names and numbers of rows of the tables, in the order of the trainable variables."""
+    register_keras_rs(model)
     tables = [v for v in model.trainable_variables if table_name(v) is not None]
     if not tables:
         raise ValueError(

@@ -5,7 +5,7 @@ import numbers
 import keras
 import tensorflow as tf
 
-from tfdp.clipping import Rows, Rule, register_rule
+from tfdp.clipping import Rule, combiners, register_rule
 from tfdp.distribution.single_trace import traces_once
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -128,11 +128,7 @@ class SparseEmbedding(keras.layers.Layer):
         if weights is not None:
             # Selected, not multiplied: a weight of NaN at a padded place must not count.
             w = tf.where(self.is_value(ids), tf.cast(weights, tf.float32), 0.0)
-        if not self.combines(ids) or self.combiner == "sum":
-            return w
-        size = w if self.combiner == "mean" else tf.square(w)
-        total = tf.reduce_sum(size, axis=-1, keepdims=True)
-        return tf.math.divide_no_nan(w, total if self.combiner == "mean" else tf.sqrt(total))
+        return combiners.coefficients(w, self.combiner if self.combines(ids) else None)
 
     def _readable(self, ids):
         return tf.where(self.is_value(ids), ids, tf.zeros_like(ids))
@@ -208,23 +204,6 @@ class SparseEmbeddingRule(Rule):
     def contributions(self, layer, args, kwargs, gradients):
         (s,) = gradients
         ids, weights = layer.dense(args[0], args[1] if len(args) > 1 else kwargs.get("weights"))
-        s = tf.cast(s, tf.float32)
-        if layer.combines(ids):
-            s = s[..., tf.newaxis, :]
-        values = layer.coefficients(ids, weights)[..., tf.newaxis] * s
-        is_value = layer.is_value(ids)
-        ids = tf.where(is_value, ids, tf.constant(-1, tf.int64))
-        batch = tf.shape(ids)[0] if ids.shape[0] is None else ids.shape[0]
-        positions = 1
-        for size in ids.shape[1:]:
-            positions = None if size is None or positions is None else positions * size
-        positions = -1 if positions is None else positions
-        return [
-            (
-                layer.embeddings,
-                Rows(
-                    tf.reshape(ids, [batch, positions]),
-                    tf.reshape(values, [batch, positions, layer.output_dim]),
-                ),
-            )
-        ]
+        factors = layer.coefficients(ids, weights)
+        ids = tf.where(layer.is_value(ids), ids, tf.constant(-1, tf.int64))
+        return [(layer.embeddings, combiners.weighted_rows(ids, factors, s))]

@@ -14,6 +14,7 @@ from tfdp.clipping import (
     make_plan,
     of_all_replicas,
     refuse_named_layers,
+    register_keras_rs,
     share_of_mean,
 )
 from tfdp.clipping.recording import all_layers
@@ -107,6 +108,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             fitting.refuse_precision(self)
             checks.check_strategy(self.distribute_strategy, optimizer)
             fitting.refuse_tensor_float_32()
+            register_keras_rs(self)
             allow_compilation(self, optimizer, jit_compile)
             metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
         if loss is not None:

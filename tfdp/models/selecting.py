@@ -3,7 +3,13 @@
 import keras
 import tensorflow as tf
 
-from tfdp.clipping import PrivacyError, activated_rows, restrict, table_name
+from tfdp.clipping import (
+    PrivacyError,
+    activated_rows,
+    is_embed_reduce,
+    restrict,
+    table_name,
+)
 from tfdp.clipping.recording import all_layers
 from tfdp.distribution.host_selection import rows_of_step
 from tfdp.distribution.single_trace import compiled_by_xla, traces_once
@@ -79,21 +85,23 @@ def allow_compilation(model, optimizer, jit_compile):
             of rows.
     """
     on_tpu = traces_once(model.distribute_strategy)
-    if jit_compile is not True and not on_tpu:
-        return
-    if optimizer.selection is not None and not optimizer.selection.is_static:
+    selection, asked = optimizer.selection, jit_compile is True
+    if (asked or on_tpu) and selection is not None and not selection.is_static:
         raise PrivacyError(
             f"{'A step under TPUStrategy' if on_tpu else '`jit_compile=True`'} needs a number of "
             "rows that is known before the step. Give the selection a `capacity`, as in "
             f"`AdaFEST(..., capacity=20_000)`{'' if on_tpu else ', or leave `jit_compile` out'}. "
-            f"Received: selection={optimizer.selection}"
+            f"Received: selection={selection}"
         )
     if on_tpu:
         return  # the strategy compiles, and not Keras
     for layer in all_layers(model):
-        if isinstance(layer, SparseEmbedding):
+        if isinstance(layer, SparseEmbedding) and asked:
             # Keras compiles no model by itself that holds this layer, and now is asked to.
             layer.supports_jit = True
+        elif is_embed_reduce(layer):
+            # Keras would compile it by itself wherever there is an accelerator.
+            layer.supports_jit = asked or selection is None
 
 
 class SelectionMetrics:

@@ -62,12 +62,16 @@ class SparseTraining:
         if not tables:
             raise ValueError(
                 "Argument `selection` selects rows of SparseEmbedding layers, and the model has "
-                "none that is trained. Use tfdp.layers.SparseEmbedding, or leave `selection` out. "
-                f"Received: variables {[v.path for v in variables]}"
+                "none that is trained. Use tfdp.layers.SparseEmbedding, or leave `selection` out; "
+                "tables of keras_rs layers are known once the model is built: build it before "
+                f"`compile`. Received: variables {[v.path for v in variables]}"
             )
         names = [table_name(v) for v in tables]
         if len(set(names)) < len(names):
-            raise ValueError(f"Give the SparseEmbedding layers distinct names. Received: {names}")
+            raise ValueError(
+                "Give the SparseEmbedding layers, and the tables of keras_rs, distinct names. "
+                f"Received: {names}"
+            )
         for table in tables:
             if table.regularizer is not None or table.constraint is not None:
                 raise ValueError(

@@ -1,5 +1,5 @@
 """One file for each kind of layer; importing this package registers them all."""
 
-from tfdp.clipping.rules import convolution, dense, embedding, normalization, position
+from tfdp.clipping.rules import convolution, dense, embed_reduce, embedding, normalization, position
 
-__all__ = ["convolution", "dense", "embedding", "normalization", "position"]
+__all__ = ["convolution", "dense", "embed_reduce", "embedding", "normalization", "position"]
