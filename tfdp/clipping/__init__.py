@@ -12,8 +12,13 @@ from tfdp.clipping.losses import (
     presence,
     share_of_mean,
 )
-from tfdp.clipping.planning import Plan, PrivacyError, make_plan, refuse_named_layers
+from tfdp.clipping.planning import Plan, make_plan
 from tfdp.clipping.recording import constant
+from tfdp.clipping.refusals import (
+    PrivacyError,
+    refuse_layers_beyond_reach,
+    refuse_named_layers,
+)
 from tfdp.clipping.registry import Rule, register_rule
 from tfdp.clipping.rules.embed_reduce import is_embed_reduce, register_keras_rs
 from tfdp.clipping.surviving_rows import SurvivorSums, activated_rows, restrict, table_name
@@ -42,6 +47,7 @@ __all__ = [
     "of_all_replicas",
     "per_example_gradient_norms",
     "presence",
+    "refuse_layers_beyond_reach",
     "refuse_named_layers",
     "register_keras_rs",
     "register_rule",

@@ -11,15 +11,12 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping.recording import Recorder, all_layers, call_model, ensure_built, is_seed_state
+from tfdp.clipping.refusals import PrivacyError, refuse_named_layers
 from tfdp.clipping.registry import Rule, find_rule
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
 
 _BATCH_SIZES = (3, 5)
-
-
-class PrivacyError(ValueError):
-    """The model, loss or data cannot be trained privately as it stands."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -65,7 +62,8 @@ def make_plan(model, x):
 
     Raises:
         PrivacyError: for a layer that mixes examples, an activity regularizer, a loss added to
-            the batch, a state updated from the batch, or an output without the batch axis.
+            the batch, a state updated from the batch, an output without the batch axis, or a
+            layer that trains past the optimizer.
     """
     ensure_built(model, x)
     register_keras_hub()
@@ -90,23 +88,6 @@ def make_plan(model, x):
     covered = {id(v) for unit in units for v in unit.variables}
     unused = [v for v in model.trainable_variables if id(v) not in covered]
     return Plan({unit.key: unit for unit in units}, unused)
-
-
-def refuse_named_layers(model):
-    """Refuses, by name, what breaks the independence of the examples (MATH.md section 2)."""
-    for layer in all_layers(model):
-        where = f"Layer {layer.name!r} ({type(layer).__name__})"
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
-            raise PrivacyError(
-                f"{where} mixes the examples of a batch: no gradient belongs to one example, and "
-                "its moving statistics would publish raw data. Use GroupNormalization or "
-                "LayerNormalization, or freeze it with `layer.trainable = False`."
-            )
-        if layer.activity_regularizer is not None:
-            raise PrivacyError(
-                f"{where} has an `activity_regularizer`, a loss of the whole batch. Remove it, or "
-                "return the activity as a model output with a loss of its own."
-            )
 
 
 def _trace(model, x, batch_size):

@@ -6,7 +6,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdp.clipping.gradients import RowGradients, only_finite, scale
-from tfdp.clipping.planning import PrivacyError
+from tfdp.clipping.refusals import PrivacyError
 
 _BEYOND = tf.int64.max
 

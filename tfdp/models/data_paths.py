@@ -11,7 +11,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdp.clipping import PrivacyError
+from tfdp.clipping import PrivacyError, refuse_layers_beyond_reach
 from tfdp.clipping.recording import Recorder, all_layers, call_model, ensure_built, is_seed_state
 from tfdp.layers import DPForwardNoise
 
@@ -57,6 +57,7 @@ def find_data_paths(model, x, y, sample_weight=None):
         PrivacyError: if the first axis of what a `DPForwardNoise` layer clips is not the batch's.
     """
     ensure_built(model, x)
+    refuse_layers_beyond_reach(model)  # the build may have made some
     traces = [_Trace(model, (x, y, sample_weight), size) for size in _BATCH_SIZES]
     for call, other in zip(*(trace.calls for trace in traces), strict=True):
         sizes = tuple(c.outputs.shape[0] for c in (call, other))

@@ -13,6 +13,7 @@ from tfdp.clipping import (
     PerExampleLoss,
     make_plan,
     of_all_replicas,
+    refuse_layers_beyond_reach,
     refuse_named_layers,
     register_keras_rs,
     share_of_mean,
@@ -90,7 +91,8 @@ class DPModel(MultiWorkerFit, keras.Model):
         """As `keras.Model.compile`.
 
         Raises:
-            PrivacyError: for a layer that mixes examples, or the `mixed_float16` policy.
+            PrivacyError: for a layer that mixes examples, the `mixed_float16` policy, or a layer
+                that trains past any optimizer.
             BudgetError: if the budget cannot be met.
         """
         # Past Keras's tracking, which would take the metrics for the model's own.
@@ -103,6 +105,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         optimizer = keras.optimizers.get(optimizer)
         private = isinstance(optimizer, DPOptimizer)
         checks.refuse_compilation(self.distribute_strategy, jit_compile)
+        refuse_layers_beyond_reach(self)
         if private:
             refuse_named_layers(self)
             fitting.refuse_precision(self)

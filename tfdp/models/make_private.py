@@ -3,7 +3,8 @@
 import keras
 
 from tfdp.accounting.run_entries import not_private
-from tfdp.clipping import refuse_named_layers
+from tfdp.clipping import PrivacyError, refuse_named_layers
+from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras
 from tfdp.models.dp_model import DPModel
 from tfdp.models.validation import validate_model
 
@@ -24,9 +25,12 @@ def make_private(model, validate=False):
         A `tfdp.models.DPModel`; the same one for the same model, so that its ledger is kept.
 
     Raises:
-        PrivacyError: for layers that mix examples, by name or (with `validate`) numerically.
+        PrivacyError: for layers that mix examples, by name or (with `validate`) numerically; for
+            layers that train past any optimizer, and models of tf_keras.
         ValueError: for anything that is not a Keras model.
     """
+    if is_tf_keras(model):
+        raise PrivacyError(f"Argument `model` is a {describe_tf_keras(model)}")
     if not isinstance(model, keras.Model):
         raise ValueError(
             f"Argument `model` must be a keras.Model. Received: model={model} "

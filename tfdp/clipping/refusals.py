@@ -1,0 +1,99 @@
+"""Layers that no private step can cover, refused by their names."""
+
+import keras
+import tensorflow as tf
+
+from tfdp.clipping.recording import all_layers
+
+# keras_rs' name for the variable whose gradient function updates tables on the SparseCore.
+_TRAP = "_gradient_trap_dummy"
+
+
+class PrivacyError(ValueError):
+    """The model, loss or data cannot be trained privately as it stands."""
+
+
+def refuse_named_layers(model):
+    """Refuses, by name, what breaks the independence of the examples (MATH.md section 2).
+
+    Raises:
+        PrivacyError: for BatchNormalization, activity regularizers, and what
+            `refuse_layers_beyond_reach` refuses.
+    """
+    refuse_layers_beyond_reach(model)
+    for layer in all_layers(model):
+        where = f"Layer {layer.name!r} ({type(layer).__name__})"
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            raise PrivacyError(
+                f"{where} mixes the examples of a batch: no gradient belongs to one example, and "
+                "its moving statistics would publish raw data. Use GroupNormalization or "
+                "LayerNormalization, or freeze it with `layer.trainable = False`."
+            )
+        if layer.activity_regularizer is not None:
+            raise PrivacyError(
+                f"{where} has an `activity_regularizer`, a loss of the whole batch. Remove it, or "
+                "return the activity as a model output with a loss of its own."
+            )
+
+
+def refuse_layers_beyond_reach(model):
+    """Refuses layers that train past the model's optimizer, whichever it is.
+
+    Raises:
+        PrivacyError: for tables that keras_rs puts on the SparseCore, and layers of tf_keras or
+            tensorflow_recommenders.
+    """
+    for layer in all_layers(model):
+        where = f"Layer {layer.name!r} ({type(layer).__name__})"
+        held = list(_held(layer))
+        if any(_updates_itself(one) for one in held):
+            raise PrivacyError(
+                f"{where} keeps tables on the SparseCore. Its backward pass updates them by "
+                "itself, with gradients that are neither clipped nor noised and that no "
+                "DPOptimizer ever sees. Use `tfdp.layers.SparseEmbedding(..., "
+                'placement="tpu")`, or `placement="default_device"` in each '
+                "keras_rs.layers.TableConfig."
+            )
+        for one in held:
+            if is_tf_keras(one):
+                raise PrivacyError(f"{where} holds {describe_tf_keras(one)}")
+
+
+def is_tf_keras(thing):
+    """Whether this is a layer or model of Keras 2 (tf_keras), as those of tfrs are."""
+    return any(c.__name__ == "Layer" and _root(c) == "tf_keras" for c in type(thing).__mro__)
+
+
+def describe_tf_keras(thing):
+    """What such a thing is, and what to use instead, for an error message."""
+    kind = f"{type(thing).__module__}.{type(thing).__name__}"
+    return (
+        f"{kind}, which is of tf_keras (Keras 2), as are all layers and models of "
+        "tensorflow_recommenders. They are not served: a Keras 3 model knows none of their "
+        "variables, and tfrs' TPUEmbedding updates its tables in its own backward pass, past any "
+        "clipping and noise. Build the model with Keras 3; in place of tfrs.layers.embedding use "
+        "tfdp.layers.SparseEmbedding, or keras_rs.layers.DistributedEmbedding with "
+        '`placement="default_device"`.'
+    )
+
+
+def _updates_itself(thing):
+    """Whether this is a TPU embedding that a layer holds, or the trap that updates it."""
+    embedding = tf.tpu.experimental.embedding
+    if isinstance(thing, (embedding.TPUEmbedding, embedding.TPUEmbeddingV2)):
+        return True
+    return isinstance(thing, keras.Variable) and thing.name == _TRAP
+
+
+def _held(layer):
+    """The values of a layer's attributes, and what lists and dicts among them hold."""
+    for value in vars(layer).values():
+        yield value
+        if isinstance(value, dict):
+            yield from value.values()
+        elif isinstance(value, (list, tuple)):
+            yield from value
+
+
+def _root(cls):
+    return cls.__module__.split(".")[0]
