@@ -1,5 +1,8 @@
 """Models that hold a `keras_rs.layers.DistributedEmbedding` train as those with SparseEmbedding."""
 
+import pathlib
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -179,3 +182,17 @@ def test_a_layer_that_computes_otherwise_is_refused_under_a_selection():
     model = keras.Model(x, keras.layers.Dense(1)(Doubled(V, D)(x)))
     with pytest.raises(tfdp.clipping.PrivacyError, match="is used in another way"):
         step(compiled(model, AdaFEST(1.0)), np.ones((8, 2), int), np.ones((8, 1)))
+
+
+def test_the_example_of_the_documentation_trains_what_survives():
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "distribution.md"
+    _, section = page.read_text().split("## Models that already use keras_rs")
+    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    generator = np.random.default_rng(0)
+    names = {
+        "x_train": {"liked": generator.integers(0, 5, (1000, 20)), "shown": np.zeros(1000, int)},
+        "y": generator.integers(0, 2, (1000, 1)).astype("float32"),
+    }
+    exec(code.replace("epochs=3", "epochs=1, verbose=0"), names)
+    assert names["model"].ledger.entries[0].count == 4
+    assert 0 < names["model"].history.history["gradient_size"][0] <= 10 * 16
