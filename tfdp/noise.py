@@ -312,6 +312,24 @@ def _entropy_in_graph():
     return tf.reshape(tf.io.decode_raw(tf.strings.substr(text, 0, 24), tf.int64), [3])
 
 
+class PipelineNoiseSource(NoiseSource):
+    """A `NoiseSource` for input pipelines, of which several iterators may draw at the same time.
+
+    An iterator that nobody reads any more still fills its buffer. Were its draw to read the
+    counter, wait, and write it back, another iterator would draw the same bits twice; this counter
+    is read and advanced in one operation, as that of `ServingNoiseSource`.
+
+    Args:
+        seed: as for `NoiseSource`.
+    """
+
+    def rekey(self, strategy=None):
+        self._source = ServingNoiseSource(self.seed)
+
+    def _advance(self, size):
+        return self._source.advance([size])
+
+
 class ReplicaNoiseSource:
     """Fresh noise for a layer in training, on every replica, process and step.
 

@@ -1,5 +1,7 @@
 """Rows that are chosen in the input pipeline are those that the step would have chosen."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,9 @@ import tfdp
 from tfdp.clipping import PrivacyError
 from tfdp.data import poisson_batches
 from tfdp.distribution import select_on_host
+from tfdp.distribution.checks import padded
+from tfdp.distribution.host_selection import check_selected
+from tfdp.noise import PipelineNoiseSource
 from tfdp.optimizers import RowSGD
 from tfdp.selection import NO_ROW, AdaFEST
 
@@ -34,9 +39,9 @@ def data():
     return ids, generator.normal(size=(N, 1)).astype("float32")
 
 
-def compiled(replicas, count, sigma=0.0, threshold=1.0, **kwargs):
+def compiled(replicas, count, sigma=0.0, threshold=1.0, capacity=CAPACITY, **kwargs):
     return replicas.model(
-        count, build, selection=AdaFEST(threshold, capacity=CAPACITY), rows=lambda: RowSGD(1.0),
+        count, build, selection=AdaFEST(threshold, capacity=capacity), rows=lambda: RowSGD(1.0),
         noise_multiplier=sigma, num_examples=N, expected_batch_size=N, **kwargs,
     )  # fmt: skip
 
@@ -56,6 +61,50 @@ def test_without_noise_the_numbers_are_those_of_the_step(replicas, count, jit_co
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert model.optimizer.charging.steps == 2 and history["rows_cut"] == [0.0]
+
+
+def drawn_rows(batch):
+    """(Joint rows, survivors that were cut) of a batch."""
+    found = batch.survivors.ravel()
+    return found[(found >= 0) & (found < NO_ROW)], -1 - found.min()
+
+
+@pytest.mark.parametrize("capacity", [2 * V, 5])
+def test_rows_and_their_number_are_those_of_the_examples_that_are_present(replicas, capacity):
+    # The noise is that of σ and not of σ·clip_norm, which would be 250 times the margin.
+    model = compiled(replicas, None, 1e-5, 1.1, capacity, clip_norm=1e5)
+    x, y = data()
+    x = np.where(x == 0, 1, x)  # row 0 of the first table must not survive
+    weight = np.where(np.arange(N) < 20, 1.0, 0.0).astype("float32")
+    expected = np.zeros(2 * V)
+    for ids in x[:20]:
+        rows = np.unique(np.concatenate([ids, ids + V]))
+        expected[rows] += min(1.0, 1 / np.sqrt(len(rows)))
+    assert np.abs(expected - 1.1).min() > 0.02
+    survivors = np.flatnonzero(expected >= 1.1)
+    assert 5 < len(survivors) < len(np.unique(x)) < V
+    chosen = select_on_host(poisson_batches((x, y, weight), N), model, ids_of)
+    for divided in (chosen, padded(chosen, 4)):  # 30 rows; 32 of them for four replicas
+        ((batch, _, weights),) = divided.take(1).as_numpy_iterator()
+        rows, cut = drawn_rows(batch)
+        assert not weights[N:].any() and len(weights) % (4 if divided is not chosen else 1) == 0
+        assert len(rows) == min(capacity, len(survivors)) and cut == len(survivors) - len(rows)
+        assert set(rows) <= set(survivors)
+
+
+def test_every_pipeline_draws_noise_of_its_own(replicas):
+    model = compiled(replicas, None, sigma=1.0)
+    first, second = (
+        next(iter(select_on_host(batches(1), model, ids_of)))[0].survivors.numpy() for _ in range(2)
+    )
+    assert not np.array_equal(first, second)
+
+
+def test_draws_at_the_same_time_share_no_bit():
+    # Iterators of one dataset run side by side, abandoned ones included.
+    source = PipelineNoiseSource()
+    draws = tf.data.Dataset.range(3000).map(lambda _: source.bits((2,)), num_parallel_calls=8)
+    assert len({tuple(d) for d in draws.as_numpy_iterator()}) == 3000
 
 
 def test_rows_survive_as_often_as_in_the_step(replicas):
@@ -110,6 +159,23 @@ def test_rows_chosen_for_another_optimizer_are_refused(replicas):
     model, other = compiled(replicas, None), compiled(replicas, None)
     with pytest.raises(PrivacyError, match="not chosen for this optimizer"):
         model.fit(select_on_host(batches(1), other, ids_of), verbose=0)
+
+
+def test_rows_that_nobody_knows_who_chose_are_refused(replicas):
+    model = compiled(replicas, None, sigma=1.0)
+    chosen = select_on_host(batches(1), model, ids_of)
+    x, y, weight = next(iter(chosen))
+    with pytest.raises(PrivacyError, match="outside of `fit`"):
+        tf.function(model.train_step, autograph=False)((x, y, weight))
+    model.fit(chosen, verbose=0)
+    with pytest.raises(PrivacyError, match="outside of `fit`"):
+        model.train_on_batch(x, y, weight)
+    resolver = types.SimpleNamespace(
+        cluster_spec=lambda: tf.train.ClusterSpec({"worker": ["a:1", "b:1"]})
+    )
+    workers = types.SimpleNamespace(num_replicas_in_sync=2, cluster_resolver=resolver)
+    with pytest.raises(PrivacyError, match="noise of its own"):
+        check_selected(chosen, model.optimizer, workers)
 
 
 def test_missing_ids_and_selections_without_capacity_are_refused(replicas):

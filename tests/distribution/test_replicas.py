@@ -132,6 +132,23 @@ def test_fault_05_noise_is_added_once_and_every_replica_agrees(replicas, count):
     assert replicas.in_agreement(model.trainable_variables)
 
 
+def test_noise_and_charge_are_once_where_only_the_inner_optimizers_are_replicated(replicas):
+    # The noise key and the step counter of this DPOptimizer exist once, not on each replica.
+    with replicas.strategy(2).scope():
+        keras.utils.set_random_seed(0)
+        model = tfdp.make_private(sparse())
+        inner, rows = keras.optimizers.SGD(1.0), RowSGD(1.0)
+    optimizer = DPOptimizer(
+        inner, selection=AdaFEST(1.0), embedding_optimizer=rows,
+        **{**SETTINGS, "noise_multiplier": 2.0},
+    )  # fmt: skip
+    with model.distribute_strategy.scope():
+        model.compile(optimizer, loss="mse")
+    model.fit(batches(sparse_data(), steps_per_epoch=1), verbose=0)
+    assert optimizer.charging.steps == 1
+    assert replicas.in_agreement(model.trainable_variables)
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_surviving_rows_are_noised_once_and_every_replica_agrees(replicas, count):
     sigma, ratio, rows, threshold = 2.0, 0.5, 30_000, 2.5

@@ -71,6 +71,49 @@ def test_batches_for_several_replicas_have_the_shape_of_each(replicas):
     assert len(set(x[weight > 0])) == np.sum(weight > 0) > 0
 
 
+def three_workers(pipelines=WORKERS):
+    """A stand-in for a strategy of three workers, which keeps the dataset of each."""
+
+    def distribute(function):
+        contexts = [
+            types.SimpleNamespace(input_pipeline_id=i, num_input_pipelines=pipelines)
+            for i in range(WORKERS)
+        ]
+        return types.SimpleNamespace(datasets=[function(c) for c in contexts])
+
+    return types.SimpleNamespace(
+        num_replicas_in_sync=WORKERS, extended=types.SimpleNamespace(worker_devices=["CPU:0"]),
+        distribute_datasets_from_function=distribute,
+    )  # fmt: skip
+
+
+def records_of(datasets):
+    """The records that each worker draws in its first step."""
+    first = [next(iter(d)) for d in datasets]
+    return [x.numpy()[weight.numpy() > 0] - 1 for x, _, weight in first]
+
+
+def test_each_worker_draws_from_its_own_share_by_its_own_entropy():
+    batches = tfdp.distribution.poisson_batches(three_workers(), DATA, EXPECTED, seed=1)
+    found = records_of(batches.datasets)
+    places = [records // WORKERS for records in found]
+    for index, records in enumerate(found):
+        assert len(records) and np.all(records % WORKERS == index)
+    assert not np.array_equal(places[0], places[1]) and not np.array_equal(places[1], places[2])
+    batches = tfdp.distribution.poisson_batches(three_workers(), DATA, EXPECTED)
+    again = tfdp.distribution.poisson_batches(three_workers(), DATA, EXPECTED)
+    pairs = zip(records_of(batches.datasets), records_of(again.datasets), strict=True)
+    assert not all(np.array_equal(a, b) for a, b in pairs)  # alike with probability below 1e-9
+
+
+def test_the_capacity_of_every_worker_holds_its_draws():
+    batches = tfdp.distribution.poisson_batches(three_workers(), DATA, EXPECTED)
+    sampling = tfdp.data.sampling_of(batches) or vars(batches)["_tfdp_sampling"]
+    assert sampling.workers == WORKERS and sampling.overflow_probability < 1e-19
+    with pytest.raises(ValueError, match="one input pipeline for each worker"):
+        tfdp.distribution.poisson_batches(three_workers(1), DATA, EXPECTED)
+
+
 def test_draws_that_each_worker_makes_anew_are_refused():
     resolver = types.SimpleNamespace(
         cluster_spec=lambda: tf.train.ClusterSpec({"worker": ["a:1", "b:1"]})

@@ -12,7 +12,7 @@ from tfdp.clipping import PrivacyError, presence, register_keras_rs, table_name
 from tfdp.data.provenance import walk
 from tfdp.distribution import replicas
 from tfdp.distribution.single_trace import traces_once
-from tfdp.noise import NoiseSource
+from tfdp.noise import PipelineNoiseSource
 from tfdp.selection import NO_ROW, TableActivity
 from tfdp.selection.tables import offsets, split_padded_rows
 
@@ -76,7 +76,7 @@ def select_on_host(batches, model, ids):
         )
     sizes = _tables(model)
     # Seeded only where the optimizer is, for tests.
-    source = NoiseSource(None if optimizer.seed is None else optimizer.seed + 1)
+    source = PipelineNoiseSource(None if optimizer.seed is None else optimizer.seed + 1)
 
     def select(x, y, sample_weight):
         activated = ids(x)
@@ -100,22 +100,32 @@ def select_on_host(batches, model, ids):
     return chosen
 
 
-def check_selected(dataset, optimizer):
+def check_selected(dataset, optimizer, strategy):
     """Refuses batches whose rows were chosen by nobody knows whom.
+
+    Returns:
+        Whether the batches hold their rows.
 
     Raises:
         PrivacyError: if a dataset holds `SelectedInputs` that `select_on_host` did not make for
-            this optimizer.
+            this optimizer, or that each of several workers would make on its own.
     """
     spec = getattr(dataset, "element_spec", None)
     if not (isinstance(spec, tuple) and spec and isinstance(spec[0], SelectedInputs)):
-        return
+        return False
+    if replicas.is_multi_worker(strategy):
+        raise PrivacyError(
+            "Every worker would choose rows by noise of its own, of which one choice is charged. "
+            "Leave out `select_on_host` with several workers: the step chooses one set of rows "
+            "for all of them."
+        )
     if not any(vars(d).get(_ATTRIBUTE) is optimizer for d in walk(dataset)):
         raise PrivacyError(
             "The rows of these batches were not chosen for this optimizer, whose σ is what is "
             "charged. Call `tfdp.distribution.select_on_host(batches, model, ids)` after "
             "`compile`, and give `fit` what it returns."
         )
+    return True
 
 
 def unpack(x):

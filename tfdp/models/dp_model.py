@@ -30,8 +30,10 @@ from tfdp.models.plain_training import (
     settings_outside_fit,
 )
 from tfdp.models.selecting import (
+    ROWS_ARE_CHECKED,
     SelectionMetrics,
     allow_compilation,
+    refuse_unchecked_rows,
     rows_ahead,
     trace_again_if_chosen_anew,
 )
@@ -244,7 +246,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         strategy = self.distribute_strategy
         checks.check_strategy(strategy, self.optimizer)
         checks.check_data(strategy, x, sampling)
-        host_selection.check_selected(x, self.optimizer)
+        has_rows = host_selection.check_selected(x, self.optimizer, strategy)
         if isinstance(x, tf.data.Dataset) and not is_as_sampled(x):
             self._asserted.add("what `map` did after sampling treats each row by itself")
         x = fitting.apply_class_weight(x, kwargs)
@@ -260,11 +262,18 @@ class DPModel(MultiWorkerFit, keras.Model):
         trace_again_if_chosen_anew(self)
         self.optimizer.refresh_entropy(strategy)
         callbacks = fitting.with_budget_stop(callbacks, self.optimizer)
+        vars(self)[ROWS_ARE_CHECKED] = has_rows
         try:
             return super().fit(x, y, callbacks=callbacks, **kwargs)
         finally:
+            vars(self)[ROWS_ARE_CHECKED] = False
             # Nobody knows how batches of steps outside `fit` are drawn.
             charging.begin(None)  # not with the other workers: one of them may be gone
+
+    def train_on_batch(self, x, *args, **kwargs):
+        # Here too: the step may have been traced by `fit`, where rows are checked.
+        refuse_unchecked_rows(self, host_selection.unpack(x)[1])
+        return super().train_on_batch(x, *args, **kwargs)
 
     def train_step(self, data):
         if not isinstance(self.optimizer, DPOptimizer):

@@ -16,6 +16,9 @@ from tfdp.distribution.single_trace import compiled_by_xla, traces_once
 from tfdp.layers import SparseEmbedding
 from tfdp.selection import TableActivity
 
+#: Attribute of a model while `fit` gives it batches from its own `select_on_host`.
+ROWS_ARE_CHECKED = "_tfdp_rows_are_checked"
+
 
 def rows_ahead(model, chosen):
     """The rows of sparse tables that a step may touch, if they are known before its gradients.
@@ -29,10 +32,12 @@ def rows_ahead(model, chosen):
         or has to choose them itself, from its whole batch.
 
     Raises:
-        PrivacyError: for micro-batches, none of which is the whole batch.
+        PrivacyError: for micro-batches, none of which is the whole batch; as
+            `refuse_unchecked_rows`.
     """
     optimizer = model.optimizer
     if chosen is not None:
+        refuse_unchecked_rows(model, chosen)
         rows, cut = rows_of_step(model, chosen, compiled_by_xla(model))
         model.selection_metrics.count_cut(cut)
         return rows
@@ -49,6 +54,20 @@ def rows_ahead(model, chosen):
     activity = [TableActivity(table_name(v), v.shape[0], None) for v in tables.values()]
     rows = optimizer.selection.select(activity, None, None, None)
     return dict(zip(tables, rows, strict=True))
+
+
+def refuse_unchecked_rows(model, chosen):
+    """Refuses rows that reach a model in another way than by `fit`, which checks who chose them.
+
+    Args:
+        model: the model.
+        chosen: as for `rows_ahead`.
+    """
+    if chosen is not None and not vars(model).get(ROWS_ARE_CHECKED):
+        raise PrivacyError(
+            "A step outside of `fit` was given rows, and it is not known who chose them. Give "
+            "`fit` the batches that `tfdp.distribution.select_on_host` returns."
+        )
 
 
 def restrict_to_survivors(model, result, survivors=None):
