@@ -48,7 +48,8 @@ def select_on_host(batches, model, ids):
 
     Args:
         batches: `tf.data.Dataset` from `tfdp.data`, of (x, y, sample_weight), not divided among
-            replicas yet. Whatever caches must come before the batches are drawn.
+            replicas yet, and for a strategy of one worker. Whatever caches must come before the
+            batches are drawn.
         model: a `DPModel` whose DPOptimizer has `selection=AdaFEST(..., capacity=...)`; built.
         ids: function of x that gives a dict of the name of each SparseEmbedding to the ids (B, T)
             that examples activate in it, negative for padding. Each row of it must come from its
