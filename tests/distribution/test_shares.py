@@ -107,8 +107,9 @@ def test_each_worker_draws_from_its_own_share_by_its_own_entropy():
 
 
 def test_the_capacity_of_every_worker_holds_its_draws():
-    batches = tfdp.distribution.poisson_batches(three_workers(), DATA, EXPECTED)
-    sampling = tfdp.data.sampling_of(batches) or vars(batches)["_tfdp_sampling"]
+    data = (np.arange(3000), np.zeros(3000))
+    batches = tfdp.distribution.poisson_batches(three_workers(), data, 300)
+    sampling = vars(batches)["_tfdp_sampling"]  # `sampling_of` knows datasets only
     assert sampling.workers == WORKERS and sampling.overflow_probability < 1e-19
     with pytest.raises(ValueError, match="one input pipeline for each worker"):
         tfdp.distribution.poisson_batches(three_workers(1), DATA, EXPECTED)
