@@ -50,8 +50,7 @@ def features(batch, weighted):
 
 
 @pytest.mark.parametrize(
-    "combiner, batch, weighted",
-    [("sum", 6, True), ("mean", 6, True), ("sqrtn", 6, True), ("mean", 1, False)],
+    "combiner, batch, weighted", [("sum", 6, True), ("mean", 1, False), ("sqrtn", 6, True)]
 )
 def test_norms_and_clipped_sums_are_exact(combiner, batch, weighted, brute_force, mean_loss):
     y = np.random.default_rng(2).normal(size=(batch, 2)).astype("float32")

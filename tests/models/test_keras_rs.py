@@ -119,6 +119,18 @@ def test_a_model_that_its_first_batch_builds_is_sparse_too(outputs_with_rows):
     assert outputs_with_rows(graph, 7919) == []
 
 
+def test_rows_are_chosen_on_the_host_for_a_model_built_after_compile():
+    model = compiled(Alone(V), AdaFEST(1.5, capacity=9), n=100)
+    ids, y = np.full((100, 2), 4), np.full((100, 1), 10.0, "float32")
+    model(ids[:1])
+    before = model.model.table.embeddings.numpy()
+    batches = tfdp.data.poisson_batches((ids, y), 8, steps_per_epoch=3)
+    chosen = tfdp.distribution.select_on_host(batches, model, lambda x: {"words": x})
+    model.fit(chosen, verbose=0)
+    change = model.model.table.embeddings.numpy() - before
+    assert list(np.flatnonzero(np.any(change != 0, axis=1))) == [4]
+
+
 def test_only_surviving_rows_are_noised_and_without_selection_all_of_them():
     chosen = np.zeros(V)
     chosen[[1, 2, 5]] = 1.0
