@@ -114,7 +114,7 @@ class _Copies:
             self._set(op.outputs[0], self._exchanged(op, [g[0] for g in given]))
         else:
             for i in range(self._count):
-                if i and not _in_program(op):
+                if i and (not _in_program(op) or op.type == "Const"):
                     made = self._operations[0].get(op)
                 else:
                     with (

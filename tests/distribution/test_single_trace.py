@@ -93,7 +93,7 @@ def test_noise_is_added_once_and_every_replica_agrees(tpus):
     # No example takes part: what moves is noise alone.
     sigma, clip_norm = 2.0, 3.0
     model = tpus.model(
-        4,
+        2,
         lambda: keras.Sequential([keras.Input((500,)), keras.layers.Dense(500, use_bias=False)]),
         noise_multiplier=sigma, clip_norm=clip_norm, num_examples=N, expected_batch_size=SIZE,
     )  # fmt: skip

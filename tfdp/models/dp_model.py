@@ -132,8 +132,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         self.checked_losses = set()
         self.devices_checked = False
         self._uncovered, self._asserted = set(), set()
-        with self.distribute_strategy.scope():
-            vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
+        vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
         if private:
             self._bind(optimizer)
         else:
@@ -187,8 +186,7 @@ class DPModel(MultiWorkerFit, keras.Model):
     def _step_charging(self):
         """Charges the steps that no DPOptimizer takes."""
         if "_plain_steps" not in vars(self):
-            with self.distribute_strategy.scope():
-                vars(self)["_plain_steps"] = StepCharging(self._record)
+            vars(self)["_plain_steps"] = StepCharging(self._record)
         return vars(self)["_plain_steps"]
 
     @property
