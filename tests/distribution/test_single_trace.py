@@ -250,6 +250,9 @@ def test_batches_of_unknown_size_are_refused(tpus):
     ragged = tf.data.Dataset.from_tensor_slices(dense_data()).batch(SIZE)
     with pytest.raises(PrivacyError, match="batches of one size"):
         model.fit(declare_sampling(ragged, "poisson", N, SIZE), verbose=0)
+    model = tpus.model(2, dense, compile_kwargs={"steps_per_execution": 2}, **SETTINGS)
+    with pytest.raises(PrivacyError, match="leave `steps_per_execution` out"):
+        model.fit(batches(dense_data()), verbose=0)
 
 
 def test_tpus_of_several_hosts_are_refused(tpus):

@@ -71,9 +71,15 @@ def refuse_shared_examples(tensor):
 
     Raises:
         PrivacyError: if the replicas of this process were given one and the same tensor, or if
-            that cannot be seen.
+            that cannot be seen; where `traces_once`, for a batch of unknown size.
     """
     context = _replica_context()
+    if traces_once(context.strategy) and not tensor.shape.is_fully_defined():
+        raise PrivacyError(
+            f"A step under {type(context.strategy).__name__} is compiled for batches of one size. "
+            "Make them with `tfdp.data.poisson_batches`, and leave `steps_per_execution` out: with "
+            f"it Keras loses the size. Received: examples of shape {tensor.shape}"
+        )
     if context.num_replicas_in_sync == 1:
         return
     if traces_once(context.strategy):

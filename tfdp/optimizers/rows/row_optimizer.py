@@ -1,7 +1,5 @@
 """Optimizers that touch the rows they are given and no others."""
 
-import functools
-
 import keras
 import tensorflow as tf
 
@@ -102,9 +100,8 @@ class RowOptimizer(keras.optimizers.Optimizer):
             # Larger integers than the variable has rows would not fit every index type.
             rows = tf.minimum(rows, tf.cast(variable.shape[0], rows.dtype))
             gather = lambda v: tf.gather(v, rows)  # noqa: E731
-            # By their handles: under TPUStrategy variables refuse to be scattered to in a replica.
-            subtract = functools.partial(_scatter, tf.raw_ops.ResourceScatterSub, rows)
-            write = functools.partial(_scatter, tf.raw_ops.ResourceScatterUpdate, rows)
+            subtract = lambda v, x: v.scatter_sub(tf.IndexedSlices(x, rows))  # noqa: E731
+            write = lambda v, x: v.scatter_update(tf.IndexedSlices(x, rows))  # noqa: E731
         else:
             summed = gradient
             gather, subtract, write = tf.convert_to_tensor, _subtract, _write
@@ -126,11 +123,6 @@ def sum_repeated(gradient):
         return gradient.indices, gradient.values
     rows, place = tf.unique(gradient.indices)
     return rows, tf.math.unsorted_segment_sum(gradient.values, place, tf.size(rows))
-
-
-def _scatter(operation, rows, variable, values):
-    values = tf.cast(values, variable.dtype)
-    operation(resource=variable.handle, indices=rows, updates=values)
 
 
 def _subtract(variable, value):
