@@ -153,3 +153,18 @@ def test_unseeded_optimizers_differ_after_keras_seed(small):
         keras.utils.set_random_seed(1)
         values.append(small.optimizer()._noise.normal((4,), 1.0).numpy())
     assert len(np.unique(values)) == 8
+
+
+def test_every_fit_draws_from_entropy_of_its_own(small):
+    # As in two copies of a running machine: equal states, from which training then goes on.
+    models = [small.model(compile_kwargs={"run_eagerly": True}) for _ in range(2)]
+    states = [model.optimizer._noise.variables for model in models]
+    for mine, other in zip(*states, strict=True):
+        other.assign(mine)
+    data = (np.zeros((small.n, 3), "float32"), np.zeros(small.n, "int32"))
+    changes = []
+    for model in models:
+        before = model.get_weights()[0]
+        model.fit(small.poisson(data, steps_per_epoch=1), verbose=0)
+        changes.append(model.get_weights()[0] - before)
+    assert not np.any(changes[0] == changes[1])

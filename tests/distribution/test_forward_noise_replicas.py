@@ -28,8 +28,9 @@ def compiled(replicas, count, base, optimizer=None, **kwargs):
         keras.utils.set_random_seed(0)
         model = tfdp.make_private(base())
         optimizer = keras.optimizers.SGD(1.0) if optimizer is None else optimizer()
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer, loss=loss, **kwargs)
+    # Outside of the scope, where the step counter is not one for each replica.
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss, **kwargs)
     return model
 
 

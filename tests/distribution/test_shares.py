@@ -126,6 +126,14 @@ def test_draws_that_each_worker_makes_anew_are_refused():
             checks.check_data(workers, batches, tfdp.data.sampling_of(batches))
 
 
+def test_rows_are_added_to_a_batch_only_if_weights_can_mark_them():
+    records = tf.data.Dataset.from_tensor_slices((np.ones(9), np.ones(9), np.ones(9)))
+    unmarked = records.map(lambda x, y, w: (x, y)).batch(9, drop_remainder=True)
+    assert checks.padded(unmarked, 2).element_spec[0].shape == [9]
+    ((x, _, weight),) = checks.padded(records.batch(9, drop_remainder=True), 2)
+    assert x.shape == [10] and weight[9] == 0
+
+
 def test_ragged_batches_are_refused_on_several_replicas(replicas):
     ids = tf.ragged.constant([[1], [2, 3]])
     ragged = tf.data.Dataset.from_tensors((ids, tf.zeros(2), tf.ones(2)))

@@ -81,6 +81,8 @@ def test_losses_weights_and_ledger_are_those_of_one_process(run):
             np.testing.assert_allclose(a, b.ravel(), atol=1e-6)
     assert results[0]["ledger"][0][2] == 2 * EPOCHS
     assert results[0]["statement"] == results[1]["statement"]
+    # The workers' steps are the same runs, so that merging their records charges them once.
+    assert results[0]["record"] == results[1]["record"]
 
 
 def test_noise_of_two_workers_is_one_draw(run):

@@ -104,6 +104,7 @@ def main(index, ports, folder, epochs, lost):
         json.dumps(
             {
                 "ledger": ledger_of(model),
+                "record": json.loads(bytes(model.optimizer.charging.to_bytes())),
                 "statement": str(model.privacy_statement()),
                 "weights": [w.ravel().tolist() for w in model.get_weights()],
                 "stddev": float(drawn.std()),
