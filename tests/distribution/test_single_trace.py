@@ -235,12 +235,26 @@ def test_a_selection_of_any_number_of_rows_is_refused(tpus, selection):
         tpus.model(1, sparse, selection=selection, rows=lambda: RowSGD(1.0), **SETTINGS)
 
 
-def test_selection_on_the_host_and_noise_of_layers_are_refused(tpus):
-    model = tpus.model(
-        1, sparse, selection=AdaFEST(2.0, capacity=9), rows=lambda: RowSGD(1.0), **SETTINGS
-    )
-    with pytest.raises(PrivacyError, match="Let the step choose"):
-        select_on_host(batches(sparse_data()), model, lambda x: {"one": x})
+def test_rows_chosen_on_the_host_are_those_of_the_step(tpus):
+    def model():
+        return tpus.model(
+            2, sparse, selection=AdaFEST(2.0, capacity=9), rows=lambda: RowSGD(1.0),
+            **SETTINGS,
+        )  # fmt: skip
+
+    expected, _ = tpus.train(model(), batches(sparse_data()))
+    on_host = model()
+    chosen = select_on_host(batches(sparse_data()), on_host)
+    found, _ = tpus.train(on_host, chosen)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    stddev = on_host.optimizer.charging.host_noise_stddev()
+    assert not isinstance(stddev, tf.distribute.DistributedValues)
+    with on_host.distribute_strategy.scope(), pytest.raises(PrivacyError, match="outside of"):
+        select_on_host(batches(sparse_data()), on_host)
+
+
+def test_noise_of_layers_is_refused(tpus):
     with tpus.strategy(2).scope(), pytest.raises(PrivacyError, match="differ from replica"):
         tfdp.layers.DPForwardNoise(1.0, 1.0)(tf.ones([2, 3]), training=True)
 

@@ -1,148 +1,393 @@
 """Tables in a TPU embedding train as those of one device.
 
-TensorFlow's own TPUEmbeddingV0 runs here on the CPU; only its check for a TPU is replaced.
+TensorFlow's own TPUEmbeddingV0 runs here on the CPU, only its check for a TPU replaced. The other
+two classes run on TPUs alone: doubles stand in for them, and their own code is traced, not run.
 """
 
-from unittest import mock
+import contextlib
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.tpu import tpu_embedding_v1
+import tpu_emulation
+from distribution.tpu_embeddings import KINDS, SPARSE_CORES, hardware, program_of
+from tensorflow.core.protobuf.tpu import tpu_embedding_configuration_pb2
 
 import tfdp
 from tfdp.clipping import PrivacyError
+from tfdp.distribution import select_on_host
 from tfdp.distribution.tpu_optimizers import tpu_optimizer
-from tfdp.distribution.tpu_tables import TPUTables, embedding_class
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import LazyAdam, RowAdagrad, RowSGD
-from tfdp.selection import NO_ROW, AdaFEST
+from tfdp.selection import AdaFEST
 
-B, T, V, D, CAPACITY = 8, 3, 40, 2, 20
-KERNEL = np.array([[3.0], [-2.0]], "float32")
-KINDS = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
-
-
-def optimizer(rows, capacity=CAPACITY):
-    selection = AdaFEST(1.2, noise_ratio=1.0, capacity=capacity)
-    return tfdp.optimizers.DPOptimizer(
-        keras.optimizers.SGD(0.0), noise_multiplier=0.6, num_examples=100,
-        expected_batch_size=B, clip_norm=0.5, selection=selection, embedding_optimizer=rows, seed=3,
-    )  # fmt: skip
+N, T, V, D, CAPACITY = 32, 3, 41, 2, 29
+TABLES = ("one", "two")
+RULES = {"sgd": lambda: RowSGD(0.5), "adagrad": lambda: RowAdagrad(0.5, epsilon=0)}
 
 
-def layers():
-    return [
+def data():
+    generator = np.random.default_rng(0)
+    # Rows 0 to 4 are met by many examples, and by some twice.
+    ids = np.where(generator.random((N, T)) < 0.6, generator.integers(0, 5, (N, T)),
+                   generator.integers(0, V, (N, T)))  # fmt: skip
+    return ids, generator.normal(size=(N, 1)).astype("float32")
+
+
+def network(placement):
+    """Two tables: one called twice, one combined in the model and padded with id 0."""
+    ids = keras.Input((T,), dtype="int64")
+    one, two = (
         SparseEmbedding(
-            V, D, embeddings_initializer=keras.initializers.RandomNormal(seed=s), name=n
+            V, D, name=name, placement=placement, combiner=combiner, mask_zero=bool(combiner),
+            embeddings_initializer=keras.initializers.RandomNormal(seed=seed),
         )
-        for s, n in enumerate(("one", "two"))
-    ]
+        for seed, (name, combiner) in enumerate(zip(TABLES, (None, "mean"), strict=True))
+    )  # fmt: skip
+    parts = [keras.layers.Flatten()(one(ids)), one(ids[:, 0]), two(ids)]
+    x = keras.layers.Concatenate()(parts)
+    kernel = keras.initializers.RandomNormal(seed=7)
+    return keras.Model(ids, keras.layers.Dense(1, kernel_initializer=kernel)(x))
 
 
-def tables(rows, **kwargs):
-    with mock.patch.object(tpu_embedding_v1.tpu_strategy, "TPUStrategyV2", tf.distribute.Strategy):
-        made = TPUTables(optimizer(rows, **kwargs), layers(), embedding_class(KINDS.UNSUPPORTED))
-    made.optimizer.charging.begin(None)
-    made.optimizer.refresh_entropy()
-    return made
-
-
-def values(found):
-    return [t.numpy() for t in found.trainable_variables]
-
-
-def batch(step):
-    generator = np.random.default_rng(step)
-    # Rows 0 to 4 are met by many examples, and by some twice; ids outside are padding.
-    one = np.where(generator.random((B, T)) < 0.7, generator.integers(0, 5, (B, T)), 30 + step)
-    two = generator.integers(-2, V + 2, (B, T))
-    y = generator.normal(size=(B, 1)).astype("float32")
-    return {"one": one, "two": two}, y
-
-
-def loss_of(y):
-    def losses(activations):
-        summed = tf.add_n([tf.reduce_sum(a, 1) for a in activations.values()])
-        return tf.reduce_sum(tf.square(y - tf.matmul(summed, KERNEL)), 1)
-
-    return losses
-
-
-def one_device(rows):
-    """The same training by `make_private`, in a step that XLA compiles."""
-    inputs = {n: keras.Input((T,), dtype="int64", name=f"{n}_ids") for n in ("one", "two")}
-    looked_up = [layer(inputs[layer.name]) for layer in layers()]
-    summed = keras.ops.sum(keras.layers.Concatenate(1)(looked_up), 1)
-    head = keras.layers.Dense(1, use_bias=False, trainable=False)
-    model = tfdp.make_private(keras.Model(inputs, head(summed)))
-    head.set_weights([KERNEL])
-    model.compile(optimizer(rows), loss="mse", jit_compile=True)
+def compiled(rows, placement="tpu", sigma=0.4, strategy=None, network=network, **kwargs):
+    options = {"seed": 3, "clip_norm": 0.5, "expected_batch_size": N, "num_examples": N, **kwargs}
+    selection = options.pop("selection", AdaFEST(1.2, noise_ratio=1.0, capacity=CAPACITY))
+    compiling = {"jit_compile": options.pop("jit_compile", "auto")}
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = tfdp.make_private(network(placement))
+        model.compile(
+            tfdp.optimizers.DPOptimizer(
+                keras.optimizers.SGD(0.1), noise_multiplier=sigma, selection=selection,
+                embedding_optimizer=rows(), **options,
+            ),
+            loss="mse", **compiling,
+        )  # fmt: skip
     return model
 
 
-@pytest.mark.parametrize("rows", [RowSGD(0.5), RowAdagrad(0.5, epsilon=0)], ids=["sgd", "adagrad"])
-def test_exactly_the_survivors_change_and_as_on_one_device(rows):
-    make = lambda: type(rows).from_config(rows.get_config())  # noqa: E731
-    expected, found = one_device(make()), tables(make())
-    step = tf.function(
-        lambda ids, y, present: found.step(ids, loss_of(y), present), autograph=False
+def batches(model, steps=2):
+    drawn = tfdp.data.poisson_batches(data(), N, steps_per_epoch=steps)  # q = 1
+    return select_on_host(drawn, model)
+
+
+def tables(model):
+    layers = [model.get_layer(name) for name in TABLES]
+    return [
+        layer.embeddings.numpy() if layer.held_table is None else layer.held_table.to_arrays()["0"]
+        for layer in layers
+    ]
+
+
+def same_start(model, other):
+    """Gives the held tables the values of the ordinary ones."""
+    for name, values in zip(TABLES, tables(other), strict=True):
+        model.get_layer(name).held_table.load({"0": values})
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    """Ordinary tables, and what two steps make of them; of a fixed size where there is noise."""
+    known = {}
+
+    def get(rule, sigma):
+        if (rule, sigma) not in known:
+            model = compiled(RULES[rule], None, sigma, jit_compile=sigma > 0 or "auto")
+            before = tables(model)
+            history = model.fit(batches(model), verbose=0).history
+            dense = model.get_weights()[-2:]
+            known[rule, sigma] = (before, tables(model), dense, history, model)
+        return known[rule, sigma]
+
+    return get
+
+
+@pytest.mark.parametrize("rule, sigma, jit_compile", [("sgd", 0.0, "auto"), ("adagrad", 0.4, True)])
+def test_v0_changes_exactly_the_survivors_and_as_on_one_device(
+    rule, sigma, jit_compile, on_one_device
+):
+    before, expected, dense, history, other = on_one_device(rule, sigma)
+    with hardware(KINDS.UNSUPPORTED):
+        model = compiled(RULES[rule], sigma=sigma, jit_compile=jit_compile)
+        found = model.fit(batches(model), verbose=0).history
+    assert type(model.get_layer("one").held_table.holder._engine.embedding).__name__ == (
+        "TPUEmbeddingV0"
     )
-    before = values(found)
-    for a, b in zip(before, values(expected), strict=True):
-        np.testing.assert_array_equal(a, b)
-    by_noise_alone = looked_up_in_vain = 0
-    present = np.arange(B) < B - 1
-    for i in range(2):
-        ids, y = batch(i)
-        start = values(found)
-        survivors = step(ids, tf.constant(y), tf.constant(present))
-        for name, old, new in zip(("one", "two"), start, values(found), strict=True):
-            rows_of_step = survivors[name].numpy()
-            rows_of_step = set(rows_of_step[rows_of_step < NO_ROW])
-            assert set(np.flatnonzero((old != new).any(1))) == rows_of_step
-            looked_up = set(ids[name][(ids[name] >= 0) & (ids[name] < V)])
-            by_noise_alone += len(rows_of_step - looked_up)
-            looked_up_in_vain += len(looked_up - rows_of_step)
-        expected.train_on_batch(ids, y, sample_weight=present.astype("float32"))
-        for a, b in zip(values(found), values(expected), strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-6)
-    assert by_noise_alone > 3 and looked_up_in_vain > 3
-    assert found.optimizer.charging.steps == expected.optimizer.charging.steps == 2
-    assert found.optimizer.epsilon(1e-5) == expected.optimizer.epsilon(1e-5)
-    if isinstance(rows, RowAdagrad):
-        slots = [found.slots(name)["accumulators"] for name in ("one", "two")]
-        wanted = [v for v in expected.optimizer.variables if "accumulator" in v.path]
+    for start, a, b in zip(before, tables(model), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+        changed = (a != start).any(1)
+        np.testing.assert_array_equal(changed, (b != start).any(1))
+        assert 3 < changed.sum() < V - 3
+    for a, b in zip(model.get_weights()[-2:], dense, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    assert found["gradient_size"] == history["gradient_size"]
+    assert model.optimizer.charging.steps == 2
+    assert model.optimizer.epsilon(1e-5) == other.optimizer.epsilon(1e-5)
+    if rule == "adagrad":
+        slots = [model.get_layer(n).held_table.to_arrays()["accumulators"] for n in TABLES]
+        wanted = [v for v in other.optimizer.variables if "accumulator" in v.path]
         for a, b in zip(slots, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "kind, several, rule, sigma",
+    [
+        (KINDS.V1, None, "adagrad", 0.4),
+        # Keras looks at a batch before it trains on several replicas: its rows are other draws.
+        (KINDS.V1, "tpu", "sgd", 0.0),
+        (KINDS.V2, "mirrored", "sgd", 0.0),
+    ],
+)
+def test_engines_that_update_by_themselves_are_given_the_same(
+    kind, several, rule, sigma, on_one_device, replicas, monkeypatch
+):
+    before, expected, dense, history, other = on_one_device(rule, sigma)
+    strategy = None
+    if several == "tpu":
+        tpu_emulation.emulate(monkeypatch)
+        strategy = tpu_emulation.strategy(2)
+    elif several == "mirrored":
+        strategy = replicas.strategy(4)
+    with hardware(kind):
+        model = compiled(RULES[rule], sigma=sigma, strategy=strategy)
+        for name, values in zip(TABLES, before, strict=True):
+            model.get_layer(name).held_table.load({"0": values})
+        found = model.fit(batches(model), verbose=0).history
+        assert model.get_layer("one").held_table.holder._engine.embedding.updates == 2
+        for a, b in zip(tables(model), expected, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-6)
+    for a, b in zip(model.get_weights(), dense, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    assert found["gradient_size"] == history["gradient_size"]
+    assert model.optimizer.charging.steps == 2
+    assert int(model.optimizer.embedding_optimizer.iterations.numpy()) == 2
+
+
+def test_noise_reaches_each_surviving_row_once_and_has_the_step_s_deviation(replicas):
+    """False-alarm rate 1e-6: the sum of squares is chi-square."""
+    from scipy import stats
+
+    def scattered(placement):
+        ids = keras.Input((1,), dtype="int64")
+        layer = SparseEmbedding(40_000, 8, name="one", placement=placement)
+        return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(layer(ids))))
+
+    # Half of the rows survive.
+    selection = AdaFEST(1e-9, noise_ratio=1.0, capacity=40_000)
+    with hardware(KINDS.V1):
+        model = compiled(
+            lambda: RowSGD(1.0), sigma=1.5, strategy=replicas.strategy(2), selection=selection,
+            network=scattered, clip_norm=1e-3,
+        )  # fmt: skip
+        drawn = tfdp.data.poisson_batches((data()[0][:, :1], data()[1]), N, steps_per_epoch=1)
+        chosen = select_on_host(drawn, model)
+        model.get_layer("one").held_table.load({"0": np.zeros((40_000, 8), "float32")})
+        model.fit(chosen, verbose=0)
+        rows = model.get_layer("one").held_table.to_arrays()["0"][V:]  # none of the data's ids
+    survived = rows.any(1)
+    assert (survived == rows.all(1)).all() and 19_000 < survived.sum() < 21_000
+    rows = rows[survived]
+    stddev = selection.gradient_noise_multiplier(1.5) * 1e-3 / N
+    squares = np.sum((rows.astype("float64") / stddev) ** 2)
+    assert 5e-7 < stats.chi2.cdf(squares, rows.size) < 1 - 5e-7
+    assert abs(rows.std() / stddev - 1) < 0.01
+
+
+def train_on(strategy):
+    with strategy.scope():
+        model = compiled(RULES["adagrad"])
+    model.fit(batches(model), verbose=0)
+
+
+def test_tensorflow_s_own_tpu_embedding_takes_the_step():
+    found = program_of(KINDS.V1, train_on)
+    operations = {op.type: op for op in found if "TPUEmbedding" in op.type}
+    assert list(operations) == [
+        "EnqueueTPUEmbeddingArbitraryTensorBatch",
+        "RecvTPUEmbeddingActivations",
+        "SendTPUEmbeddingGradients",
+    ]
+    send = operations["SendTPUEmbeddingGradients"]
+    config = tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration()
+    config.ParseFromString(send.get_attr("config"))
+    assert not config.pipeline_execution_with_tensor_core
+    for table, name in zip(config.table_descriptor, TABLES, strict=True):
+        assert (table.name, table.vocabulary_size, table.dimension) == (name, V, D)
+        rule = table.optimization_parameters
+        assert rule.WhichOneof("parameters") == "adagrad"
+        assert rule.gradient_accumulation_status == 1  # ENABLED
+        assert not rule.weight_decay_factor and not rule.HasField("clipping_limits")
+    shapes = [tuple(t.shape) for t in send.inputs]
+    assert shapes == [(N // 2, k, D) for k in (4, 1, 3, 1)] + [()]
+
+
+def test_tensorflow_s_own_tpu_embedding_v2_takes_the_step():
+    operations = program_of(KINDS.V2, train_on)
+    kinds = [op.type for op in operations]
+    assert kinds.count("XlaSparseDenseMatmulWithStaticBufferSize") == 2
+    update = [op for op in operations if op.type.startswith("XlaSparseDenseMatmulGradWith")]
+    assert [op.type for op in update] == [
+        "XlaSparseDenseMatmulGradWithAdagradAndStaticBufferSize"
+    ] * 2
+    for op, ids in zip(update, (N * 5 // 2, N * 4 // 2), strict=True):
+        assert (ids, 8) in [tuple(t.shape) for t in op.inputs]  # activations, then survivors
+        assert op.get_attr("max_ids_per_sparse_core") == ids // SPARSE_CORES
+    wrapped = [op for op in operations if op.type == "ConvertToSparseCoreCsrWrappedCooTensor"]
+    assert not any(op.get_attr("allow_id_dropping") for op in wrapped) and len(wrapped) == 2
+
+
+@pytest.mark.parametrize("kind", [KINDS.V1, KINDS.V2])
+def test_a_model_is_saved_from_the_engine_and_served_without_one(kind, tmp_path):
+    path = tmp_path / "model.keras"
+    with hardware(kind):
+        model = compiled(RULES["adagrad"])
+        model.fit(batches(model), verbose=0)
+        wanted = tables(model)
+        model.save(path)
+        if kind == KINDS.V2:
+            more = keras.saving.load_model(path)
+            assert more.optimizer.charging.steps == 2
+            more.fit(batches(more, 1), verbose=0)  # starts from the saved rows
+            for a, b in zip(tables(more), wanted, strict=True):
+                assert 0 < (a == b).all(1).sum() < V
+    ordinary = keras.saving.load_model(path)
+    assert ordinary.get_layer("one").held_table is None
+    for a, b in zip(tables(ordinary), wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.isfinite(ordinary.predict(data()[0], verbose=0)).all()
+    assert "updated by TensorFlow" in str(model.privacy_statement())
+    assert ordinary.ledger.epsilon(1e-5) == model.ledger.epsilon(1e-5)
+
+
+def test_v0_keeps_its_slots_when_training_resumes(tmp_path):
+    whole = straight = None
+    for parts in ((2,), (1, 1)):
+        with hardware(KINDS.UNSUPPORTED):
+            model = compiled(RULES["adagrad"], sigma=0.0)
+            for i, steps in enumerate(parts):
+                if i:
+                    model.save(tmp_path / "half.keras")
+                    model = keras.saving.load_model(tmp_path / "half.keras")
+                model.fit(batches(model, steps), verbose=0)
+            straight, whole = whole, tables(model)
+    for a, b in zip(whole, straight, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
 def test_once_the_budget_is_spent_no_example_is_used():
     ended = []
-    for last in (1, 2):
-        found = tables(RowSGD(1.0))
-        found.optimizer.charging._limit.assign(1)  # as a budget of one step does
-        for i in (0, last):
-            ids, y = batch(i)
-            start = values(found)
-            found.step(ids, loss_of(y), tf.fill([B], True))
-        assert found.optimizer.charging.steps == 1
-        ended.append(values(found))
-    for a, b, c in zip(*ended, start, strict=True):
+    for shift in (0, 1):
+        with hardware(KINDS.V1), pytest.MonkeyPatch.context() as patch:
+            model = compiled(lambda: RowSGD(1.0))
+            patch.setattr(model.optimizer.charging, "active", lambda: tf.constant(False))
+            ids, y = data()
+            drawn = tfdp.data.poisson_batches(((ids + shift) % V, y), N, steps_per_epoch=1)
+            chosen = select_on_host(drawn, model)
+            start = [np.zeros((V, D), "float32")] * 2
+            for name, values in zip(TABLES, start, strict=True):
+                model.get_layer(name).held_table.load({"0": values})
+            model.fit(chosen, verbose=0)
+            ended.append(tables(model))
+            assert model.optimizer.charging.steps == 0
+    for a, b in zip(*ended, strict=True):
         np.testing.assert_array_equal(a, b)
-        assert not np.array_equal(a, c)  # noise alone
+        np.testing.assert_array_equal(a, 0)
 
 
-def test_before_charging_begins_nothing_changes_and_nothing_is_charged():
-    with mock.patch.object(tpu_embedding_v1.tpu_strategy, "TPUStrategyV2", tf.distribute.Strategy):
-        made = TPUTables(optimizer(RowSGD(1.0)), layers(), embedding_class(KINDS.UNSUPPORTED))
-    start = values(made)
-    ids, y = batch(0)
-    made.step(ids, loss_of(y), tf.fill([B], True))
-    for old, new in zip(start, values(made), strict=True):
-        np.testing.assert_array_equal(old, new)
-    assert made.optimizer.charging.steps == 0
+def test_ids_that_were_not_looked_up_train_nothing():
+    for wrong in (lambda x: x[:, ::-1], lambda x: (x + 1) % V):
+        with hardware(KINDS.UNSUPPORTED):
+            model = compiled(lambda: RowSGD(1.0), sigma=0.0, selection=AdaFEST(1e-9, capacity=V))
+            drawn = tfdp.data.poisson_batches(data(), N, steps_per_epoch=1)
+            ids = lambda x, w=wrong: {"one": tf.concat([w(x), x[:, :1]], 1), "two": x}  # noqa: E731
+            chosen = select_on_host(drawn, model, ids)
+            before = tables(compiled(lambda: RowSGD(1.0), None))
+            loss = model.fit(chosen, verbose=0).history["loss"]
+        assert np.isnan(loss).all()
+        _, y = data()
+        same = (wrong(data()[0]) == data()[0]).all(1)
+        assert not same.all()
+        touched = np.unique(wrong(data()[0][same]))
+        changed = np.flatnonzero((tables(model)[0] != before[0]).any(1))
+        assert set(changed) <= set(touched) | set(data()[0][same, 0])
+
+
+def test_data_that_says_not_what_is_looked_up_is_refused():
+    drawn = tfdp.data.poisson_batches(data(), N, steps_per_epoch=1)
+    with hardware(KINDS.V1):
+        model = compiled(RowSGD)
+        with pytest.raises(PrivacyError, match="looked up ahead"):
+            model.fit(drawn, verbose=0)
+        with pytest.raises(PrivacyError, match="looked up ahead"):
+            model.fit(*data(), batch_size=N, verbose=0)
+        for width, told in ((3, "at least 4 ids.*told of 3"), (6, "4 ids.*told of 6")):
+            model = compiled(RowSGD)
+            chosen = select_on_host(
+                drawn, model, lambda x, w=width: {"one": tf.concat([x, x], 1)[:, :w], "two": x}
+            )
+            with pytest.raises(PrivacyError, match=f"looks up {told}"):
+                model.fit(chosen, verbose=0)
+        frozen = compiled(RowSGD)
+        frozen.get_layer("two").trainable = False
+        frozen.compile(frozen.optimizer, "mse")
+        with pytest.raises(PrivacyError, match=r"\['two'\] in a TPU embedding are frozen"):
+            frozen.fit(select_on_host(drawn, frozen, lambda x: {"one": x}), verbose=0)
+
+
+def test_optimizers_and_uses_that_a_tpu_embedding_has_not_are_refused():
+    with hardware(KINDS.V1):
+        for rows in (LazyAdam, RowAdagrad, lambda: RowSGD(weight_decay=0.1)):
+            model = compiled(rows)
+            with pytest.raises(ValueError, match="`embedding_optimizer` of tables in a TPU"):
+                model.fit(batches(model, 1), verbose=0)
+        model.compile("sgd", "mse")
+        with pytest.raises(PrivacyError, match="a DPOptimizer trains and no other"):
+            model.fit(*data(), verbose=0)
+        model = compiled(RowSGD, expected_batch_size=N // 2)
+        for use in (
+            lambda: model.predict(data()[0], verbose=0),
+            lambda: model.evaluate(*data(), verbose=0),
+            lambda: model(data()[0]),
+        ):
+            with pytest.raises(RuntimeError, match="in training only"):
+                use()
+
+        def drawn(size):
+            poisson = tfdp.data.poisson_batches(
+                data(), N // 2, max_batch_size=size, steps_per_epoch=1
+            )
+            return select_on_host(poisson, model)
+
+        model.fit(drawn(30), verbose=0)
+        with pytest.raises(PrivacyError, match="another shape"):
+            model.fit(drawn(28), verbose=0)
+        table = model.get_layer("one").held_table
+        with pytest.raises(RuntimeError, match="before the first `fit`"):
+            table.load({"0": np.zeros((V, D))})
+        with pytest.raises(ValueError, match=r"has shape \(41, 2\)"):
+            table.load({"0": np.zeros((V, 3))})
+    with hardware(KINDS.V2):
+        model = compiled(RowSGD, expected_batch_size=N // 2)
+        with pytest.raises(ValueError, match="cannot share evenly"):
+            model.fit(drawn(29), verbose=0)
+    with pytest.raises(ValueError, match="placement='gpu'"):
+        SparseEmbedding(V, D, placement="gpu")
+
+
+def test_without_a_tpu_the_placement_changes_nothing():
+    model = compiled(lambda: RowSGD(1.0))
+    assert model.get_layer("one").held_table is None
+    assert [v.path for v in model.trainable_variables][:2] == ["one/embeddings", "two/embeddings"]
+
+
+def test_ids_are_read_from_the_graph_of_the_model():
+    model = compiled(lambda: RowSGD(1.0), None)
+    x = tf.constant([[0, V, 4], [7, -2, 7]], tf.int64)
+    found = tfdp.distribution.host_selection.ids_of_model(model)(x)
+    np.testing.assert_array_equal(found["one"], [[0, -1, 4, 0], [7, -1, 7, 7]])
+    np.testing.assert_array_equal(found["two"], [[-1, -1, 4], [7, -1, 7]])
 
 
 @pytest.mark.parametrize(
@@ -190,31 +435,3 @@ def test_the_tpu_optimizers_have_the_settings_of_the_row_optimizers():
         assert mapped.weight_decay_factor is None and mapped.clip_gradient_min is None
     assert isinstance(mapped, tf.tpu.experimental.embedding.Adagrad)
     assert mapped.initial_accumulator_value == 0.5
-
-
-@pytest.mark.parametrize(
-    "feature, name", [(KINDS.V1, "TPUEmbedding"), (KINDS.V2, "TPUEmbeddingV2")]
-)
-def test_hardware_whose_embedding_was_never_tried_is_refused(feature, name):
-    with pytest.raises(NotImplementedError, match=rf"\({name}\)"):
-        embedding_class(feature)
-    with pytest.raises(ValueError, match=f"embedding_type={name}"):
-        TPUTables(optimizer(RowSGD()), layers(), getattr(tf.tpu.experimental.embedding, name))
-
-
-def test_what_would_make_the_guarantee_untrue_is_refused():
-    with pytest.raises(ValueError, match="capacity"):
-        tables(RowSGD(), capacity=None)
-    found = tables(RowSGD())
-    ids, y = batch(0)
-    present = tf.fill([B], True)
-    with pytest.raises(PrivacyError, match=r"shape \(\) for examples of shape \(8,\)"):
-        found.step(ids, lambda a: tf.reduce_sum(loss_of(y)(a)), present)
-    with pytest.raises(ValueError, match=r"Received: \['one'\]"):
-        found.step({"one": ids["one"]}, loss_of(y), present)
-    with pytest.raises(ValueError, match=r"of shape \(8,\)"):
-        found.step({**ids, "two": ids["two"][:, 0]}, loss_of(y), present)
-    replicas = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with replicas.scope(), pytest.raises(NotImplementedError, match="2 replicas"):
-        TPUTables(optimizer(RowSGD()), layers(), embedding_class(KINDS.UNSUPPORTED))
-    assert found.optimizer.charging.steps == 0

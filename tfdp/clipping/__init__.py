@@ -13,7 +13,7 @@ from tfdp.clipping.losses import (
     share_of_mean,
 )
 from tfdp.clipping.planning import Plan, make_plan
-from tfdp.clipping.recording import constant
+from tfdp.clipping.recording import constant, note_read, trained_variables
 from tfdp.clipping.refusals import (
     PrivacyError,
     refuse_layers_beyond_reach,
@@ -21,7 +21,13 @@ from tfdp.clipping.refusals import (
 )
 from tfdp.clipping.registry import Rule, register_rule
 from tfdp.clipping.rules.embed_reduce import is_embed_reduce, register_keras_rs
-from tfdp.clipping.surviving_rows import SurvivorSums, activated_rows, restrict, table_name
+from tfdp.clipping.surviving_rows import (
+    SurvivorActivations,
+    SurvivorSums,
+    activated_rows,
+    restrict,
+    table_name,
+)
 
 __all__ = [
     "CLIPPING",
@@ -34,6 +40,7 @@ __all__ = [
     "PrivacyError",
     "Rows",
     "Rule",
+    "SurvivorActivations",
     "SurvivorSums",
     "activated_rows",
     "backward",
@@ -44,6 +51,7 @@ __all__ = [
     "explain",
     "is_embed_reduce",
     "make_plan",
+    "note_read",
     "of_all_replicas",
     "per_example_gradient_norms",
     "presence",
@@ -56,4 +64,5 @@ __all__ = [
     "share_of_mean",
     "squared_norms",
     "table_name",
+    "trained_variables",
 ]

@@ -9,6 +9,7 @@ from tfdp.clipping import fallback
 from tfdp.clipping.execution import record_forward
 from tfdp.clipping.factors import clip_factors
 from tfdp.clipping.gradients import for_xla, variable_gradient
+from tfdp.clipping.recording import trained_variables
 from tfdp.distribution.single_trace import compiled_by_xla
 
 
@@ -71,7 +72,7 @@ def backward(model, plan, x, losses_of: Callable, present):
             groups.setdefault(id(variable), id(unit.unit.layer))
     combined = [
         (i, variable_gradient(v, by_variable[id(v)]), groups[id(v)])
-        for i, v in enumerate(model.trainable_variables)
+        for i, v in enumerate(trained_variables(model))
         if id(v) in by_variable
     ]
     return Backward(outputs, losses, present, combined)
@@ -109,7 +110,7 @@ def clipped_sums(model, result, clip_norm, clipping):
         raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
         factors, finite = clip_factors(raised, result.present, clip_norm, clipping)
         factor_of = dict(zip(order, factors, strict=True))
-    sums = [None] * len(model.trainable_variables)
+    sums = [None] * len(trained_variables(model))
     with tf.name_scope("clipped_sums"), for_xla(compiled_by_xla(model)):
         for i, gradient, group in result.gradients:
             sums[i] = gradient.clipped_sum(factor_of[group], finite)

@@ -10,7 +10,14 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.recording import Recorder, all_layers, call_model, ensure_built, is_seed_state
+from tfdp.clipping.recording import (
+    Recorder,
+    all_layers,
+    call_model,
+    ensure_built,
+    is_seed_state,
+    trained_variables,
+)
 from tfdp.clipping.refusals import PrivacyError, refuse_named_layers
 from tfdp.clipping.registry import Rule, find_rule
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
@@ -86,7 +93,7 @@ def make_plan(model, x):
             f"Received: inputs {[_kind(t) for t in tf.nest.flatten(x)]}"
         )
     covered = {id(v) for unit in units for v in unit.variables}
-    unused = [v for v in model.trainable_variables if id(v) not in covered]
+    unused = [v for v in trained_variables(model) if id(v) not in covered]
     return Plan({unit.key: unit for unit in units}, unused)
 
 
@@ -159,6 +166,13 @@ def _choose(call, pairs, graph):
     outputs = _alignment(call, pairs, lambda c: c.outputs)
     if call.graph is not graph or not outputs or not all(outputs):
         return None
+    for variable in call.subtree_reads().values():
+        if getattr(variable, "is_held", False):
+            raise PrivacyError(
+                f"Table {variable.name!r} is in a TPU embedding and is looked up inside layer "
+                f"{call.layer.name!r}, for whose gradients there is no rule. Call the "
+                "SparseEmbedding directly in the model, or leave its `placement` out."
+            )
     if _composites(call.outputs) or not _divides_by_example(pairs[call.key]):
         return None
     return [

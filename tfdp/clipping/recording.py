@@ -74,12 +74,12 @@ class Recorder:
     """Builds the call tree of a forward pass. Subclasses decide what a call does.
 
     Args:
-        trainable_variables: the variables whose reads are recorded.
+        model: the model, the reads of whose trained variables are recorded.
     """
 
     def __init__(self, model):
         self.model = model
-        self.trainable = {id(v): v for v in model.trainable_variables}
+        self.trainable = {id(v): v for v in trained_variables(model)}
         self.layer_index = {id(layer): i for i, layer in enumerate(all_layers(model))}
         self.root = None
         self._stack = []
@@ -161,6 +161,20 @@ def constant(variable):
         return tf.stop_gradient(tf.cast(tf.convert_to_tensor(variable.value), tf.float32))
     finally:
         _ACTIVE.constant = previous
+
+
+def note_read(variable):
+    """Reports a read of what is no Keras variable, but trained as one."""
+    recorder = getattr(_ACTIVE, "recorder", None)
+    if recorder is not None:
+        recorder.on_read(variable)
+
+
+def trained_variables(model):
+    """The trainable variables, then what an embedding engine holds in place of some, by name."""
+    held = [getattr(layer, "held_table", None) for layer in all_layers(model) if layer.trainable]
+    held = [table for table in held if table is not None]
+    return model.trainable_variables + sorted(held, key=lambda table: table.name)
 
 
 def _wrap(layer, original):

@@ -6,6 +6,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdp.clipping.gradients import RowGradients, only_finite, scale
+from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.refusals import PrivacyError
 
 _BEYOND = tf.int64.max
@@ -23,6 +24,11 @@ class SurvivorSums:
     rows: tf.Tensor
     values: tf.Tensor
 
+    @property
+    def noise_shape(self):
+        """Shape of the noise, (S, d); static as far as it is known."""
+        return self.values.shape
+
 
 @dataclasses.dataclass
 class SurvivorActivations:
@@ -36,6 +42,11 @@ class SurvivorActivations:
 
     rows: tf.Tensor
     values: tf.Tensor
+
+    @property
+    def noise_shape(self):
+        """Shape of the noise, (S, d); static as far as it is known."""
+        return tf.TensorShape([self.rows.shape[0], self.values.shape[2]])
 
 
 def table_name(variable):
@@ -51,16 +62,16 @@ def activated_rows(model, result):
         result: a `Backward`.
 
     Returns:
-        Dict of the table's place among the trainable variables to `RowGradients`, whose `ids`
+        Dict of the table's place among the trained variables to `RowGradients`, whose `ids`
         (B, T) are −1 for padding.
 
     Raises:
         PrivacyError: if a table is used in another way than by looking up rows, so that more
             rows have a gradient than the ids say.
     """
-    found = {}
+    found, variables = {}, trained_variables(model)
     for i, gradient, _ in result.gradients:
-        name = table_name(model.trainable_variables[i])
+        name = table_name(variables[i])
         if name is None:
             continue
         if not isinstance(gradient, RowGradients):
@@ -75,19 +86,22 @@ def activated_rows(model, result):
     return found
 
 
-def restrict(result, survivors, restricted=None):
+def restrict(result, survivors):
     """Sets the gradients of all other rows to zero; clipping comes after this.
 
     Args:
         result: a `Backward`.
-        survivors: dict of place among the trainable variables to sorted int64 rows.
-        restricted: `SurvivingRows` (the default) or `UnsummedSurvivingRows`.
+        survivors: dict of place among the trained variables to sorted int64 rows.
 
     Returns:
-        A `Backward` whose `clipped_sums` are `SurvivorSums` (`SurvivorActivations`) for these
-        variables.
+        A `Backward` whose `clipped_sums` are `SurvivorSums` for these variables, and
+        `SurvivorActivations` for those that an embedding engine holds.
     """
-    restricted = restricted or SurvivingRows
+
+    def restricted(gradient, rows):
+        unsummed = getattr(gradient.variable, "is_held", False)
+        return (UnsummedSurvivingRows if unsummed else SurvivingRows)(gradient, rows)
+
     gradients = [
         (i, restricted(g, survivors[i]) if i in survivors else g, group)
         for i, g, group in result.gradients

@@ -6,9 +6,16 @@ where the batches are made, before they are divided among replicas.
 
 import typing
 
+import keras
 import tensorflow as tf
 
-from tfdp.clipping import PrivacyError, presence, register_keras_rs, table_name
+from tfdp.clipping import (
+    PrivacyError,
+    presence,
+    register_keras_rs,
+    table_name,
+    trained_variables,
+)
 from tfdp.data.provenance import walk
 from tfdp.distribution import replicas
 from tfdp.distribution.single_trace import traces_once
@@ -27,13 +34,17 @@ class SelectedInputs(typing.NamedTuple):
         survivors: (B, k) int64, so that it is divided among replicas as the examples are. All of
             it together holds the rows of all tables in one range, `NO_ROW` where there is none,
             and in one place −1 − (survivors that were cut).
+        look_ups: what is looked up in a TPU embedding: dict of table name to dict of
+            "activations", (B, T, 1), and "survivors", (B, k, 1). All are rows that exist: any row
+            stands where there is none. Nothing for a model without such tables.
     """
 
     inputs: typing.Any
     survivors: tf.Tensor
+    look_ups: typing.Any = ()
 
 
-def select_on_host(batches, model, ids):
+def select_on_host(batches, model, ids=None):
     """Chooses the rows of each batch in the input pipeline, by the model's AdaFEST.
 
     The choice is the one that the step would make, with the same distribution, charged with the
@@ -43,7 +54,7 @@ def select_on_host(batches, model, ids):
 
     ```python
     batches = tfdp.data.poisson_batches((ids, y), 1024)
-    model.fit(tfdp.distribution.select_on_host(batches, model, lambda x: {"words": x}), epochs=3)
+    model.fit(tfdp.distribution.select_on_host(batches, model), epochs=3)
     ```
 
     Args:
@@ -52,15 +63,17 @@ def select_on_host(batches, model, ids):
             batches are drawn.
         model: a `DPModel` whose DPOptimizer has `selection=AdaFEST(..., capacity=...)`; built.
         ids: function of x that gives a dict of the name of each SparseEmbedding to the ids (B, T)
-            that examples activate in it, negative for padding. Each row of it must come from its
-            own example. Rows that it leaves out do not train.
+            that examples activate in it, negative for padding, in the order in which the model
+            looks them up. Each row of it must come from its own example. Rows that it leaves out
+            do not train. `None` takes them from the graph of a functional model.
 
     Returns:
         A `tf.data.Dataset`, to be given to `model.fit` as it is or after `prefetch`.
 
     Raises:
-        ValueError: for a selection without a capacity, or tables that `ids` does not name.
-        PrivacyError: for a model under TPUStrategy.
+        ValueError: for a selection without a capacity, tables that `ids` does not name, or a
+            model whose ids are not known without it.
+        PrivacyError: inside the scope of a TPUStrategy.
     """
     optimizer = model.optimizer
     selection = getattr(optimizer, "selection", None)
@@ -69,15 +82,17 @@ def select_on_host(batches, model, ids):
             "Argument `model` must be compiled with a DPOptimizer whose `selection` chooses from "
             f"ids, with a `capacity`: AdaFEST(..., capacity=...). Received: selection={selection}"
         )
-    if traces_once(model.distribute_strategy):
+    if traces_once(tf.distribute.get_strategy()):
         raise PrivacyError(
-            "Batches are made on the host, which cannot read σ and the steps of this run where "
-            f"{type(model.distribute_strategy).__name__} keeps them. Let the step choose the rows: "
-            "give `fit` the batches as they are."
+            "Batches are made on the host. Call `select_on_host` outside of `strategy.scope()`, "
+            f"which puts variables onto the devices. Received: {tf.distribute.get_strategy()}"
         )
     sizes = _tables(model)
+    ids = ids or ids_of_model(model)
+    held = [table_name(v) for v in trained_variables(model) if getattr(v, "is_held", False)]
     # Seeded only where the optimizer is, for tests.
     source = PipelineNoiseSource(None if optimizer.seed is None else optimizer.seed + 1)
+    stddev = optimizer.charging.host_noise_stddev()
 
     def select(x, y, sample_weight):
         activated = ids(x)
@@ -86,15 +101,22 @@ def select_on_host(batches, model, ids):
                 "Argument `ids` must give the ids of each SparseEmbedding that is trained, by its "
                 f"name: {sorted(sizes)}. Received: {sorted(activated)}"
             )
-        tables = [TableActivity(name, n, _matrix(activated[name])) for name, n in sizes.items()]
+        activated = {name: _matrix(activated[name], n) for name, n in sizes.items()}
+        tables = [TableActivity(name, n, activated[name]) for name, n in sizes.items()]
         batch = tf.nest.flatten(x)[0].shape[0]
-        sigma = optimizer.charging.noise_stddev() / optimizer.clip_norm
+        sigma = stddev / optimizer.clip_norm
         rows, cut = selection.select_padded(tables, presence(sample_weight, batch), sigma, source)
         starts = offsets(tables)
         joint = [tf.where(r < NO_ROW, r + s, NO_ROW) for r, s in zip(rows, starts, strict=False)]
         packed = tf.concat([[-1 - cut], *joint], 0)
         packed = tf.pad(packed, [[0, -packed.shape[0] % batch]], constant_values=NO_ROW)
-        return SelectedInputs(x, tf.reshape(packed, [batch, -1])), y, sample_weight
+        packed = tf.reshape(packed, [batch, -1])
+        look_ups = {
+            name: _look_ups(activated[name], survivors, sizes[name])
+            for name, survivors in zip(sizes, rows, strict=True)
+            if name in held
+        }
+        return SelectedInputs(x, packed, look_ups or ()), y, sample_weight
 
     chosen = batches.map(select, num_parallel_calls=1, deterministic=True).prefetch(2)
     setattr(chosen, _ATTRIBUTE, optimizer)
@@ -130,8 +152,8 @@ def check_selected(dataset, optimizer, strategy):
 
 
 def unpack(x):
-    """(inputs, survivors or None)."""
-    return (x.inputs, x.survivors) if isinstance(x, SelectedInputs) else (x, None)
+    """(inputs, `SelectedInputs` or None)."""
+    return (x.inputs, x) if isinstance(x, SelectedInputs) else (x, None)
 
 
 def rows_of_step(model, survivors, static):
@@ -143,10 +165,14 @@ def rows_of_step(model, survivors, static):
         static: as for `SparseTraining.select`.
 
     Returns:
-        (Dict of place among the trainable variables to rows; scalar, survivors that were cut.)
+        (Dict of place among the trained variables to rows, of a fixed size also for tables that
+        an embedding engine holds; scalar, survivors that were cut.)
     """
     selection, charging = model.optimizer.selection, model.optimizer.charging
     tables = [TableActivity(name, n, None) for name, n in _tables(model).items()]
+    variables = trained_variables(model)
+    places = [i for i, v in enumerate(variables) if table_name(v) is not None]
+    padded = [static or getattr(variables[i], "is_held", False) for i in places]
 
     def unpacked(parts):
         found = tf.sort(tf.reshape(parts, [-1]))  # the negative number comes first
@@ -154,17 +180,20 @@ def rows_of_step(model, survivors, static):
         rows = tf.where(charging.active(), found[1:], NO_ROW)
         rows = rows[: min(selection.capacity, rows.shape[0])]
         split = split_padded_rows(rows, tables)
-        return split if static else [tf.boolean_mask(r, r < NO_ROW) for r in split], -1 - found[0]
+        rows = [
+            r if fixed else tf.boolean_mask(r, r < NO_ROW)
+            for r, fixed in zip(split, padded, strict=True)
+        ]
+        return rows, -1 - found[0]
 
     rows, cut = replicas.once(unpacked, survivors)
-    places = [i for i, v in enumerate(model.trainable_variables) if table_name(v) is not None]
     return dict(zip(places, rows, strict=True)), cut
 
 
 def _tables(model):
-    """Names and numbers of rows of the tables, in the order of the trainable variables."""
+    """Names and numbers of rows of the tables, in the order of the trained variables."""
     register_keras_rs(model)
-    tables = [v for v in model.trainable_variables if table_name(v) is not None]
+    tables = [v for v in trained_variables(model) if table_name(v) is not None]
     if not tables:
         raise ValueError(
             "Argument `model` must be built, and hold a SparseEmbedding that is trained. Build it "
@@ -173,6 +202,62 @@ def _tables(model):
     return {table_name(v): v.shape[0] for v in tables}
 
 
-def _matrix(ids):
+def ids_of_model(model):
+    """The function that computes, from its inputs, the ids that a functional model looks up.
+
+    Args:
+        model: a `DPModel`, `make_private` of a functional model; built.
+
+    Returns:
+        Function of x as `select_on_host` takes it.
+
+    Raises:
+        ValueError: if the graph does not show the ids of every table.
+    """
+    graph = getattr(model, "model", model)
+    calls = {}
+    for layer in getattr(graph, "layers", []):
+        if getattr(layer, "rows_read", None) is not None and layer.trainable:
+            # Keras lists the calls of a layer in the order in which the model was written.
+            calls[layer] = [node.arguments.args[0] for node in layer._inbound_nodes]
+    names = [layer.name for layer in calls]
+    if not hasattr(graph, "inputs") or sorted(names) != sorted(_tables(model)):
+        raise ValueError(
+            "Argument `ids` is needed: the graph of the model does not show which ids it looks up "
+            "in each table. Give a function of x, as in `lambda x: {'words': x}`. Received: "
+            f"ids=None for model {model.name!r} with tables {sorted(_tables(model))}"
+        )
+    compute = keras.Function(graph.input, list(calls.values()))
+
+    def ids(x):
+        found = compute(x)
+        return {
+            layer.name: tf.concat(
+                [_matrix(layer.rows_read(tf.cast(i, tf.int64)), layer.input_dim) for i in own], 1
+            )
+            for layer, own in zip(calls, found, strict=True)
+        }
+
+    return ids
+
+
+def _matrix(ids, num_rows):
+    """(B, T) int64 ids, −1 for what is no row."""
     ids = tf.cast(ids, tf.int64)
+    ids = tf.where((ids >= 0) & (ids < num_rows), ids, -1)
     return tf.reshape(ids, [ids.shape[0], -1])
+
+
+def _look_ups(activated, survivors, num_rows):
+    """`SelectedInputs.look_ups` of one table."""
+    batch = activated.shape[0]
+    survivors = tf.pad(survivors, [[0, -survivors.shape[0] % batch]], constant_values=NO_ROW)
+    survivors = tf.reshape(survivors, [batch, -1])
+
+    def existing(rows):
+        # Where there is none, rows in turn: many look-ups of one row are slow.
+        others = tf.range(rows.shape.num_elements(), dtype=tf.int64) % num_rows
+        is_row = (rows >= 0) & (rows < NO_ROW)
+        return tf.where(is_row, rows, tf.reshape(others, rows.shape))[..., tf.newaxis]
+
+    return {"activations": existing(activated), "survivors": existing(survivors)}

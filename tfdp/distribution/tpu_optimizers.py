@@ -47,6 +47,8 @@ def tpu_optimizer(row_optimizer, slot_variable_creation_fn=None):
         # A callable, so that a schedule or a new value is followed.
         "learning_rate": lambda: tf.cast(row_optimizer.learning_rate, tf.float32),
         "use_gradient_accumulation": True,
+        # TensorFlow's own False is no value of this enumeration for newer protobufs.
+        "low_dimensional_packing_status": 0,
         "slot_variable_creation_fn": slot_variable_creation_fn,
     }
     if type(row_optimizer) is RowSGD:

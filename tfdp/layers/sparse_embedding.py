@@ -7,8 +7,10 @@ import tensorflow as tf
 
 from tfdp.clipping import Rule, combiners, register_rule
 from tfdp.distribution.single_trace import traces_once
+from tfdp.layers import held_table
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
+PLACEMENTS = (None, "tpu")
 _DENSE = ("embeddings_regularizer", "embeddings_constraint", "activity_regularizer")
 
 
@@ -28,6 +30,10 @@ class SparseEmbedding(keras.layers.Layer):
         mask_zero: whether id 0 is padding: it looks up zeros, trains no row, enters no mean and,
             without a combiner, is masked for the layers that follow.
         embeddings_initializer: initializer of the table.
+        placement: "tpu" puts the table into TensorFlow's TPU embedding where the layer is built
+            under a `TPUStrategy`: `TPUEmbedding`, `TPUEmbeddingV0` or `TPUEmbeddingV2`, by
+            hardware. It then trains on batches of `tfdp.distribution.select_on_host`. Anywhere
+            else, to evaluate or to serve, the table is an ordinary one, as it is with `None`.
 
     Call arguments:
         ids: integers of any width, (B,), (B, T) or with more axes; or with a combiner a
@@ -59,6 +65,7 @@ class SparseEmbedding(keras.layers.Layer):
         combiner=None,
         mask_zero=False,
         embeddings_initializer="uniform",
+        placement=None,
         **kwargs,
     ):
         for name, value in (("input_dim", input_dim), ("output_dim", output_dim)):
@@ -70,6 +77,11 @@ class SparseEmbedding(keras.layers.Layer):
         if combiner not in COMBINERS:
             raise ValueError(
                 f"Argument `combiner` must be one of {COMBINERS}. Received: combiner={combiner!r}"
+            )
+        if placement not in PLACEMENTS:
+            raise ValueError(
+                f"Argument `placement` must be one of {PLACEMENTS}. Received: "
+                f"placement={placement!r}"
             )
         for name in _DENSE:
             if kwargs.pop(name, None) is not None:
@@ -84,11 +96,18 @@ class SparseEmbedding(keras.layers.Layer):
         self.combiner = combiner
         self.mask_zero = mask_zero
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.placement = placement
+        self.held_table = None
         self.supports_masking = True
         # The number of rows that a step touches is not known when it is compiled.
         self.supports_jit = False
 
     def build(self, ids_shape, weights_shape=None):
+        if self.placement == "tpu" and held_table.has_engine():
+            self.embeddings = self.held_table = held_table.HeldTable(
+                self.name, (self.input_dim, self.output_dim), self.embeddings_initializer
+            )
+            return
         self.embeddings = self.add_weight(
             name="embeddings",
             shape=(self.input_dim, self.output_dim),
@@ -103,8 +122,7 @@ class SparseEmbedding(keras.layers.Layer):
         self._check(ids)
         ids, weights = self.dense(ids, weights)
         coefficients = self.coefficients(ids, weights)
-        looked_up = tf.gather(self.embeddings.value, self._readable(ids))
-        values = tf.cast(looked_up, self.compute_dtype)
+        values = tf.cast(self._look_up(ids), self.compute_dtype)
         values *= tf.cast(coefficients, self.compute_dtype)[..., tf.newaxis]
         return tf.reduce_sum(values, axis=-2) if self.combines(ids) else values
 
@@ -130,8 +148,14 @@ class SparseEmbedding(keras.layers.Layer):
             w = tf.where(self.is_value(ids), tf.cast(weights, tf.float32), 0.0)
         return combiners.coefficients(w, self.combiner if self.combines(ids) else None)
 
-    def _readable(self, ids):
-        return tf.where(self.is_value(ids), ids, tf.zeros_like(ids))
+    def _look_up(self, ids):
+        if self.held_table is not None:
+            return self.held_table.read(self.rows_read(ids))
+        return tf.gather(self.embeddings.value, tf.maximum(self.rows_read(ids), 0))
+
+    def rows_read(self, ids):
+        """int64 ids, with −1 for padding."""
+        return tf.where(self.is_value(ids), tf.cast(ids, tf.int64), tf.constant(-1, tf.int64))
 
     def dense(self, ids, weights=None):
         """(int64 ids, weights) as dense tensors; what a ragged row lacks is padding."""
@@ -188,7 +212,29 @@ class SparseEmbedding(keras.layers.Layer):
             "combiner": self.combiner,
             "mask_zero": self.mask_zero,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "placement": self.placement,
         }
+
+    @property
+    def privacy_asserted(self):
+        """Sentences for the statement about what tfdp does not do itself."""
+        holder = None if self.held_table is None else self.held_table.holder
+        return () if holder is None else (holder.assertion(self.name),)
+
+    def save_own_variables(self, store):
+        if self.held_table is None:
+            super().save_own_variables(store)
+            return
+        for name, values in self.held_table.to_arrays().items():
+            store[name] = values
+
+    def load_own_variables(self, store):
+        arrays = {name: store[name] for name in store.keys()}
+        if self.held_table is not None:
+            self.held_table.load(arrays)
+            return
+        # Of a table that was in a TPU embedding, the slots have been saved beside it.
+        super().load_own_variables({"0": arrays["0"]} if "0" in arrays else arrays)
 
 
 @register_rule(SparseEmbedding)
@@ -205,5 +251,4 @@ class SparseEmbeddingRule(Rule):
         (s,) = gradients
         ids, weights = layer.dense(args[0], args[1] if len(args) > 1 else kwargs.get("weights"))
         factors = layer.coefficients(ids, weights)
-        ids = tf.where(layer.is_value(ids), ids, tf.constant(-1, tf.int64))
-        return [(layer.embeddings, combiners.weighted_rows(ids, factors, s))]
+        return [(layer.embeddings, combiners.weighted_rows(layer.rows_read(ids), factors, s))]

@@ -17,12 +17,13 @@ from tfdp.clipping import (
     refuse_named_layers,
     register_keras_rs,
     share_of_mean,
+    trained_variables,
 )
 from tfdp.clipping.recording import all_layers
 from tfdp.data.provenance import is_as_sampled
 from tfdp.distribution import checks, host_selection, replicas, self_check
 from tfdp.distribution.keras_fit import MultiWorkerFit, as_results
-from tfdp.models import coverage, fitting, private_step
+from tfdp.models import coverage, fitting, held_tables, private_step
 from tfdp.models.plain_training import (
     begin_fit,
     count_step,
@@ -162,7 +163,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             if _RECORD in vars(variable):
                 self._record.unite(vars(variable)[_RECORD])
         # Variables that are frozen now carry no trace of this model's data.
-        for variable in self.trainable_variables:
+        for variable in trained_variables(self):
             vars(variable)[_RECORD] = self._record
 
     def _bind_layers(self):
@@ -234,6 +235,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
         replica_count = self.distribute_strategy.num_replicas_in_sync
         if not isinstance(self.optimizer, DPOptimizer):
+            held_tables.refuse_training_otherwise(self)
             begin_fit(self, x, y, kwargs)
             x = checks.padded(x, replica_count)
             try:
@@ -251,7 +253,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         self._uncovered |= coverage.of_callbacks(callbacks)
         fitting.check_examples_do_not_mix(self, x, y)
         refuse_noise_alone(self, x, y, kwargs)
-        x = checks.padded(x, replica_count)
+        x = held_tables.prepare(self, checks.padded(x, replica_count))
         charging = self.optimizer.charging
         self._unite_records()
         self._charge_releases(self.optimizer)
@@ -284,11 +286,12 @@ class DPModel(MultiWorkerFit, keras.Model):
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
         self._charge_releases(self.optimizer)
         survivors = rows_ahead(self, chosen)
-        if self.optimizer.microbatch_size is None:
-            sums = private_step.sums_of_batch(self, x, y, sample_weight, survivors)
-        else:
-            sums = private_step.sums_of_microbatches(self, x, y, sample_weight, survivors)
-        variables = self.trainable_variables
+        with held_tables.looked_up(self, chosen):
+            if self.optimizer.microbatch_size is None:
+                sums = private_step.sums_of_batch(self, x, y, sample_weight, survivors)
+            else:
+                sums = private_step.sums_of_microbatches(self, x, y, sample_weight, survivors)
+        variables = trained_variables(self)
         regularization = private_step.regularization(variables)
         size = self.optimizer.apply_clipped_sums(sums, variables, regularization)
         results = self.get_metrics_result()
@@ -305,6 +308,14 @@ class DPModel(MultiWorkerFit, keras.Model):
         if isinstance(self.optimizer, DPOptimizer):
             self_check.check_once(self)
         return super().make_train_function(force)
+
+    def test_step(self, data):
+        held_tables.refuse_reading(self)
+        return super().test_step(data)
+
+    def predict_step(self, data):
+        held_tables.refuse_reading(self)
+        return super().predict_step(data)
 
     def reset_metrics(self):
         super().reset_metrics()
@@ -344,7 +355,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         flat = tf.nest.flatten(x)
         key = (
             tuple((t.dtype, tuple(t.shape[1:])) for t in flat),
-            tuple(id(v) for v in self.trainable_variables),
+            tuple(id(v) for v in trained_variables(self)),
         )
         if key not in self._plans:
             with tf.init_scope():
@@ -380,4 +391,4 @@ class DPModel(MultiWorkerFit, keras.Model):
     def compile_from_config(self, config):
         self.compile(**{k: keras.saving.deserialize_keras_object(v) for k, v in config.items()})
         if self.built and isinstance(self.optimizer, keras.optimizers.Optimizer):
-            self.optimizer.build(self.trainable_variables)
+            self.optimizer.build(trained_variables(self))

@@ -2,7 +2,14 @@
 
 import tensorflow as tf
 
-from tfdp.clipping import PrivacyError, SurvivorSums, backward, clipped_sums, presence
+from tfdp.clipping import (
+    PrivacyError,
+    SurvivorSums,
+    backward,
+    clipped_sums,
+    presence,
+    trained_variables,
+)
 from tfdp.models import fitting
 from tfdp.models.selecting import restrict_to_survivors
 
@@ -45,7 +52,7 @@ def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
         lambda t: t if t is None else _in_microbatches(t, size),
         (x, y, fitting.weights_or_ones(x, sample_weight)),
     )
-    variables = model.trainable_variables
+    variables = trained_variables(model)
     unused = {id(v) for v in model.plan(x).unused}
     pieces = [i for i, v in enumerate(variables) if id(v) not in unused]
     rows = survivors or {}

@@ -9,6 +9,7 @@ from tfdp.clipping import (
     is_embed_reduce,
     restrict,
     table_name,
+    trained_variables,
 )
 from tfdp.clipping.recording import all_layers
 from tfdp.distribution.host_selection import rows_of_step
@@ -25,10 +26,10 @@ def rows_ahead(model, chosen):
 
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`.
-        chosen: survivors that were chosen on the host, as in `SelectedInputs`, or None.
+        chosen: the `SelectedInputs` with survivors that were chosen on the host, or None.
 
     Returns:
-        Dict of place among the trainable variables to rows, or None: the step has no selection,
+        Dict of place among the trained variables to rows, or None: the step has no selection,
         or has to choose them itself, from its whole batch.
 
     Raises:
@@ -38,7 +39,7 @@ def rows_ahead(model, chosen):
     optimizer = model.optimizer
     if chosen is not None:
         refuse_unchecked_rows(model, chosen)
-        rows, cut = rows_of_step(model, chosen, compiled_by_xla(model))
+        rows, cut = rows_of_step(model, chosen.survivors, compiled_by_xla(model))
         model.selection_metrics.count_cut(cut)
         return rows
     if optimizer.selection is None or optimizer.microbatch_size is None:
@@ -50,7 +51,8 @@ def rows_ahead(model, chosen):
             "`tfdp.distribution.select_on_host(batches, model, ids)` returns, or leave "
             "`microbatch_size` out."
         )
-    tables = {i: v for i, v in enumerate(model.trainable_variables) if table_name(v) is not None}
+    variables = trained_variables(model)
+    tables = {i: v for i, v in enumerate(variables) if table_name(v) is not None}
     activity = [TableActivity(table_name(v), v.shape[0], None) for v in tables.values()]
     rows = optimizer.selection.select(activity, None, None, None)
     return dict(zip(tables, rows, strict=True))
@@ -90,7 +92,7 @@ def restrict_to_survivors(model, result, survivors=None):
     activated = activated_rows(model, result)
     if survivors is None:
         survivors, cut = optimizer.select_rows(
-            activated, model.trainable_variables, result.present, compiled_by_xla(model)
+            activated, trained_variables(model), result.present, compiled_by_xla(model)
         )
         model.selection_metrics.count_cut(cut)
     return restrict(result, survivors)

@@ -33,6 +33,7 @@ class Charging:
         self._settings_of_run = None
         self._sampling = None
         self._calibrations = {}
+        self._host_stddev = None
         with tf.init_scope():
             self._ran = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_of_run")
             self._limit = tf.Variable(0, dtype=tf.int64, trainable=False, name="step_limit")
@@ -135,7 +136,10 @@ class Charging:
         if strategy is not None:
             name = of_first_replica(np.frombuffer(os.urandom(8), np.int64), strategy)
         self._run = self._record.start(settings, None if name is None else name.tobytes().hex())
-        self._stddev.assign(settings["noise_multiplier"] * self._optimizer.clip_norm)
+        stddev = settings["noise_multiplier"] * self._optimizer.clip_norm
+        for variable in (self._stddev, self._host_stddev):
+            if variable is not None:
+                variable.assign(stddev)
 
     def _refresh_limit(self, strict):
         """Sets how many steps this run may have; `strict` refuses what would break the budget."""
@@ -154,6 +158,17 @@ class Charging:
     def noise_stddev(self):
         """σ·C of the steps of this run, a float64 tensor."""
         return self._stddev.read_value()
+
+    def host_noise_stddev(self):
+        """σ·C for input pipelines, which run on the host: a variable that follows the run's.
+
+        Called outside of a strategy's scope, which would put the variable onto the devices.
+        """
+        if self._host_stddev is None:
+            with tf.init_scope():
+                value = self._stddev.numpy()
+                self._host_stddev = tf.Variable(value, dtype=tf.float64, trainable=False)
+        return self._host_stddev
 
     def charge_step(self):
         """Charges one step, in the graph of the step itself.

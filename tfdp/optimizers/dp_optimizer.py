@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.clipping import CLIPPING, PrivacyError, SurvivorSums
+from tfdp.clipping import CLIPPING, PrivacyError, SurvivorActivations, SurvivorSums
 from tfdp.clipping.losses import REDUCTIONS
 from tfdp.distribution import replicas
 from tfdp.noise import NoiseSource
@@ -178,12 +178,12 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """Creates the wrapped optimizer's variables and the step counter."""
         if self.built:
             return
-        dense = variables
+        dense = own = [v for v in variables if not is_held(v)]
         if self._sparse is not None:
             tables, dense = self._sparse.split(variables)
-            self.embedding_optimizer.build(tables)
+            self.embedding_optimizer.build([t for t in tables if not is_held(t)])
         self.inner_optimizer.build(dense)
-        super().build(variables)
+        super().build(own)
 
     @property
     def variables(self):
@@ -236,10 +236,6 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
-        return self.select_rows_of(activated, variables, present, static)
-
-    def select_rows_of(self, activated, variables, present, static):
-        """As `select_rows`, for tables that another than this optimizer updates."""
         noise_multiplier = self._charging.noise_stddev() / self.clip_norm
         return self._sparse.select(
             activated, variables, present, noise_multiplier, self.clip_norm, self._noise, static
@@ -257,9 +253,10 @@ class DPOptimizer(keras.optimizers.Optimizer):
 
         Args:
             sums: for each variable the sum of clipped gradients, over all micro-batches of this
-                replica: a tensor, tf.IndexedSlices, `SurvivorSums` of selected rows, or None for
-                a variable that the model does not use.
-            variables: the variables.
+                replica: a tensor, tf.IndexedSlices, `SurvivorSums` of selected rows (or
+                `SurvivorActivations`, where an embedding engine sums), or None for a variable
+                that the model does not use.
+            variables: the variables, as `tfdp.clipping.trained_variables`.
             regularization: for each variable the gradient of its regularizer, or None.
 
         Returns:
@@ -273,7 +270,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         size = self._apply_to_rows(sums, variables, stddev)
         if self._sparse is not None:
             stddev = self.selection.gradient_noise_multiplier(stddev)
-        used = [i for i, s in enumerate(sums) if s is not None and not isinstance(s, SurvivorSums)]
+        used = [i for i, s in enumerate(sums) if s is not None and not isinstance(s, _SELECTED)]
         shapes = [variables[i].shape for i in used]
         noise = replicas.once(lambda: self._draw(shapes, stddev))
         grads = [None] * len(sums)
@@ -296,21 +293,31 @@ class DPOptimizer(keras.optimizers.Optimizer):
         Returns:
             The number of scalars that received noise, float32.
         """
-        places = [i for i, s in enumerate(sums) if isinstance(s, SurvivorSums)]
+        places = [i for i, s in enumerate(sums) if isinstance(s, _SELECTED)]
         if not places:
             return tf.constant(0.0)
         selected = [sums[i] for i in places]
         noise = self.noise_of_rows(selected, stddev)
         divisor = tf.constant(self.expected_batch_size, tf.float32)
-        gradients = [
-            DistinctRows(tf.cast((s.values + z) / divisor, variables[i].dtype), s.rows)
-            for i, s, z in zip(places, selected, noise, strict=True)
-        ]
-        with replicas.already_summed(self.embedding_optimizer):
-            self.embedding_optimizer.apply(gradients, [variables[i] for i in places])
+        tables, gradients, held = [], [], {}
+        for i, s, z in zip(places, selected, noise, strict=True):
+            if isinstance(s, SurvivorActivations):
+                held[variables[i]] = (s.rows, s.values / divisor, z / divisor)
+                continue
+            tables.append(variables[i])
+            gradient = tf.cast((s.values + z) / divisor, variables[i].dtype)
+            gradients.append(DistinctRows(gradient, s.rows))
+        if held:
+            (holder,) = {table.holder for table in held}
+            holder.update({table.name: handed for table, handed in held.items()})
+        if tables:
+            with replicas.already_summed(self.embedding_optimizer):
+                self.embedding_optimizer.apply(gradients, tables)
+        else:
+            self.embedding_optimizer.iterations.assign_add(1)
         return tf.add_n(
             [
-                tf.cast(tf.math.count_nonzero(s.rows < NO_ROW) * s.values.shape[1], tf.float32)
+                tf.cast(tf.math.count_nonzero(s.rows < NO_ROW) * s.noise_shape[1], tf.float32)
                 for s in selected
             ]
         )
@@ -319,7 +326,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """Noise of one charged step for the surviving rows, the same on all replicas.
 
         Args:
-            selected: list of `SurvivorSums`.
+            selected: list of `SurvivorSums` or `SurvivorActivations`.
             stddev: what `charging.charge_step` returned.
 
         Returns:
@@ -390,9 +397,22 @@ class DPOptimizer(keras.optimizers.Optimizer):
         return cls(**config)
 
 
+_SELECTED = (SurvivorSums, SurvivorActivations)
+
+
+def is_held(variable):
+    """Whether an embedding engine holds what stands for this variable."""
+    return getattr(variable, "is_held", False)
+
+
 def _totals(sums):
-    """Clipped sums over the replicas; of sparse tables only the surviving rows cross over."""
-    used = [i for i, s in enumerate(sums) if s is not None]
+    """Clipped sums over the replicas; of sparse tables only the surviving rows cross over.
+
+    An embedding engine sums over replicas by itself.
+    """
+    used = [
+        i for i, s in enumerate(sums) if s is not None and not isinstance(s, SurvivorActivations)
+    ]
     found = [
         sums[i].values if isinstance(sums[i], SurvivorSums) else tf.convert_to_tensor(sums[i])
         for i in used

@@ -127,7 +127,7 @@ class SparseTraining:
         """Noise of σ₂·C for clipped sums, on the surviving rows only.
 
         Args:
-            sums: list of `SurvivorSums`.
+            sums: list of `SurvivorSums` or `SurvivorActivations`.
             stddev: σ·C of the step, a float64 scalar tensor.
             source: a `tfdp.noise.NoiseSource`.
 
@@ -135,14 +135,14 @@ class SparseTraining:
             List of (S, d) float32.
         """
         stddev = self.selection.gradient_noise_multiplier(stddev)
-        shapes = [s.values.shape for s in sums]
+        shapes = [s.noise_shape for s in sums]
         if all(shape.is_fully_defined() for shape in shapes):
             sizes = [shape.num_elements() for shape in shapes]
             noise = tf.split(source.normal((sum(sizes),), stddev), sizes)
             return [tf.reshape(z, shape) for z, shape in zip(noise, shapes, strict=True)]
-        sizes = [tf.size(s.values) for s in sums]
+        sizes = [tf.size(s.rows) * shape[1] for s, shape in zip(sums, shapes, strict=True)]
         noise = tf.split(source.normal_values(tf.add_n(sizes), stddev), tf.stack(sizes))
-        return [tf.reshape(z, tf.shape(s.values)) for s, z in zip(sums, noise, strict=True)]
+        return [tf.reshape(z, [-1, shape[1]]) for z, shape in zip(noise, shapes, strict=True)]
 
 
 def _check_known_ahead(selection, microbatch_size):
