@@ -25,6 +25,7 @@ from tfdp.clipping.surviving_rows import (
     SurvivorActivations,
     SurvivorSums,
     activated_rows,
+    place_among,
     restrict,
     table_name,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "note_read",
     "of_all_replicas",
     "per_example_gradient_norms",
+    "place_among",
     "presence",
     "refuse_layers_beyond_reach",
     "refuse_named_layers",

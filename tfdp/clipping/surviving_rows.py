@@ -109,18 +109,27 @@ def restrict(result, survivors):
     return dataclasses.replace(result, gradients=gradients)
 
 
+def place_among(survivors, ids):
+    """Where each id stands among the survivors, −1 for those that did not survive.
+
+    Args:
+        survivors: (S,) sorted int64 rows.
+        ids: integers of any shape; negative ones are no rows.
+    """
+    ids = tf.cast(ids, tf.int64)
+    # The sentinel keeps an empty set of survivors an ordinary case.
+    sorted_rows = tf.concat([survivors, [_BEYOND]], 0)
+    place = tf.reshape(tf.searchsorted(sorted_rows, tf.reshape(ids, [-1])), tf.shape(ids))
+    return tf.where(tf.gather(sorted_rows, place) == ids, place, -1)
+
+
 class SurvivingRows:
     """Look-ups as `RowGradients`, without the rows that did not survive."""
 
     def __init__(self, gradient, survivors):
-        ids = tf.cast(gradient.ids, tf.int64)
-        # The sentinel keeps an empty set of survivors an ordinary case.
-        sorted_rows = tf.concat([survivors, [_BEYOND]], 0)
-        place = tf.reshape(tf.searchsorted(sorted_rows, tf.reshape(ids, [-1])), tf.shape(ids))
-        survives = tf.gather(sorted_rows, place) == ids
-        values = tf.where(survives[:, :, tf.newaxis], gradient.values, 0.0)
         self.survivors = survivors
-        self.place = tf.where(survives, place, -1)
+        self.place = place_among(survivors, gradient.ids)
+        values = tf.where(self.place[:, :, tf.newaxis] >= 0, gradient.values, 0.0)
         self.masked = copy.copy(gradient)
         self.masked.values = tf.ensure_shape(values, gradient.values.shape)
 

@@ -10,6 +10,7 @@ that each row is updated once; a row whose sum is zero keeps its value and slots
 import numpy as np
 import tensorflow as tf
 
+from tfdp.clipping import place_among
 from tfdp.distribution.tpu_optimizers import tpu_optimizer
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.selection import NO_ROW
@@ -314,12 +315,10 @@ def _sparse_cores():
 
 def _sum_by_row(gradient, survivors):
     """(capacity, d) sums of the gradients of the surviving rows; all others are zero anyway."""
-    place = tf.searchsorted(survivors, tf.cast(gradient.indices, tf.int64))
-    place = tf.minimum(place, survivors.shape[0] - 1)
-    own = tf.gather(survivors, place) == tf.cast(gradient.indices, tf.int64)
+    place = place_among(survivors, gradient.indices)
     values = tf.convert_to_tensor(gradient.values)
     values = tf.reshape(values, [-1, values.shape[-1]])
-    return tf.math.unsorted_segment_sum(values, tf.where(own, place, -1), survivors.shape[0])
+    return tf.math.unsorted_segment_sum(values, tf.reshape(place, [-1]), survivors.shape[0])
 
 
 def _refuse_assignment(name):

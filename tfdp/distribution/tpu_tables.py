@@ -8,7 +8,7 @@ import threading
 
 import tensorflow as tf
 
-from tfdp.clipping import PrivacyError
+from tfdp.clipping import PrivacyError, place_among
 from tfdp.distribution.tpu_engines import engine_for
 from tfdp.layers.held_table import LookUps, looked_up
 from tfdp.selection import NO_ROW
@@ -75,12 +75,10 @@ class TPUTables:
             features: `SelectedInputs.look_ups`, this replica's part.
         """
         rows, state = self._engine.look_up(features)
-        self._step.state = (state,)
+        ids = {name: features[name]["activations"][..., 0] for name in self.shapes}
+        self._step.state = (ids, state)
         return looked_up(
-            [
-                LookUps(name, features[name]["activations"][..., 0], rows[name]["activations"])
-                for name in self.shapes
-            ]
+            [LookUps(name, ids[name], rows[name]["activations"]) for name in self.shapes]
         )
 
     def update(self, gradients):
@@ -94,19 +92,25 @@ class TPUTables:
         Raises:
             PrivacyError: if nothing was looked up, or a table has no gradient.
         """
-        looked_up = getattr(self._step, "state", None)
-        if looked_up is None or set(gradients) != set(self.shapes):
+        ids, state = getattr(self._step, "state", None) or (None, None)
+        if ids is None or set(gradients) != set(self.shapes):
             raise PrivacyError(
                 "Every table in a TPU embedding is updated in every step, after it was looked up. "
                 f"Received: gradients of {sorted(gradients)} for tables {sorted(self.shapes)}"
             )
         self._step.state = None
         handed = {
-            name: {"activations": values, "survivors": self._share(name, rows, noise)}
+            name: {
+                # Whatever ids the model named: no gradient goes to a row without noise.
+                "activations": tf.where(
+                    place_among(rows, ids[name])[..., tf.newaxis] >= 0, values, 0.0
+                ),
+                "survivors": self._share(name, rows, noise),
+            }
             for name, (rows, values, noise) in gradients.items()
         }
         survivors = {name: rows for name, (rows, _, _) in gradients.items()}
-        self._engine.apply(handed, *looked_up, survivors)
+        self._engine.apply(handed, state, survivors)
 
     def _share(self, name, rows, noise):
         """The noise of the survivors that this replica looked up, (b, k, d).
