@@ -155,6 +155,22 @@ def test_no_row_of_a_step_beyond_the_budget_survives(replicas):
     assert not one.any() and not two.any()
 
 
+def test_what_is_shown_is_of_all_replicas(replicas):
+    shown = []
+    for count in (None, 4):  # 30 examples, of which the last replica has fewer
+        _, history = replicas.train(compiled(replicas, count), batches(1))
+        shown.append(history)
+    for name, value in shown[0].items():
+        np.testing.assert_allclose(shown[1][name], value, rtol=1e-6)
+
+
+def test_batches_with_rows_are_validated(replicas):
+    model = compiled(replicas, None)
+    model._validate_on_fit = True
+    model.fit(select_on_host(batches(1), model), verbose=0)
+    assert not model._validate_on_fit
+
+
 def test_rows_chosen_for_another_optimizer_are_refused(replicas):
     model, other = compiled(replicas, None), compiled(replicas, None)
     with pytest.raises(PrivacyError, match="not chosen for this optimizer"):

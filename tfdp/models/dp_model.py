@@ -317,6 +317,12 @@ class DPModel(MultiWorkerFit, keras.Model):
         held_tables.refuse_reading(self)
         return super().predict_step(data)
 
+    def _get_metrics_result_or_logs(self, logs):
+        # Keras gathers metrics from all replicas only where it knows every name that is logged.
+        own = {k: v for k, v in logs.items() if k in self.selection_metrics.results()}
+        known = {k: v for k, v in logs.items() if k not in own}
+        return {**super()._get_metrics_result_or_logs(known), **own}
+
     def reset_metrics(self):
         super().reset_metrics()
         if "selection_metrics" in vars(self):

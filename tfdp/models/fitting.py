@@ -8,6 +8,7 @@ from tfdp.accounting import Sampling
 from tfdp.clipping import PrivacyError
 from tfdp.clipping.recording import all_layers
 from tfdp.data import sampling_of
+from tfdp.distribution.host_selection import unpack
 
 
 def refuse_precision(model):
@@ -169,7 +170,8 @@ def check_examples_do_not_mix(model, x, y):
         batch = first_batch(x)
     else:
         batch = tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:8]), (x, y))
-    validate_batch(model, *keras.utils.unpack_x_y_sample_weight(batch))
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    validate_batch(model, unpack(x)[0], y, sample_weight)
     model._validate_on_fit = False
 
 
