@@ -324,7 +324,8 @@ class PipelineNoiseSource(NoiseSource):
     """
 
     def rekey(self, strategy=None):
-        self._source = ServingNoiseSource(self.seed)
+        with tf.device("/device:CPU:0"):
+            self._source = ServingNoiseSource(self.seed)
 
     def _advance(self, size):
         return self._source.advance([size])

@@ -191,7 +191,7 @@ def test_rows_that_nobody_knows_who_chose_are_refused(replicas):
     )
     workers = types.SimpleNamespace(num_replicas_in_sync=2, cluster_resolver=resolver)
     with pytest.raises(PrivacyError, match="noise of its own"):
-        check_selected(chosen, model.optimizer, workers)
+        check_selected(chosen, types.SimpleNamespace(distribute_strategy=workers))
 
 
 def test_missing_ids_and_selections_without_capacity_are_refused(replicas):

@@ -19,6 +19,7 @@ from tfdp.clipping import PrivacyError
 from tfdp.distribution import select_on_host
 from tfdp.distribution.tpu_optimizers import tpu_optimizer
 from tfdp.layers import SparseEmbedding
+from tfdp.models import held_tables
 from tfdp.optimizers import LazyAdam, RowAdagrad, RowSGD
 from tfdp.selection import AdaFEST
 
@@ -264,19 +265,66 @@ def test_a_model_is_saved_from_the_engine_and_served_without_one(kind, tmp_path)
     assert ordinary.ledger.epsilon(1e-5) == model.ledger.epsilon(1e-5)
 
 
-def test_v0_keeps_its_slots_when_training_resumes(tmp_path):
-    whole = straight = None
-    for parts in ((2,), (1, 1)):
-        with hardware(KINDS.UNSUPPORTED):
-            model = compiled(RULES["adagrad"], sigma=0.0)
-            for i, steps in enumerate(parts):
-                if i:
-                    model.save(tmp_path / "half.keras")
-                    model = keras.saving.load_model(tmp_path / "half.keras")
-                model.fit(batches(model, steps), verbose=0)
-            straight, whole = whole, tables(model)
-    for a, b in zip(whole, straight, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+def test_v0_keeps_its_slots_in_a_file(tmp_path):
+    with hardware(KINDS.UNSUPPORTED):
+        model = compiled(RULES["adagrad"])
+        model.fit(batches(model, 1), verbose=0)
+        model.save(tmp_path / "m.keras")
+        again = keras.saving.load_model(tmp_path / "m.keras")
+        held_tables.prepare(again, batches(again, 1))
+        for name in TABLES:
+            found, wanted = (m.get_layer(name).held_table.to_arrays() for m in (again, model))
+            assert (wanted["accumulators"] != 0.1).any()
+            for key in wanted:
+                np.testing.assert_array_equal(found[key], wanted[key])
+
+
+def test_a_table_in_two_models_has_one_ledger_and_is_trained_by_both():
+    ids = keras.Input((T,), dtype="int64")
+    with hardware(KINDS.UNSUPPORTED):
+        shared = SparseEmbedding(V, D, placement="tpu", name="one")
+
+        def model_of_shared():
+            x = keras.layers.Flatten()(shared(ids))
+            return compiled(
+                lambda: RowSGD(1.0), network=lambda _: keras.Model(ids, keras.layers.Dense(1)(x))
+            )
+
+        first, values = model_of_shared(), []
+        second = model_of_shared()
+        for i, model in enumerate((first, second, first)):
+            model.fit(batches(model, 1), verbose=0)
+            values.append(shared.held_table.to_arrays()["0"].copy())
+            assert sum(steps for _, steps in model.optimizer.charging.record.runs) == i + 1
+        assert not np.array_equal(values[0], values[1]) and not np.array_equal(*values[1:])
+        third = model_of_shared()
+        assert third.optimizer.charging.steps == 3
+
+
+def test_rows_chosen_for_other_tables_are_refused_and_would_train_nothing_without_noise():
+    with hardware(KINDS.V1):
+        model = compiled(lambda: RowSGD(1.0), sigma=0.0, selection=AdaFEST(1e-9, capacity=V))
+        chosen = batches(model, 1)
+        before = np.ones((V, D), "float32")
+        for name in TABLES:
+            model.get_layer(name).held_table.load({"0": before})
+
+        def others(x, y, weight):
+            look_ups = {**x.look_ups, "one": {**x.look_ups["one"]}}
+            look_ups["one"]["survivors"] = (x.look_ups["one"]["survivors"] + 1) % V
+            return x._replace(look_ups=look_ups), y, weight
+
+        model.fit(chosen.map(others), verbose=0)
+        for found in tables(model):
+            np.testing.assert_array_equal(found, before)
+        model.fit(chosen, verbose=0)
+        assert all((found != before).any() for found in tables(model))
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises(PrivacyError, match="tables that it trains now"),
+        ):
+            patch.setattr(AdaFEST, "version", 99)
+            model.fit(chosen, verbose=0)
 
 
 def test_once_the_budget_is_spent_no_example_is_used():
@@ -291,7 +339,8 @@ def test_once_the_budget_is_spent_no_example_is_used():
             start = [np.zeros((V, D), "float32")] * 2
             for name, values in zip(TABLES, start, strict=True):
                 model.get_layer(name).held_table.load({"0": values})
-            model.fit(chosen, verbose=0)
+            shown = model.fit(chosen, verbose=0).history
+            assert shown["rows_cut"] == [0.0] and shown["gradient_size"] == [0.0]
             ended.append(tables(model))
             assert model.optimizer.charging.steps == 0
     for a, b in zip(*ended, strict=True):
@@ -304,17 +353,25 @@ def linear(y, prediction):
     return prediction[:, 0]
 
 
-@pytest.mark.parametrize("loss", ["mse", linear])
-def test_gradients_of_other_ids_than_were_looked_up_reach_no_row_without_noise(loss):
+def frozen_head(placement):
+    """Of which no gradient reads what was looked up."""
+    model = network(placement)
+    model.layers[-1].trainable = False
+    return model
+
+
+@pytest.mark.parametrize("loss, made", [("mse", network), (linear, frozen_head)])
+def test_gradients_of_other_ids_than_were_looked_up_reach_no_row_without_noise(loss, made):
     ids, y = data()
-    told = (ids + 1) % V
-    # Rows 0 to 5 have many contributions and survive; the others do not.
+    # Rows 0 to 4 have many contributions and survive; most of the others do not.
     selection = AdaFEST(0.8, capacity=V)
     with hardware(KINDS.V1):
-        model = compiled(lambda: RowSGD(1.0), sigma=0.0, selection=selection, loss=loss)
+        model = compiled(
+            lambda: RowSGD(1.0), sigma=0.0, selection=selection, loss=loss, network=made
+        )
         drawn = tfdp.data.poisson_batches((ids, y), N, steps_per_epoch=1)
         chosen = select_on_host(
-            drawn, model, lambda x: {"one": tf.concat([(x + 1) % V, x[:, :1]], 1), "two": x}
+            drawn, model, lambda x: {"one": tf.concat([x[:, ::-1], x[:, :1]], 1), "two": x}
         )
         before = np.ones((V, D), "float32")
         for name in TABLES:
@@ -324,7 +381,7 @@ def test_gradients_of_other_ids_than_were_looked_up_reach_no_row_without_noise(l
     assert np.isnan(shown).all()
     survivors = set(survivors[(survivors >= 0) & (survivors < V)])
     changed = set(np.flatnonzero((tables(model)[0] != before).any(1)))
-    assert 2 < len(survivors) < len(np.unique(told)) and changed <= survivors
+    assert 2 < len(survivors) < len(np.unique(ids)) - 5 and changed <= survivors
 
 
 def test_data_that_says_not_what_is_looked_up_is_refused():
@@ -373,6 +430,17 @@ def test_optimizers_and_uses_that_a_tpu_embedding_has_not_are_refused():
             )
             return select_on_host(poisson, model)
 
+        with pytest.raises(PrivacyError, match="looked up ahead"):
+            model.train_on_batch(*data())
+        for argument, used in {
+            "validation_data": data(),
+            "callbacks": [keras.callbacks.EarlyStopping(restore_best_weights=True)],
+        }.items():
+            with pytest.raises(ValueError, match=argument):
+                model.fit(drawn(30), verbose=0, **{argument: used})
+        with pytest.raises(ValueError, match="BackupAndRestore"):
+            model.fit(drawn(30), callbacks=[keras.callbacks.BackupAndRestore("x")], verbose=0)
+        assert model.optimizer.charging.steps == 0
         model.fit(drawn(30), verbose=0)
         with pytest.raises(PrivacyError, match="another shape"):
             model.fit(drawn(28), verbose=0)
@@ -401,6 +469,20 @@ def test_ids_are_read_from_the_graph_of_the_model():
     found = tfdp.distribution.host_selection.ids_of_model(model)(x)
     np.testing.assert_array_equal(found["one"], [[0, -1, 4, 0], [7, -1, 7, 7]])
     np.testing.assert_array_equal(found["two"], [[-1, -1, 4], [7, -1, 7]])
+
+
+def test_ids_are_in_the_order_in_which_keras_runs_the_model():
+    def towers(placement):
+        ids = keras.Input((T,), dtype="int64")
+        layer = SparseEmbedding(V, D, placement=placement, name="one")
+        user, item = keras.layers.Flatten()(layer(ids)), layer(ids[:, 0])
+        for _ in range(3):
+            item = keras.layers.Dense(2)(item)  # deeper, and run first
+        return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()([user, item])))
+
+    with hardware(KINDS.V1):
+        model = compiled(lambda: RowSGD(1.0), network=towers)
+        assert np.isfinite(model.fit(batches(model, 1), verbose=0).history["loss"]).all()
 
 
 @pytest.mark.parametrize(

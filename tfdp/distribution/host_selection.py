@@ -119,11 +119,18 @@ def select_on_host(batches, model, ids=None):
         return SelectedInputs(x, packed, look_ups or ()), y, sample_weight
 
     chosen = batches.map(select, num_parallel_calls=1, deterministic=True).prefetch(2)
-    setattr(chosen, _ATTRIBUTE, optimizer)
+    setattr(chosen, _ATTRIBUTE, _choice_of(model))
     return chosen
 
 
-def check_selected(dataset, optimizer, strategy):
+def _choice_of(model):
+    """What rows are chosen for: the optimizer, its selection's version, and the tables."""
+    variables = trained_variables(model)
+    held = {table_name(v) for v in variables if getattr(v, "is_held", False)}
+    return model.optimizer, model.optimizer.selection.version, _tables(model), held
+
+
+def check_selected(dataset, model):
     """Refuses batches whose rows were chosen by nobody knows whom.
 
     Returns:
@@ -131,22 +138,26 @@ def check_selected(dataset, optimizer, strategy):
 
     Raises:
         PrivacyError: if a dataset holds `SelectedInputs` that `select_on_host` did not make for
-            this optimizer, or that each of several workers would make on its own.
+            this optimizer and the tables that it trains now, or that each of several workers
+            would make on its own.
     """
     spec = getattr(dataset, "element_spec", None)
     if not (isinstance(spec, tuple) and spec and isinstance(spec[0], SelectedInputs)):
         return False
-    if replicas.is_multi_worker(strategy):
+    if replicas.is_multi_worker(model.distribute_strategy):
         raise PrivacyError(
             "Every worker would choose rows by noise of its own, of which one choice is charged. "
             "Leave out `select_on_host` with several workers: the step chooses one set of rows "
             "for all of them."
         )
-    if not any(vars(d).get(_ATTRIBUTE) is optimizer for d in walk(dataset)):
+    choices = [vars(d)[_ATTRIBUTE] for d in walk(dataset) if _ATTRIBUTE in vars(d)]
+    known = choices and choices[0][0] is model.optimizer
+    if not known or choices[0][1:] != _choice_of(model)[1:]:
         raise PrivacyError(
             "The rows of these batches were not chosen for this optimizer, whose σ is what is "
-            "charged. Call `tfdp.distribution.select_on_host(batches, model, ids)` after "
-            "`compile`, and give `fit` what it returns."
+            "charged, and for the tables that it trains now. Call "
+            "`tfdp.distribution.select_on_host(batches, model)` after `compile`, and give `fit` "
+            "what it returns."
         )
     return True
 
@@ -184,7 +195,8 @@ def rows_of_step(model, survivors, static):
             r if fixed else tf.boolean_mask(r, r < NO_ROW)
             for r, fixed in zip(split, padded, strict=True)
         ]
-        return rows, -1 - found[0]
+        # Nor is anything shown of how many they would have been.
+        return rows, tf.where(charging.active(), -1 - found[0], 0)
 
     rows, cut = replicas.once(unpacked, survivors)
     return dict(zip(places, rows, strict=True)), cut
@@ -216,12 +228,14 @@ def ids_of_model(model):
     """
     graph = getattr(model, "model", model)
     calls = {}
-    for layer in getattr(graph, "layers", []):
+    # Keras runs a graph by depth, not as it was written, and has no public way to list its calls.
+    by_depth = getattr(graph, "_nodes_by_depth", {})
+    for node in [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]:
+        layer = node.operation
         if getattr(layer, "rows_read", None) is not None and layer.trainable:
-            # Keras lists the calls of a layer in the order in which the model was written.
-            calls[layer] = [node.arguments.args[0] for node in layer._inbound_nodes]
+            calls.setdefault(layer, []).append(node.arguments.args[0])
     names = [layer.name for layer in calls]
-    if not hasattr(graph, "inputs") or sorted(names) != sorted(_tables(model)):
+    if sorted(names) != sorted(_tables(model)):
         raise ValueError(
             "Argument `ids` is needed: the graph of the model does not show which ids it looks up "
             "in each table. Give a function of x, as in `lambda x: {'words': x}`. Received: "

@@ -181,9 +181,12 @@ class V0(Engine):
                 variable.assign(arrays[slot])
 
     def _make_slots(self, table, names, initializers):
+        loaded = self.tables[table.name.split(":")[0]].loaded
         made = {
             name: tf.Variable(
-                initializer(table.shape, dtype=table.dtype), trainable=False, name=name
+                loaded.get(name, initializer(table.shape, dtype=table.dtype)),
+                trainable=False,
+                name=name,
             )
             for name, initializer in zip(names, initializers, strict=True)
         }

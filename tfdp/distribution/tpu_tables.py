@@ -9,6 +9,7 @@ import threading
 import tensorflow as tf
 
 from tfdp.clipping import PrivacyError, place_among
+from tfdp.distribution import replicas
 from tfdp.distribution.tpu_engines import engine_for
 from tfdp.layers.held_table import LookUps, looked_up
 from tfdp.selection import NO_ROW
@@ -75,10 +76,16 @@ class TPUTables:
             features: `SelectedInputs.look_ups`, this replica's part.
         """
         rows, state = self._engine.look_up(features)
-        ids = {name: features[name]["activations"][..., 0] for name in self.shapes}
+        ids = {
+            name: {feature: values[..., 0] for feature, values in features[name].items()}
+            for name in self.shapes
+        }
         self._step.state = (ids, state)
         return looked_up(
-            [LookUps(name, ids[name], rows[name]["activations"]) for name in self.shapes]
+            [
+                LookUps(name, ids[name]["activations"], rows[name]["activations"])
+                for name in self.shapes
+            ]
         )
 
     def update(self, gradients):
@@ -99,29 +106,48 @@ class TPUTables:
                 f"Received: gradients of {sorted(gradients)} for tables {sorted(self.shapes)}"
             )
         self._step.state = None
+        # No gradient goes to a row without noise: neither where the model named other ids, nor
+        # where other survivors were looked up than those of the step.
+        wrong = [
+            self._survivors_differ(name, rows, ids[name]["survivors"])
+            for name, (rows, _, _) in gradients.items()
+        ]
+        agree = tf.equal(replicas.total([tf.add_n(wrong)])[0], 0.0)
         handed = {
             name: {
-                # Whatever ids the model named: no gradient goes to a row without noise.
                 "activations": tf.where(
-                    place_among(rows, ids[name])[..., tf.newaxis] >= 0, values, 0.0
+                    agree & (place_among(rows, ids[name]["activations"])[..., tf.newaxis] >= 0),
+                    values,
+                    0.0,
                 ),
-                "survivors": self._share(name, rows, noise),
+                "survivors": self._share(name, tf.where((rows < NO_ROW)[:, None], noise, 0.0), 0),
             }
             for name, (rows, values, noise) in gradients.items()
         }
         survivors = {name: rows for name, (rows, _, _) in gradients.items()}
         self._engine.apply(handed, state, survivors)
 
-    def _share(self, name, rows, noise):
-        """The noise of the survivors that this replica looked up, (b, k, d).
+    def _survivors_differ(self, name, rows, looked_up):
+        """float32: how many survivors of the step this replica did not look up in their places."""
+        own = self._share(name, rows[:, tf.newaxis], NO_ROW)[..., 0]
+        lost = rows[self._places(name) :] < NO_ROW
+        differ = (own < NO_ROW) & (own != looked_up)
+        return tf.cast(tf.math.count_nonzero(differ) + tf.math.count_nonzero(lost), tf.float32)
+
+    def _share(self, name, values, filling):
+        """This replica's part, (b, k, ...), of what belongs to the survivors, (S, ...).
 
         The places that no survivor takes name other rows, which get nothing by them.
         """
         context = tf.distribute.get_replica_context()
-        count, width = context.num_replicas_in_sync, noise.shape[1]
-        size = tf.TensorShape(self.shapes[name]["survivors"]).num_elements()
-        noise = tf.where((rows < NO_ROW)[:, tf.newaxis], noise, 0.0)
-        noise = tf.pad(noise, [[0, count * size - noise.shape[0]], [0, 0]])
-        own = tf.reshape(noise, [count, size, width])
+        count, places = context.num_replicas_in_sync, self._places(name)
+        values = values[:places]
+        values = tf.pad(values, [[0, places - values.shape[0]], [0, 0]], constant_values=filling)
+        own = tf.reshape(values, [count, places // count, values.shape[1]])
         own = own[0] if count == 1 else tf.gather(own, context.replica_id_in_sync_group)
-        return tf.reshape(own, (*self.shapes[name]["survivors"][:-1], width))
+        return tf.reshape(own, (*self.shapes[name]["survivors"][:-1], values.shape[1]))
+
+    def _places(self, name):
+        """How many survivors of a table are looked up, over all replicas."""
+        replica = tf.TensorShape(self.shapes[name]["survivors"]).num_elements()
+        return replica * tf.distribute.get_strategy().num_replicas_in_sync

@@ -88,9 +88,10 @@ class HeldTable:
             raise ValueError(
                 f"Table {self.name!r} has shape {self.shape}. Received: values of shape {found}"
             )
-        self.loaded = {name: np.asarray(a, "float32") for name, a in arrays.items()}
+        arrays = {name: np.asarray(a, "float32") for name, a in arrays.items()}
         if self.holder is not None:
-            self.holder.assign(self.name, self.loaded)
+            self.holder.assign(self.name, arrays)
+        self.loaded = arrays
 
     def read(self, ids):
         """(*ids.shape, d) rows; zeros where an id is negative.

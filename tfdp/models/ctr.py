@@ -66,6 +66,7 @@ class PrivateCTR(PrivateModel):
         num_integers: width of "integers"; 0 for none.
         hidden_units: widths of the dense ReLU layers; the paper's are four of 598.
         embeddings_initializer: of all tables.
+        placement: of all tables, as `SparseEmbedding`'s; "tpu" under a TPUStrategy.
         privacy_asserted: sentences for the statement about what is public in the making of the
             features, such as `privacy_asserted` of the data of `load_criteo`.
 
@@ -95,6 +96,7 @@ class PrivateCTR(PrivateModel):
         num_integers=13,
         hidden_units=(598, 598, 598, 598),
         embeddings_initializer="uniform",
+        placement=None,
         privacy_asserted=(),
         **kwargs,
     ):
@@ -114,7 +116,7 @@ class PrivateCTR(PrivateModel):
         }
         initializer = keras.initializers.get(embeddings_initializer)
         inputs = {name: _ids(name, feature) for name, feature in features.items()}
-        parts = _look_up(inputs, features, initializer)
+        parts = _look_up(inputs, features, initializer, placement)
         if num_integers:
             counts = inputs["integers"] = keras.Input((int(num_integers),), name="integers")
             parts.insert(0, keras.ops.log1p(keras.ops.relu(counts)))
@@ -127,6 +129,7 @@ class PrivateCTR(PrivateModel):
         self.num_integers = int(num_integers)
         self.hidden_units = tuple(hidden_units)
         self.embeddings_initializer = initializer
+        self.placement = placement
         self.sentences = tuple(privacy_asserted)
         self.privacy_asserted += self.sentences
 
@@ -144,6 +147,7 @@ class PrivateCTR(PrivateModel):
             "num_integers": self.num_integers,
             "hidden_units": list(self.hidden_units),
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "placement": self.placement,
             "privacy_asserted": list(self.sentences),
             "name": self.name,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
@@ -164,7 +168,7 @@ def _ids(name, feature):
     return ids
 
 
-def _look_up(inputs, features, initializer):
+def _look_up(inputs, features, initializer, placement):
     """One tensor (B, d) for each feature."""
     tables, specs, rows = {}, {}, []
     for name, feature in features.items():
@@ -184,6 +188,7 @@ def _look_up(inputs, features, initializer):
                 mask_zero=feature.mask_zero,
                 # One of its own for each table: an initializer with a seed repeats its values.
                 embeddings_initializer=initializer.clone(),
+                placement=placement,
                 name=table,
             )
         rows.append(tables[table](inputs[name]))

@@ -159,7 +159,7 @@ class DPModel(MultiWorkerFit, keras.Model):
 
     def _unite_records(self):
         """The record belongs to the weights: whatever else holds some of them shares it."""
-        for variable in self.variables:
+        for variable in [*self.variables, *held_tables.tables_of(self)]:
             if _RECORD in vars(variable):
                 self._record.unite(vars(variable)[_RECORD])
         # Variables that are frozen now carry no trace of this model's data.
@@ -246,14 +246,14 @@ class DPModel(MultiWorkerFit, keras.Model):
         strategy = self.distribute_strategy
         checks.check_strategy(strategy, self.optimizer)
         checks.check_data(strategy, x, sampling)
-        has_rows = host_selection.check_selected(x, self.optimizer, strategy)
+        has_rows = host_selection.check_selected(x, self)
         if isinstance(x, tf.data.Dataset) and not is_as_sampled(x):
             self._asserted.add("what `map` did after sampling treats each row by itself")
         x = fitting.apply_class_weight(x, kwargs)
         self._uncovered |= coverage.of_callbacks(callbacks)
         fitting.check_examples_do_not_mix(self, x, y)
         refuse_noise_alone(self, x, y, kwargs)
-        x = held_tables.prepare(self, checks.padded(x, replica_count))
+        x = held_tables.prepare(self, checks.padded(x, replica_count), callbacks, kwargs)
         charging = self.optimizer.charging
         self._unite_records()
         self._charge_releases(self.optimizer)
@@ -277,6 +277,7 @@ class DPModel(MultiWorkerFit, keras.Model):
 
     def train_step(self, data):
         if not isinstance(self.optimizer, DPOptimizer):
+            held_tables.refuse_training_otherwise(self)
             count_step(self, data)
             return as_results(super().train_step(data), self.distribute_strategy)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

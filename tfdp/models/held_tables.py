@@ -2,22 +2,24 @@
 
 import contextlib
 
+import keras
 import tensorflow as tf
 
 from tfdp.clipping import PrivacyError, trained_variables
 from tfdp.clipping.recording import all_layers
-from tfdp.distribution.host_selection import SelectedInputs
 from tfdp.distribution.single_trace import compiled_by_xla, traces_once
 from tfdp.distribution.tpu_tables import TPUTables
 from tfdp.layers import held_table
 
 
-def prepare(model, x):
+def prepare(model, x, callbacks=None, kwargs=None):
     """Makes the tables, at the first `fit`, and checks that the data tells what is looked up.
 
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`.
         x: first argument of `fit`.
+        callbacks: callbacks of `fit`.
+        kwargs: its other arguments.
 
     Returns:
         What to give to Keras in place of `x`.
@@ -26,7 +28,7 @@ def prepare(model, x):
         PrivacyError: for data that `select_on_host` did not make, batches of another shape than
             the tables were made for, micro-batches, or a frozen table.
     """
-    tables = _tables(model)
+    tables = tables_of(model)
     if not tables:
         return x
     frozen = {t.name for t in tables} - {getattr(v, "name", "") for v in trained_variables(model)}
@@ -60,9 +62,13 @@ def prepare(model, x):
     }
     rows = model.optimizer.embedding_optimizer
     holder = tables[0].holder
-    if holder is not None and holder.row_optimizer is not rows:
-        for table in tables:  # compiled anew: the same rows, new slots
-            table.loaded = {"0": holder.arrays(table.name)["0"]}
+    if {table.holder for table in tables} != {holder} or (
+        holder is not None
+        and (holder.row_optimizer is not rows or set(holder.shapes) != set(names))
+    ):
+        for table in tables:  # compiled anew, or trained in another model: same rows, new slots
+            if table.holder is not None:
+                table.loaded = {"0": table.holder.arrays(table.name)["0"]}
         holder = None
     if holder is None:
         with strategy.scope():
@@ -74,6 +80,12 @@ def prepare(model, x):
             "The TPU embedding was made for batches of another shape. Train on batches of shapes "
             f"{holder.shapes}. Received: {shapes}"
         )
+    holder = tables[0].holder
+    _refuse_uses(holder, callbacks, kwargs or {})
+    if vars(model).get("_tfdp_holder") is not holder:
+        # What was traced before reads the rows of another one.
+        model.train_function = model.test_function = model.predict_function = None
+        vars(model)["_tfdp_holder"] = holder
     if traces_once(strategy):
         # The embedding takes its ids from the host.
         options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
@@ -83,10 +95,37 @@ def prepare(model, x):
 
 def looked_up(model, chosen):
     """Context in which the layers of the model read the rows of this batch."""
-    tables = _tables(model)
-    if not tables or not isinstance(chosen, SelectedInputs) or tables[0].holder is None:
+    tables = tables_of(model)
+    if not tables:
         return contextlib.nullcontext()
+    if chosen is None or not chosen.look_ups or tables[0].holder is None:
+        raise PrivacyError(
+            f"Rows of tables {[t.name for t in tables]} in a TPU embedding are looked up ahead of "
+            "the step. Train with `fit`, on batches of `tfdp.distribution.select_on_host`."
+        )
     return tables[0].holder.looked_up(chosen.look_ups)
+
+
+def _refuse_uses(holder, callbacks, kwargs):
+    """Refuses, before anything is spent, what would fail or leave the tables out."""
+    given = list(callbacks.callbacks if hasattr(callbacks, "callbacks") else callbacks or [])
+    if any(getattr(c, "restore_best_weights", False) for c in given):
+        raise ValueError(
+            "Argument `callbacks` has a callback with `restore_best_weights=True`, which would "
+            "leave out the tables in a TPU embedding. Use ModelCheckpoint."
+        )
+    if holder.reads_rows:
+        return
+    if kwargs.get("validation_data") is not None or kwargs.get("validation_split"):
+        raise ValueError(
+            "Argument `validation_data` cannot be used with tables in a TPU embedding, which looks "
+            "up rows in training only. Save the model, and evaluate it where there is no TPU."
+        )
+    if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in given):
+        raise ValueError(
+            "Argument `callbacks` has BackupAndRestore, which cannot put rows back into a TPU's "
+            "embedding engine. Use ModelCheckpoint, and load the file before the first `fit`."
+        )
 
 
 def refuse_reading(model):
@@ -95,7 +134,7 @@ def refuse_reading(model):
     Raises:
         RuntimeError: if it has such tables.
     """
-    hidden = [t.name for t in _tables(model) if t.holder is None or not t.holder.reads_rows]
+    hidden = [t.name for t in tables_of(model) if t.holder is None or not t.holder.reads_rows]
     if hidden:
         raise RuntimeError(
             f"Tables {hidden} are in a TPU embedding, which looks up rows in training only. Save "
@@ -109,7 +148,7 @@ def refuse_training_otherwise(model):
     Raises:
         PrivacyError: if a TPU embedding holds tables of the model.
     """
-    held = [t.name for t in _tables(model)]
+    held = [t.name for t in tables_of(model)]
     if held:
         raise PrivacyError(
             f"Tables {held} are in a TPU embedding, which a DPOptimizer trains and no other. "
@@ -117,7 +156,7 @@ def refuse_training_otherwise(model):
         )
 
 
-def _tables(model):
+def tables_of(model):
     """The `HeldTable` objects of a model, trained or frozen."""
     found = [getattr(layer, "held_table", None) for layer in all_layers(model)]
     return [table for table in found if table is not None]

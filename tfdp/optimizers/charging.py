@@ -165,7 +165,7 @@ class Charging:
         Called outside of a strategy's scope, which would put the variable onto the devices.
         """
         if self._host_stddev is None:
-            with tf.init_scope():
+            with tf.init_scope(), tf.device("/device:CPU:0"):
                 value = self._stddev.numpy()
                 self._host_stddev = tf.Variable(value, dtype=tf.float64, trainable=False)
         return self._host_stddev
