@@ -4,13 +4,17 @@ Each statistical test states its false-alarm rate; together they fail by chance 
 runs.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from scipy import stats
 
+from tfdp import noise
 from tfdp.noise import NoiseSource, standard_normal_from_bits
+from tfdp.xla import compiling
 
 
 def bits_of(magnitudes, negative=False):
@@ -149,3 +153,23 @@ def test_a_large_variable_is_noised_in_parts_that_share_nothing(jit_compile):
         assert abs(drawn.std() / 2.0 - 1) < 5 / np.sqrt(2 * drawn.size)
         parts = np.resize(drawn, (2, 1 << 22)).astype(np.float64)
         assert abs(np.mean(parts[0] * parts[1])) < 5 * 4 / np.sqrt(1 << 22)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_parts_of_a_compiled_draw_share_nothing(jit_compile):
+    source, other = NoiseSource(1), NoiseSource(1)
+    part = noise._PART_OF_A_COMPILED_DRAW
+    for one in (source, other):
+        one._counter.assign([-part, 5])  # 2^64 − part: the second part carries over
+
+    @functools.partial(tf.function, jit_compile=jit_compile, autograph=False)
+    def draw():
+        with compiling(True):
+            return source.normal((3, part), 2.0, tf.float64), source.normal((7,), 2.0, tf.float64)
+
+    drawn = np.concatenate([np.ravel(d) for _ in range(2) for d in draw()])
+    assert len(np.unique(np.abs(drawn))) == len(drawn) == 2 * (3 * part + 7)
+    assert abs(drawn.std() / 2.0 - 1) < 5 / np.sqrt(2 * len(drawn))
+    # The first part is what an undivided draw begins with.
+    np.testing.assert_allclose(drawn[:part], other.normal((part,), 2.0, tf.float64), rtol=1e-12)
+    np.testing.assert_array_equal(source._counter, [2 * (3 * (part + 1) + 1 + 8) - part, 6])

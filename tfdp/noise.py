@@ -21,10 +21,13 @@ import tensorflow as tf
 from tfdp.clipping.planning import PrivacyError
 from tfdp.distribution.replicas import of_first_replica
 from tfdp.distribution.single_trace import traces_once
+from tfdp.xla import is_compiling
 
 _PHILOX = 1  # tf.random.Algorithm.PHILOX
 _LARGEST_DRAW = 1 << 22
 _SMALL_DRAW = 1 << 14  # compiled once, for draws whose number is not known beforehand
+# XLA compiles Philox for a TPU in 3 s for this many values, and in minutes for 20 times as many.
+_PART_OF_A_COMPILED_DRAW = 1 << 13
 
 # Wichura (1988), algorithm AS 241 (PPND16): relative accuracy about 1e-16 in float64.
 _A = (
@@ -57,12 +60,6 @@ _F = (
     7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7,
     2.04426310338993978564e-15,
 )  # fmt: skip
-
-
-def _ratio(numerator, denominator, x):
-    return tf.math.polyval([tf.constant(c, x.dtype) for c in reversed(numerator)], x) / (
-        tf.math.polyval([tf.constant(c, x.dtype) for c in reversed(denominator)], x)
-    )
 
 
 def philox_bits(key, counter, shape):
@@ -106,10 +103,31 @@ def standard_normal_from_bits(bits):
 def normal_of_tail(tail):
     """The standard normal value that is exceeded with probability `tail`, float64 in (0, 1/2]."""
     q = 0.5 - tail
-    central = q * _ratio(_A, _B, 0.180625 - q * q)
     r = tf.sqrt(-tf.math.log(tail))
-    far = tf.where(r <= 5.0, _ratio(_C, _D, r - 1.6), _ratio(_E, _F, r - 5.0))
-    return tf.where(q <= 0.425, central, far)
+    central, near = q <= 0.425, r <= 5.0
+
+    def choose(in_center, in_near_tail, in_far_tail):
+        # Never by tf.cast, which reads a Python number as float32.
+        values = [
+            tf.convert_to_tensor(v, tf.float64) for v in (in_center, in_near_tail, in_far_tail)
+        ]
+        return tf.where(central, values[0], tf.where(near, *values[1:]))
+
+    # One ratio of polynomials, whose coefficients are chosen for each value: three would be as
+    # exact, and three times the work.
+    x = choose(0.180625 - q * q, r - 1.6, r - 5.0)
+    numerator = denominator = tf.zeros_like(x)
+    for k in reversed(range(8)):
+        numerator = numerator * x + choose(_A[k], _C[k], _E[k])
+        denominator = denominator * x + choose(_B[k], _D[k], _F[k])
+    return choose(q, 1.0, 1.0) * numerator / denominator
+
+
+def _later(counter, count):
+    """The 128-bit counter of Philox, two words of uint64, `count` values later."""
+    low = counter[0] + count
+    carry = tf.cast(low < count, tf.uint64)
+    return tf.stack([low, counter[1] + carry])
 
 
 class NoiseSource:
@@ -172,10 +190,12 @@ class NoiseSource:
     def normal(self, shape, stddev, dtype=tf.float32):
         """Independent N(0, stddev^2) values, drawn in float64 and rounded once to `dtype`.
 
-        More than `_LARGEST_DRAW` of them are drawn in parts, so that no float64 (or uint64) tensor
-        of the size of a large variable is made.
+        Many of them are drawn in parts, so that no float64 (or uint64) tensor of the size of a
+        large variable is made.
         """
         size = math.prod(shape)
+        if is_compiling() and size > _PART_OF_A_COMPILED_DRAW:
+            return tf.reshape(self._compiled_draw(size, stddev, dtype), shape)
         if size > _LARGEST_DRAW:
             whole = self._blocks(size // _LARGEST_DRAW, _LARGEST_DRAW, stddev, dtype).stack()
             rest = self.normal((size % _LARGEST_DRAW,), stddev, dtype)
@@ -183,6 +203,28 @@ class NoiseSource:
         key, counter = self._advance(size)
         draws = _standard_normal(key, counter, tuple(shape))
         return tf.cast(draws * tf.cast(stddev, tf.float64), dtype)
+
+    def _compiled_draw(self, size, stddev, dtype):
+        """As `normal`, (size,) values, by a loop whose body is small enough to compile."""
+        part = _PART_OF_A_COMPILED_DRAW
+        number = -(-size // part)
+        # Counters of the parts do not overlap: each steps over a whole draw of its own.
+        key, first = self._advance(number * (part + 1))
+
+        def draw(i, drawn):
+            counter = _later(first, tf.cast(i, tf.uint64) * tf.constant(part + 1, tf.uint64))
+            z = _standard_normal(key, counter, (part,)) * tf.cast(stddev, tf.float64)
+            return i + 1, drawn.write(i, tf.cast(z, dtype))
+
+        drawn = tf.TensorArray(dtype, number, element_shape=[part])
+        _, drawn = tf.while_loop(
+            lambda i, _: i < number,
+            draw,
+            (0, drawn),
+            parallel_iterations=1,
+            maximum_iterations=number,
+        )
+        return tf.reshape(drawn.stack(), [-1])[:size]
 
     def normal_values(self, count, stddev, dtype=tf.float32):
         """As `normal`, (count,) values, where the count is only known in the step."""
@@ -202,9 +244,8 @@ class NoiseSource:
     def _advance(self, size):
         counter = tf.bitcast(self._counter.read_value(), tf.uint64)
         # Philox makes 128 bits for each value of its counter; step past all of them.
-        low = counter[0] + tf.constant(size + 1, tf.uint64)
-        carry = tf.cast(low < counter[0], tf.uint64)
-        self._counter.assign(tf.bitcast(tf.stack([low, counter[1] + carry]), tf.int64))
+        after = _later(counter, tf.constant(size + 1, tf.uint64))
+        self._counter.assign(tf.bitcast(after, tf.int64))
         return tf.bitcast(self._key.read_value(), tf.uint64), counter
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdp.clipping import backward, clip_factors, clipped_sums, make_plan, presence, squared_norms
 from tfdp.clipping.losses import PerExampleLoss
+from tfdp.xla import compiling
 
 
 @contextlib.contextmanager
@@ -111,6 +112,10 @@ class BruteForce:
 
         @tf.function(autograph=False, jit_compile=jit_compile)
         def step(x):
+            with compiling(jit_compile):
+                return traced(x)
+
+        def traced(x):
             result = backward(model, plan, x, self.losses, present)
             norms, bounds, _ = squared_norms(result)
             raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]

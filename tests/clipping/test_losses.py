@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp.clipping import PerExampleLoss, presence
+from tfdp.xla import compiling
 
 GENERATOR = np.random.default_rng(0)
 
@@ -98,3 +99,66 @@ def test_configuration_round_trip():
     other = keras.losses.deserialize(keras.losses.serialize(loss))
     y, p = np.array([1, 0]), GENERATOR.normal(size=(2, 3)).astype(np.float32)
     np.testing.assert_array_equal(loss(y, p), other(y, p))
+
+
+def crossentropy_cases():
+    logits = 30 * GENERATOR.normal(size=(6, 5, 7)).astype(np.float32)
+    y = GENERATOR.integers(0, 7, (6, 5))
+    logits[1, 2, (y[1, 2] + 1) % 7] = -np.inf  # an item that is ruled out
+    logits[2, 0] += 1e4
+    logits[3, 1, 4] = np.nan
+    y[3, 1] = 0
+    logits[4, 3, 2] = np.nan
+    y[4, 3] = 2
+    y[5, 0] = 7  # unknown
+    return y, logits
+
+
+@pytest.mark.parametrize("ignore_class", [None, 0])
+@pytest.mark.parametrize("more_axes", [0, 1])
+def test_crossentropy_under_xla_is_the_one_of_keras(ignore_class, more_axes):
+    y, logits = crossentropy_cases()
+    if ignore_class is not None:
+        y[0, :] = ignore_class  # an example with nothing that counts
+    own = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignore_class)
+    loss = PerExampleLoss(own)
+    weights = GENERATOR.uniform(0.5, 2, 6).astype(np.float32)
+    labels = tf.constant(y.reshape(*y.shape, *[1] * more_axes), tf.int32)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def values_and_gradient(x, in_step):
+        with compiling(in_step), tf.GradientTape() as tape:
+            tape.watch(x)
+            values = loss(labels, x, weights)
+        return values, tape.gradient(values, x)
+
+    values, z = (t.numpy() for t in values_and_gradient(tf.constant(logits), True))
+    keras_values, keras_z = (t.numpy() for t in values_and_gradient(tf.constant(logits), False))
+    np.testing.assert_allclose(values, keras_values, rtol=1e-6)
+    np.testing.assert_allclose(z, keras_z, rtol=1e-5, atol=1e-6)
+    bad = [4, 5] if ignore_class == 0 else [3, 4, 5]
+    np.testing.assert_array_equal(np.nonzero(np.isnan(values))[0], bad)
+    good = [1, 2]
+    x = logits[good].astype(np.float64)
+    p = np.exp(x - x.max(-1, keepdims=True))
+    counts = (y[good] != 0) if ignore_class == 0 else np.ones((2, 5))
+    wanted = p / p.sum(-1, keepdims=True) - np.eye(7)[y[good]]
+    wanted *= (counts * (weights[good] / counts.sum(1))[:, None])[..., None]
+    np.testing.assert_allclose(z[good], wanted, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("own", "y", "x"),
+    [
+        (keras.losses.SparseCategoricalCrossentropy(), [[1], [0]], [[0.3, 0.7], [0.4, 0.6]]),
+        (keras.losses.SparseCategoricalCrossentropy(from_logits=True), [[1.7], [0.2]],
+         [[0.3, 0.7], [0.4, 0.6]]),
+        (keras.losses.CategoricalCrossentropy(from_logits=True), [[0.0, 1.0], [1.0, 0.0]],
+         [[0.3, 0.7], [0.4, 0.6]]),
+    ],
+)  # fmt: skip
+def test_other_losses_are_those_of_keras_under_xla(own, y, x):
+    y, x = tf.constant(y), tf.constant(x)
+    with compiling(True):
+        inside = PerExampleLoss(own)(y, x)
+    np.testing.assert_array_equal(inside, PerExampleLoss(own)(y, x))

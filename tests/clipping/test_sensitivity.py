@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tfdp.clipping import CLIPPING, Instances, OuterProduct, Rows, clip_factors
 from tfdp.clipping.gradients import variable_gradient
+from tfdp.xla import compiling
 
 CLIP_NORM = 0.7
 
@@ -42,6 +43,10 @@ def excess(contributions, true, clipping="normalized", jit_compile=False):
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def factors():
+        with compiling(jit_compile):
+            return traced()
+
+    def traced():
         gradient = variable_gradient(variable, contributions)
         norm, bound = gradient.squared_norm()
         present = tf.ones([len(true)], tf.bool)

@@ -174,7 +174,7 @@ def impossible_operations(program):
     return found
 
 
-def test_the_program_of_dpformer_has_nothing_that_a_tpu_cannot_run():
+def test_the_program_of_dpformer_has_nothing_that_a_tpu_cannot_run(float32_products):
     strategy = tpu_emulation.strategy(2)
     with strategy.scope():
         model = tfdp.models.DPFormer(5, 4, dim=2, num_blocks=1, num_heads=1)
@@ -227,6 +227,13 @@ def test_an_optimizer_made_outside_the_scope_is_refused(tpus, count):
 def test_jit_compile_is_refused(tpus, count):
     with pytest.raises(PrivacyError, match="compiles every step by itself"):
         tpus.model(count, dense, compile_kwargs={"jit_compile": True}, **SETTINGS)
+
+
+def test_products_of_bfloat16_are_refused(tpus):
+    # What TensorFlow does on TPUs unless told otherwise; norms would not bound what is released.
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    with pytest.raises(PrivacyError, match="bfloat16"):
+        tpus.model(1, dense, **SETTINGS)
 
 
 @pytest.mark.parametrize("selection", [AdaFEST(2.0), ExponentialSelection(3)])

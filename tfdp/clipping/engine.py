@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdp.clipping import fallback
 from tfdp.clipping.execution import record_forward
 from tfdp.clipping.factors import clip_factors
-from tfdp.clipping.gradients import for_xla, variable_gradient
+from tfdp.clipping.gradients import variable_gradient
 from tfdp.clipping.recording import trained_variables
 from tfdp.distribution.single_trace import compiled_by_xla
 
@@ -111,7 +111,7 @@ def clipped_sums(model, result, clip_norm, clipping):
         factors, finite = clip_factors(raised, result.present, clip_norm, clipping)
         factor_of = dict(zip(order, factors, strict=True))
     sums = [None] * len(trained_variables(model))
-    with tf.name_scope("clipped_sums"), for_xla(compiled_by_xla(model)):
+    with tf.name_scope("clipped_sums"):
         for i, gradient, group in result.gradients:
             sums[i] = gradient.clipped_sum(factor_of[group], finite)
     return sums

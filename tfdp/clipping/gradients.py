@@ -4,13 +4,11 @@ Contributions of several calls, or of layers of different kinds that share the v
 before the norm is taken, cross terms included (MATH.md section 2).
 """
 
-import contextlib
-import threading
-
 import tensorflow as tf
 
 from tfdp.clipping import cost
 from tfdp.clipping.contributions import MATRIX, Instances, OuterProduct, Rows
+from tfdp.xla import is_compiling
 
 # Rounding bounds (MATH.md section 1, "Cancellation"), all raising a squared norm to what float32
 # can have hidden. Checked against adversarial inputs in tests/clipping.
@@ -20,7 +18,6 @@ _POSITIVE = 2e-6
 # A squared norm found through grams is a difference of numbers as large as
 # U = (sum_t |left_t| |right_t|)^2; dot products of length k are off by this much, times U.
 _GRAM, _GRAM_PER_TERM = 6e-7, 2e-8
-_COMPILING = threading.local()
 # Squares below this are flushed to zero.
 _UNDERFLOW = 1.2e-38
 
@@ -64,19 +61,9 @@ def only_finite(finite, *tensors):
         # A scalar zero: zeros_like would be materialised whether this branch runs or not.
         return [tf.where(f, t, tf.zeros([], t.dtype)) for f, t in zip(shaped, tensors, strict=True)]
 
-    if getattr(_COMPILING, "now", False):
+    if is_compiling():
         return select()  # fused into what follows; a branch would copy its operands
     return tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in tensors], select)
-
-
-@contextlib.contextmanager
-def for_xla(compiling):
-    """Clipped sums that are made inside are written for XLA's fusion, if `compiling`."""
-    _COMPILING.now = compiling
-    try:
-        yield
-    finally:
-        _COMPILING.now = False
 
 
 def sum_of_squares(x):
@@ -317,6 +304,8 @@ def sum_of_squares_of_rows(x):
 
 def _at_ids(z, ids):
     """z[b, t', ids[b, t]] as (B, T', T)."""
+    if is_compiling():  # the flat view is a copy there, in another layout
+        return tf.gather(z, ids, axis=2, batch_dims=1)
     batch, positions, count = tf.shape(z)[0], tf.shape(z)[1], z.shape[2]
     starts = tf.range(tf.cast(batch * positions, tf.int64), dtype=tf.int64) * count
     starts = tf.reshape(starts, [batch, positions, 1])

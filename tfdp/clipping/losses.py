@@ -3,6 +3,9 @@
 import keras
 import tensorflow as tf
 
+from tfdp.clipping.crossentropy import is_sparse_crossentropy, sparse_crossentropy
+from tfdp.xla import is_compiling
+
 REDUCTIONS = ("mean", "sum")
 
 
@@ -44,6 +47,9 @@ class PerExampleLoss(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         in_mask = getattr(y_pred, "_keras_mask", None)
         y_pred = tf.nest.map_structure(_float, y_pred)
+        if is_compiling() and is_sparse_crossentropy(self._function, y_true, y_pred):
+            values, out_mask = sparse_crossentropy(self._function, y_true, y_pred)
+            return self.reduce(values, sample_weight, in_mask, out_mask)
         if isinstance(self._function, keras.losses.Loss):
             values = self._function.call(y_true, y_pred)
         else:

@@ -23,6 +23,7 @@ from tfdp.clipping.recording import all_layers
 from tfdp.data.provenance import is_as_sampled
 from tfdp.distribution import checks, host_selection, replicas, self_check
 from tfdp.distribution.keras_fit import MultiWorkerFit, as_results
+from tfdp.distribution.single_trace import compiled_by_xla
 from tfdp.models import coverage, fitting, held_tables, private_step
 from tfdp.models.plain_training import (
     begin_fit,
@@ -41,6 +42,7 @@ from tfdp.models.selecting import (
 from tfdp.models.statements import statement_of
 from tfdp.models.step_charging import RecordState, StepCharging
 from tfdp.optimizers import DPOptimizer
+from tfdp.xla import compiling
 
 _RECORD = "_tfdp_record"
 # Whether a thread, of which each replica has one, keeps weight penalties out of the losses.
@@ -113,7 +115,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             refuse_named_layers(self)
             fitting.refuse_precision(self)
             checks.check_strategy(self.distribute_strategy, optimizer)
-            fitting.refuse_tensor_float_32()
+            fitting.refuse_tensor_float_32(self.distribute_strategy)
             register_keras_rs(self)
             allow_compilation(self, optimizer, jit_compile)
             metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
@@ -280,6 +282,10 @@ class DPModel(MultiWorkerFit, keras.Model):
             held_tables.refuse_training_otherwise(self)
             count_step(self, data)
             return as_results(super().train_step(data), self.distribute_strategy)
+        with compiling(compiled_by_xla(self)):
+            return self._private_step(data)
+
+    def _private_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         x, chosen = host_selection.unpack(x)
         self.plan(x)  # builds the model, if this is its first batch

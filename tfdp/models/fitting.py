@@ -9,6 +9,7 @@ from tfdp.clipping import PrivacyError
 from tfdp.clipping.recording import all_layers
 from tfdp.data import sampling_of
 from tfdp.distribution.host_selection import unpack
+from tfdp.distribution.single_trace import traces_once
 
 
 def refuse_precision(model):
@@ -19,12 +20,14 @@ def refuse_precision(model):
         )
 
 
-def refuse_tensor_float_32():
-    """TensorFloat-32 keeps 10 bits of a factor: norms would be off by 1e-3."""
+def refuse_tensor_float_32(strategy):
+    """TensorFloat-32 keeps 10 bits of a factor: norms would be off by 1e-3. TPUs keep 8 bits."""
     allowed = tf.config.experimental.tensor_float_32_execution_enabled()
-    if allowed and tf.config.list_physical_devices("GPU"):
+    devices = {d.device_type for d in tf.config.list_physical_devices()}
+    if allowed and (devices & {"GPU", "TPU"} or traces_once(strategy)):
         raise PrivacyError(
-            "TensorFloat-32 would make the norms of gradients too inexact to clip by. Call "
+            "TensorFloat-32 (on a GPU) or bfloat16 (on a TPU) would make the norms of gradients "
+            "too inexact to clip by. Call "
             "`tf.config.experimental.enable_tensor_float_32_execution(False)` first."
         )
 
