@@ -40,6 +40,13 @@ def strategy(count):
     return made
 
 
+def products_of(monkeypatch, float32):
+    """TensorFlow says whether a TPU is to multiply in float32, or in bfloat16 as by default."""
+    monkeypatch.setattr(
+        tf.config.experimental, "tensor_float_32_execution_enabled", lambda: not float32
+    )
+
+
 def emulate(monkeypatch, programs=None):
     """From here on TPUStrategy runs on CPUs.
 
@@ -57,6 +64,7 @@ def emulate(monkeypatch, programs=None):
         return _Copies(graph, len(inputs)).of(outputs)
 
     monkeypatch.setattr(tpu_strategy.tpu, "replicate", replicate)
+    products_of(monkeypatch, float32=True)
 
 
 def operations_of_program(graph):

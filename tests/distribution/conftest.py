@@ -68,16 +68,7 @@ def replicas():
 
 
 @pytest.fixture
-def float32_products():
-    """As a private step on a TPU needs them."""
-    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    yield
-    tf.config.experimental.enable_tensor_float_32_execution(allowed)
-
-
-@pytest.fixture
-def tpus(monkeypatch, float32_products):
+def tpus(monkeypatch):
     """As `replicas`, under an emulated TPUStrategy; its `programs` are the graphs of the steps."""
 
     class OnTPUs(Replicas):

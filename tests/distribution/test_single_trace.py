@@ -174,7 +174,8 @@ def impossible_operations(program):
     return found
 
 
-def test_the_program_of_dpformer_has_nothing_that_a_tpu_cannot_run(float32_products):
+def test_the_program_of_dpformer_has_nothing_that_a_tpu_cannot_run(monkeypatch):
+    tpu_emulation.products_of(monkeypatch, float32=True)
     strategy = tpu_emulation.strategy(2)
     with strategy.scope():
         model = tfdp.models.DPFormer(5, 4, dim=2, num_blocks=1, num_heads=1)
@@ -229,9 +230,9 @@ def test_jit_compile_is_refused(tpus, count):
         tpus.model(count, dense, compile_kwargs={"jit_compile": True}, **SETTINGS)
 
 
-def test_products_of_bfloat16_are_refused(tpus):
+def test_products_of_bfloat16_are_refused(tpus, monkeypatch):
     # What TensorFlow does on TPUs unless told otherwise; norms would not bound what is released.
-    tf.config.experimental.enable_tensor_float_32_execution(True)
+    tpu_emulation.products_of(monkeypatch, float32=False)
     with pytest.raises(PrivacyError, match="bfloat16"):
         tpus.model(1, dense, **SETTINGS)
 
