@@ -10,9 +10,11 @@ import numpy as np
 from tfdp.accounting import _validate
 from tfdp.accounting.adjacency import ADJACENCIES, interpretations
 from tfdp.accounting.events import event_from_dict, event_to_dict
+from tfdp.accounting.gaussian_losses import gaussian_losses
 
 ACCOUNTANTS = ("pld", "rdp")
 _LARGEST_LOSS = 100.0
+_REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
 
 def epsilon(event, delta, accountant="pld", adjacency="add_or_remove_one"):
@@ -146,13 +148,21 @@ class _RenyiAccountant(dp_accounting.rdp.RdpAccountant):
 
 
 class _PldAccountant(dp_accounting.pld.PLDAccountant):
-    """dp_accounting's, plus events that bring their own privacy loss distribution."""
+    """dp_accounting's, plus events that bring their own privacy loss distribution.
+
+    Gaussians are composed here, too, for speed.
+    """
 
     def __init__(self, adjacency, relation):
         super().__init__(relation)
         self._adjacency = adjacency
 
     def _maybe_compose(self, event, count, do_compose):
+        if do_compose and self.neighboring_relation != _REPLACE_ONE:
+            known = _sampled_gaussian(event)
+            if known is not None:
+                self._compose_gaussian(*known, count)
+                return None
         if not hasattr(event, "pld"):
             return super()._maybe_compose(event, count, do_compose)
         if self._adjacency not in event.adjacencies:
@@ -164,3 +174,21 @@ class _PldAccountant(dp_accounting.pld.PLDAccountant):
             own = event.pld(self._value_discretization_interval).self_compose(count)
             self._pld = self._pld.compose(own)
         return None
+
+    def _compose_gaussian(self, sigma, q, count):
+        interval = self._value_discretization_interval
+        if q == 1:  # T Gaussians are one
+            losses = gaussian_losses(sigma / math.sqrt(count), 1, interval)
+        else:
+            losses = gaussian_losses(sigma, q, interval).self_compose(count)
+        self._pld = self._pld.compose(losses)
+
+
+def _sampled_gaussian(event):
+    """(noise multiplier, sampling probability) of a Gaussian with noise; None for the rest."""
+    q = 1
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        event, q = event.event, event.sampling_probability
+    if isinstance(event, dp_accounting.GaussianDpEvent) and event.noise_multiplier > 0 and q > 0:
+        return event.noise_multiplier, q
+    return None

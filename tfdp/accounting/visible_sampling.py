@@ -6,6 +6,7 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 
 from tfdp.accounting.events import register_event
+from tfdp.accounting.gaussian_losses import gaussian_losses
 
 
 @register_event
@@ -57,8 +58,6 @@ class VisiblySampledGaussianDpEvent(dp_accounting.DpEvent):
 
     def pld(self, value_discretization_interval):
         """The privacy loss distribution: a Gaussian's with probability q, and 0 otherwise."""
-        gaussian = privacy_loss_distribution.from_gaussian_mechanism(
-            self.noise_multiplier, value_discretization_interval=value_discretization_interval
-        )
+        gaussian = gaussian_losses(self.noise_multiplier, 1, value_discretization_interval)
         nothing = privacy_loss_distribution.identity(value_discretization_interval)
         return gaussian.compute_mixture(nothing, self.sampling_probability)
