@@ -9,6 +9,7 @@ calls it.
 
 import argparse
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -63,18 +64,19 @@ def check(results):
                     f"memory of {name!r}; {verdict} the aim of {MAX_MEMORY_RATIO}"
                 )
         for r in by_name.values():
-            if not r["table_bytes"]:
+            if not r["large_shapes"]:
                 continue
-            # A copy would have to be temporary memory, or an output that takes nobody's place.
-            updated = r["table_bytes"] + r["slot_bytes"]
+            sizes = [4 * math.prod(shape) for shape in r["large_shapes"]]
+            # A copy is an instruction, temporary memory, or an output that takes nobody's place.
             in_place = (
-                r["aliased_bytes"] >= updated
-                and r["temporary_bytes"] < r["smallest_table_bytes"]
-                and r["output_bytes"] - r["aliased_bytes"] < r["smallest_slot_bytes"]
+                r["large_copies"] == 0
+                and r["temporary_bytes"] < max(sizes)
+                and r["aliased_bytes"] >= sum(sizes)
+                and r["output_bytes"] - r["aliased_bytes"] < min(sizes)
             )
             copied |= not in_place
             found.append(
-                f"{tpu}: {r['name']}: large tables and slots of {updated / 1e6:.0f} MB are "
+                f"{tpu}: {r['name']}: large tables and their slots, {sum(sizes) / 1e6:.0f} MB, are "
                 f"{'updated in place' if in_place else 'COPIED'}"
             )
     return found, copied

@@ -20,8 +20,8 @@ os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 
-def compile_step(hlo, topology):
-    """Costs of one compiled step: flops, and bytes by kind."""
+def compile_step(hlo, topology, shapes):
+    """Costs of one compiled step: flops, bytes by kind, and copies of arrays of these shapes."""
     import numpy as np
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax, xla_client
@@ -40,6 +40,9 @@ def compile_step(hlo, topology):
         executable = client.compile(ir.Module.parse(text), devices, options)
     seconds = time.perf_counter() - start
     memory = executable.get_compiled_memory_stats()
+    (module,) = executable.hlo_modules()
+    large = "|".join(",".join(map(str, shape)) for shape in shapes)
+    copies = re.findall(rf"= \(?f32\[(?:{large})\]\S* (?:copy|copy-start)\(", module.to_string())
     cost = executable.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost
     return {
@@ -50,6 +53,7 @@ def compile_step(hlo, topology):
         "temporary_bytes": memory.temp_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,
+        "large_copies": len(copies) if shapes else 0,
     }
 
 
@@ -60,7 +64,7 @@ def main(folder, index, kind):
     folder = pathlib.Path(folder)
     program = json.loads((folder / "programs.json").read_text())[int(index)]
     topology = topologies.get_topology_desc(TOPOLOGIES[kind], platform="tpu")
-    costs = compile_step((folder / program["file"]).read_bytes(), topology)
+    costs = compile_step((folder / program["file"]).read_bytes(), topology, program["large_shapes"])
     print(json.dumps({"tpu": kind, **program, **costs}), flush=True)
 
 

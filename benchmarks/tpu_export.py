@@ -100,11 +100,9 @@ def main(folder):
                 "name": name,
                 "file": path.name,
                 "parameters": int(sum(np.prod(v.shape) for v in model.trainable_variables)),
-                "table_bytes": int(sum(4 * np.prod(v.shape) for v in large)),
-                # Row-wise Adagrad has one number for each row.
-                "smallest_table_bytes": int(min([4 * np.prod(v.shape) for v in large], default=0)),
-                "smallest_slot_bytes": int(min([4 * v.shape[0] for v in large], default=0)),
-                "slot_bytes": int(sum(4 * v.shape[0] for v in large)),
+                # Large tables, and the one number for each row that row-wise Adagrad keeps.
+                "large_shapes": [[int(d) for d in v.shape] for v in large]
+                + [[int(v.shape[0])] for v in large],
                 "batch": BATCH,
             }
         )

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.optimizers.rows import LazyAdam, RowAdagrad, RowSGD
+from tfdp import xla
+from tfdp.optimizers.rows import LazyAdam, RowAdagrad, RowSGD, row_optimizer
+from tfdp.optimizers.rows.row_optimizer import DistinctRows
 
 V, D = 40, 3
 MAKERS = {
@@ -58,8 +60,33 @@ def test_row_wise_adagrad_accumulates_the_mean_square_of_a_row():
     steps = 0.5 * gradient[0] * (3.1**-0.5 + 6.1**-0.5)
     np.testing.assert_allclose(before[4] - variable.numpy()[4], steps, rtol=1e-5)
     (state,) = states(optimizer)
-    assert state.shape == (V, 1)
+    assert state.shape == (V,)
     np.testing.assert_allclose(state[4], 6.1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("given", [3, 4, 8, 11])
+@pytest.mark.parametrize("name", MAKERS)
+def test_parts_in_which_xla_scatters_make_one_update(name, given, monkeypatch):
+    monkeypatch.setattr(row_optimizer, "XLA_ROWS", 4)
+    generator = np.random.default_rng(given)
+    row, twin = MAKERS[name](weight_decay=0.05), MAKERS[name](weight_decay=0.05)
+    a, b = table(), table()
+    row.build([a])
+
+    @tf.function(jit_compile=True)
+    def step(gradient, rows):
+        with xla.compiling(True):
+            row.apply([DistinctRows(gradient, rows)], [a])
+
+    for _ in range(3):
+        rows = np.sort(generator.permutation(V)[:given])
+        gradient = generator.normal(size=(given, D)).astype(np.float32)
+        padded = np.concatenate([rows, [V, V + 7]])  # places without a row
+        step(tf.constant(np.pad(gradient, [(0, 2), (0, 0)])), tf.constant(padded))
+        twin.apply([slices(rows, gradient)], [b])
+    np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=2e-6, atol=1e-6)
+    for state, wanted in zip(states(row), states(twin), strict=True):
+        np.testing.assert_allclose(state, wanted, rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("weight_decay", [None, 0.05])

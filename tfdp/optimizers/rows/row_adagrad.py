@@ -52,15 +52,20 @@ class RowAdagrad(RowOptimizer):
     def slots(self, variable):
         shape = tuple(variable.shape)
         if self.row_wise:
-            shape = shape[:1] + (1,) * (len(shape) - 1)
+            # Without further axes: XLA for TPUs copies a slot of shape (V, 1) to write rows of it.
+            shape = shape[:1]
         return [("accumulator", shape, self.initial_accumulator_value)]
 
     def row_update(self, gradient, slots, learning_rate):
         square = tf.square(gradient)
-        if self.row_wise and len(gradient.shape) > 1:
-            square = tf.reduce_mean(square, axis=list(range(1, len(square.shape))), keepdims=True)
+        axes = range(1, len(square.shape))
+        if self.row_wise:
+            square = tf.reduce_mean(square, axis=list(axes))
         accumulator = slots[0] + square
-        return learning_rate * gradient / tf.sqrt(accumulator + self.epsilon), [accumulator]
+        root = tf.sqrt(accumulator + self.epsilon)
+        for axis in axes if self.row_wise else ():
+            root = tf.expand_dims(root, axis)
+        return learning_rate * gradient / root, [accumulator]
 
     def get_config(self):
         return {

@@ -3,6 +3,12 @@
 import keras
 import tensorflow as tf
 
+from tfdp import xla
+
+# Rows of one scatter under XLA. To write more of them at once, XLA for TPUs copies a table of up to
+# some million rows into a layout of eight times its size, and back.
+XLA_ROWS = 2048
+
 
 class DistinctRows(tf.IndexedSlices):
     """Rows that are known to be distinct, so that there is nothing to sum.
@@ -100,8 +106,8 @@ class RowOptimizer(keras.optimizers.Optimizer):
             # Larger integers than the variable has rows would not fit every index type.
             rows = tf.minimum(rows, tf.cast(variable.shape[0], rows.dtype))
             gather = lambda v: tf.gather(v, rows)  # noqa: E731
-            subtract = lambda v, x: v.scatter_sub(tf.IndexedSlices(x, rows))  # noqa: E731
-            write = lambda v, x: v.scatter_update(tf.IndexedSlices(x, rows))  # noqa: E731
+            subtract = lambda v, x: scatter("scatter_sub", v, x, rows)  # noqa: E731
+            write = lambda v, x: scatter("scatter_update", v, x, rows)  # noqa: E731
         else:
             summed = gradient
             gather, subtract, write = tf.convert_to_tensor, _subtract, _write
@@ -123,6 +129,32 @@ def sum_repeated(gradient):
         return gradient.indices, gradient.values
     rows, place = tf.unique(gradient.indices)
     return rows, tf.math.unsorted_segment_sum(gradient.values, place, tf.size(rows))
+
+
+def scatter(method, variable, values, rows):
+    """Calls a scatter method of a variable, for XLA in parts of `XLA_ROWS` rows.
+
+    Args:
+        method: "scatter_sub" or "scatter_update".
+        variable: (V, ...).
+        values: (R, ...).
+        rows: (R,) distinct indices; under XLA, those beyond the variable are not written.
+    """
+    if not xla.is_compiling() or rows.shape[0] is None or rows.shape[0] <= XLA_ROWS:
+        getattr(variable, method)(tf.IndexedSlices(values, rows))
+        return
+    parts = -(-rows.shape[0] // XLA_ROWS)
+    missing = parts * XLA_ROWS - rows.shape[0]
+    rows = tf.pad(rows, [[0, missing]], constant_values=variable.shape[0])
+    values = tf.pad(values, [[0, missing]] + [[0, 0]] * (len(values.shape) - 1))
+    rows = tf.reshape(rows, [parts, XLA_ROWS])
+    values = tf.reshape(values, [parts, XLA_ROWS, *values.shape[1:]])
+
+    def part(i):
+        getattr(variable, method)(tf.IndexedSlices(values[i], rows[i]))
+        return i + 1
+
+    tf.while_loop(lambda i: i < parts, part, [tf.constant(0)], parallel_iterations=1)
 
 
 def _subtract(variable, value):
