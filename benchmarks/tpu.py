@@ -1,7 +1,8 @@
 """Private steps compiled for TPUs ahead of time, without a TPU: memory, flops, and the checks.
 
 The steps are exported by TensorFlow in one process and compiled by libtpu in others. Writes JSON
-after each of them and prints a table; fails if a large table or its slots are copied. `make tpu`
+after each of them and prints a table; fails if a large table or its slots are copied, or if the
+private step of DPFormer needs more than 1.3 times the temporary memory of the plain one. `make tpu`
 calls it.
 
     python benchmarks/tpu.py --jax .venv-tpu/bin/python [--tpus v5e v6e]
@@ -50,8 +51,8 @@ def table(results):
 
 
 def check(results):
-    """What was found against what is aimed at; sentences, and whether a table was copied."""
-    found, copied = [], False
+    """What was found against what is aimed at; sentences, and whether an aim was missed."""
+    found, missed = [], False
     for tpu in dict.fromkeys(r["tpu"] for r in results):
         by_name = {r["name"]: r for r in results if r["tpu"] == tpu}
         private = by_name.get("DPFormer, private")
@@ -59,6 +60,7 @@ def check(results):
             if private and name in by_name:
                 ratio = private["temporary_bytes"] / by_name[name]["temporary_bytes"]
                 verdict = "within" if ratio <= MAX_MEMORY_RATIO else "MISSES"
+                missed |= ratio > MAX_MEMORY_RATIO
                 found.append(
                     f"{tpu}: the private DPFormer step needs {ratio:.2f} times the temporary "
                     f"memory of {name!r}; {verdict} the aim of {MAX_MEMORY_RATIO}"
@@ -67,19 +69,20 @@ def check(results):
             if not r["large_shapes"]:
                 continue
             sizes = [4 * math.prod(shape) for shape in r["large_shapes"]]
+            tables = [4 * math.prod(s) for s in r["large_shapes"] if len(s) > 1]
             # A copy is an instruction, temporary memory, or an output that takes nobody's place.
             in_place = (
                 r["large_copies"] == 0
-                and r["temporary_bytes"] < max(sizes)
+                and r["temporary_bytes"] < min(tables)
                 and r["aliased_bytes"] >= sum(sizes)
                 and r["output_bytes"] - r["aliased_bytes"] < min(sizes)
             )
-            copied |= not in_place
+            missed |= not in_place
             found.append(
                 f"{tpu}: {r['name']}: large tables and their slots, {sum(sizes) / 1e6:.0f} MB, are "
                 f"{'updated in place' if in_place else 'COPIED'}"
             )
-    return found, copied
+    return found, missed
 
 
 def main():
@@ -96,9 +99,9 @@ def main():
         results.append(result)
         pathlib.Path(arguments.out).write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
-    found, copied = check(results)
+    found, missed = check(results)
     print("\n".join(found))
-    sys.exit(copied)
+    sys.exit(missed)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def sparse_crossentropy(loss, y_true, y_pred):
         label_logit = tf.reduce_sum(tf.where(at_label, logits - top, 0.0), axis=-1)
 
         def gradient(upstream):
-            p = tf.exp((logits - top) - log_sum)
+            # −(top − logits), or XLA would keep logits − top from the loss until here.
+            p = tf.exp(-((top - logits) + log_sum))
             z = (upstream + spoil)[..., None] * tf.where(at_label, p - 1.0, p)
             return tf.where(counts[..., None], z, 0.0)
 

@@ -18,6 +18,8 @@ _POSITIVE = 2e-6
 # A squared norm found through grams is a difference of numbers as large as
 # U = (sum_t |left_t| |right_t|)^2; dot products of length k are off by this much, times U.
 _GRAM, _GRAM_PER_TERM = 6e-7, 2e-8
+# Numbers of one example from which XLA multiplies example by example.
+_ALONE_UNDER_XLA = 1 << 16
 # Squares below this are flushed to zero.
 _UNDERFLOW = 1.2e-38
 
@@ -118,8 +120,7 @@ class _Outer:
             return norm, norm * 2 * _POSITIVE
         if self.strategy == "looped":
             return squared_norms_one_by_one(self.left, self.right)
-        left = tf.matmul(self.left, self.left, transpose_b=True)
-        right = tf.matmul(self.right, self.right, transpose_b=True)
+        left, right = _gram(self.left), _gram(self.right)
         norm = tf.reduce_sum(tf.cast(left * right, tf.float64), axis=[1, 2])
         return norm, gram_rounding(left, right, p, r)
 
@@ -274,11 +275,11 @@ class _Tied:
             return squared_norms_one_by_one(z, h, (rows.ids, rows.values))
         if exact:
             z, h = tf.cast(z, tf.float64), tf.cast(h, tf.float64)
-        z_gram = tf.matmul(z, z, transpose_b=True)
+        z_gram, z_at_ids = _gram(z, rows.ids)
         h_gram = tf.matmul(h, h, transpose_b=True)
         head = tf.reduce_sum(tf.cast(z_gram * h_gram, tf.float64), axis=[1, 2])
         inner = tf.matmul(h, tf.cast(rows.values, h.dtype), transpose_b=True)  # (B, T', T)
-        cross = tf.reduce_sum(tf.cast(_at_ids(z, rows.ids) * inner, tf.float64), axis=[1, 2])
+        cross = tf.reduce_sum(tf.cast(z_at_ids * inner, tf.float64), axis=[1, 2])
         looked_up, rows_bound = rows.squared_norm()
         if exact:
             looked_up = tf.reduce_sum(sum_of_squares_of_rows(rows.values), axis=1)
@@ -300,6 +301,39 @@ class _Tied:
 def sum_of_squares_of_rows(x):
     """(B, T, d) to (B, T) float64."""
     return tf.reduce_sum(tf.square(tf.cast(x, tf.float64)), axis=2)
+
+
+def _gram(x, ids=None):
+    """x·xᵀ for each example of (B, T, p), (B, T, T); with ids, x[b, t, ids[b, t']], too."""
+    if is_compiling() and x.shape.is_fully_defined():
+        if _size(x.shape[1:]) >= _ALONE_UNDER_XLA:
+            return _gram_one_by_one(x, ids)
+    gram = tf.matmul(x, x, transpose_b=True)
+    return gram if ids is None else (gram, _at_ids(x, ids))
+
+
+def _gram_one_by_one(x, ids):
+    """`_gram` in a loop: XLA for TPUs would copy x as a whole, into a layout for each use of it."""
+    batch = x.shape[0]
+
+    def one(i, *arrays):
+        columns = tf.transpose(x[i])
+        found = [tf.matmul(x[i], columns)]
+        if ids is not None:
+            found.append(tf.transpose(tf.gather(columns, ids[i])))
+        return i + 1, *(a.write(i, v) for a, v in zip(arrays, found, strict=True))
+
+    shapes = [[x.shape[1], y.shape[1]] for y in (x, ids) if y is not None]
+    arrays = [tf.TensorArray(x.dtype, batch, element_shape=shape) for shape in shapes]
+    _, *arrays = tf.while_loop(
+        lambda i, *_: i < batch,
+        one,
+        (0, *arrays),
+        parallel_iterations=1,
+        maximum_iterations=batch,
+    )
+    stacked = [a.stack() for a in arrays]
+    return stacked[0] if ids is None else stacked
 
 
 def _at_ids(z, ids):
