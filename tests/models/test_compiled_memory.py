@@ -73,3 +73,14 @@ def test_logits_are_never_laid_out_flat(steps):
     shapes = [s for _, shapes, _, _ in instructions(steps[True](stage="hlo")) for s in shapes]
     assert [BATCH, LENGTH, VOCABULARY] in shapes
     assert [LOGITS] not in shapes
+
+
+def test_products_of_logits_gradients_are_made_one_example_at_a_time(steps):
+    # For products of the whole batch XLA for TPUs copies them, each time into another layout.
+    large, products = set(), []
+    for name, shapes, kind, operands in instructions(steps[True](stage="hlo")):
+        if any(math.prod(s) >= LOGITS for s in shapes):
+            large.add(name)
+        elif kind in ("dot", "gather") and [BATCH, LENGTH, LENGTH] in shapes:
+            products.append(large & set(operands))
+    assert large and products == [set()] * len(products)

@@ -1,0 +1,34 @@
+"""Products of an example's own rows, made at once or by XLA one example after another."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp.clipping import gradients
+from tfdp.xla import compiling
+
+B, T, P = 3, 4, 7
+
+
+def grams(x, ids):
+    @tf.function(jit_compile=True, autograph=False)
+    def both():
+        with compiling(True):
+            return gradients._gram(x), *gradients._gram(x, ids)
+
+    return [g.numpy() for g in both()]
+
+
+@pytest.mark.parametrize("looks_up", [T, 2 * T])
+@pytest.mark.parametrize("alone_from", [T * P, T * P + 1])
+def test_grams_and_values_at_ids_are_those_of_each_example(looks_up, alone_from, monkeypatch):
+    monkeypatch.setattr(gradients, "_ALONE_UNDER_XLA", alone_from)
+    generator = np.random.default_rng(looks_up)
+    x = generator.normal(size=(B, T, P)).astype(np.float32)
+    ids = generator.integers(0, P, (B, looks_up))
+    alone, gram, at_ids = grams(tf.constant(x), tf.constant(ids))
+    for i in range(B):
+        wanted = x[i].astype(np.float64) @ x[i].T.astype(np.float64)
+        np.testing.assert_allclose(alone[i], wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(gram[i], wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(at_ids[i], x[i][:, ids[i]])
