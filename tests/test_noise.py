@@ -158,7 +158,7 @@ def test_a_large_variable_is_noised_in_parts_that_share_nothing(jit_compile):
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_parts_of_a_compiled_draw_share_nothing(jit_compile):
     source, other = NoiseSource(1), NoiseSource(1)
-    part = noise._PART_OF_A_COMPILED_DRAW
+    part = noise.source._PART_OF_A_COMPILED_DRAW
     for one in (source, other):
         one._counter.assign([-part, 5])  # 2^64 − part: the second part carries over
 

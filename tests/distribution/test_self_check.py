@@ -30,13 +30,13 @@ def replica():
 
 
 def short_tails(patch):
-    true = noise.standard_normal_from_bits
+    true = noise.gaussian.standard_normal_from_bits
 
     def cut(bits):
         z = true(bits)
         return tf.clip_by_value(z, -5.678, 5.678) if tf.inside_function() else z
 
-    patch.setattr(noise, "standard_normal_from_bits", cut)
+    patch.setattr(noise.gaussian, "standard_normal_from_bits", cut)
 
 
 def noise_of_each_replica(patch):

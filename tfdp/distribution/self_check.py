@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp import noise
 from tfdp.clipping.planning import PrivacyError
 from tfdp.distribution import replicas
 from tfdp.distribution.single_trace import traces_once
+from tfdp.noise import NoiseSource, gaussian
 from tfdp.optimizers import DPOptimizer
 
 _DRAWS = 1000
@@ -105,7 +105,7 @@ class _Program:
     """The program and its scratch objects; made in the scope of the strategy."""
 
     def __init__(self):
-        self._source = noise.NoiseSource(seed=1)
+        self._source = NoiseSource(seed=1)
         self._source.variables[1].assign(_COUNTER)
         self._calls = tf.Variable(0, dtype=tf.int64, trainable=False)
         # A constant would be computed on the host.
@@ -138,7 +138,7 @@ class _Program:
         self._private.apply_clipped_sums([mine], [self._stepped], [None])
         bits = tf.bitcast(self._tails.read_value(), tf.uint64)
         return {
-            "tails": tf.cast(noise.standard_normal_from_bits(bits), tf.float32),
+            "tails": tf.cast(gaussian.standard_normal_from_bits(bits), tf.float32),
             "drawn": drawn,
             "counter": tf.identity(self._source.variables[1].read_value()),
             "ids": ids,
@@ -157,7 +157,7 @@ class _Program:
         total = np.array([count * (count + 1) / 2, count])
         z = _of_host(self._states[1], 2)
         with tf.device("CPU:0"):
-            tails = noise.standard_normal_from_bits(tf.constant(_TAILS)).numpy()
+            tails = gaussian.standard_normal_from_bits(tf.constant(_TAILS)).numpy()
         low = (int(_COUNTER[0]) + _DRAWS + 1) % 2**64
         return {
             "tails": (tails, _TOLERANCE),
@@ -181,8 +181,8 @@ def _of_host(state, size):
     """float64 noise of a known key and counter."""
     key, counter = (tf.bitcast(tf.constant(words), tf.uint64) for words in state)
     with tf.device("CPU:0"):
-        bits = noise.philox_bits(key, counter, [size])
-        return noise.standard_normal_from_bits(bits).numpy()
+        bits = gaussian.philox_bits(key, counter, [size])
+        return gaussian.standard_normal_from_bits(bits).numpy()
 
 
 def _agree(value, expected, tolerance):
