@@ -178,10 +178,9 @@ class _PldAccountant(dp_accounting.pld.PLDAccountant):
     def _compose_gaussian(self, sigma, q, count):
         interval = self._value_discretization_interval
         if q == 1:  # T Gaussians are one
-            losses = gaussian_losses(sigma / math.sqrt(count), 1, interval)
-        else:
-            losses = gaussian_losses(sigma, q, interval).self_compose(count)
-        self._pld = self._pld.compose(losses)
+            sigma, count = sigma / math.sqrt(count), 1
+        losses = gaussian_losses(sigma, q, interval)
+        self._pld = self._pld.compose(losses if count == 1 else losses.self_compose(count))
 
 
 def _sampled_gaussian(event):
