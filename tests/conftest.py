@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import gc
 import os
 import pathlib
 
@@ -13,6 +14,12 @@ pytest_plugins = ["small_models"]
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
+
+
+def pytest_collection_finish(session):
+    """Spares the collector what imports made, and most of its passes over graphs being traced."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from tfdp.clipping import backward, explain, make_plan, presence, squared_norms
 
 GENERATOR = np.random.default_rng(7)
 TOKENS, LENGTH, WIDTH = 11, 6, 8
+ALL = ("flat", "automatic", "normalized")
 
 
 @pytest.fixture(autouse=True)
@@ -64,13 +65,15 @@ class Transformer(keras.Model):
         return self.tokens(self.norms[-1](h), reverse=True)
 
 
-@pytest.mark.parametrize(("tied", "jit_compile"), [(True, False), (False, False), (True, True)])
-def test_transformer_with_dropout(brute_force, mean_loss, tied, jit_compile):
+@pytest.mark.parametrize(
+    ("tied", "jit_compile", "blocks"), [(True, False, 2), (False, False, 1), (True, True, 1)]
+)
+def test_transformer_with_dropout(brute_force, mean_loss, tied, jit_compile, blocks):
     x, y = ids(5, LENGTH), ids(5, LENGTH)
     x[0, :] = 3  # one id, repeated
     loss = mean_loss(crossentropy(ignore_class=1), y)
-    build = lambda: Transformer(tied, blocks=2)  # noqa: E731
-    brute_force(build, x, loss).check(jit_compile=jit_compile)
+    build = lambda: Transformer(tied, blocks=blocks)  # noqa: E731
+    brute_force(build, x, loss).check(ALL, jit_compile=jit_compile)
 
 
 def test_dropout_masks_are_those_of_the_forward_pass(brute_force, mean_loss):
@@ -157,7 +160,7 @@ MODELS = {
     "unit_norm_and_prelu": (conv(lambda: layers.PReLU(), lambda: layers.UnitNormalization()),
                             (5, 6)),
     "gru": (conv(lambda: layers.GRU(5)), (4, 3)),
-    "lstm": (conv(lambda: layers.LSTM(5, return_sequences=True), lambda: layers.LSTM(3)), (4, 3)),
+    "lstm": (conv(lambda: layers.LSTM(5)), (4, 3)),
     "time_distributed": (conv(lambda: layers.TimeDistributed(layers.Dense(3, "relu"))), (4, 3)),
     "bilinear": (lambda x: layers.Dense(1)(layers.Dot(axes=1)(
         [layers.Dense(4)(x), layers.Dense(4)(x)])), (5,)),
@@ -170,7 +173,7 @@ def test_layers(brute_force, mean_loss, name):
     make, shape = MODELS[name]
     x, y = normal(3, *shape), targets(3, 1)
     check = brute_force(functional(make, shape), x, mean_loss("mse", y))
-    check.check(clippings=("flat", "normalized"))
+    check.check()
 
 
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "depthwise", "group_norm", "dense_rank_4"])
@@ -203,7 +206,7 @@ def test_einsum_equations(brute_force, mean_loss, equation, shape, output_shape,
     def losses(outputs):
         return tf.reduce_sum(tf.reshape(tf.square(outputs), [3, -1]), axis=1)
 
-    brute_force(functional(make, shape), normal(3, *shape), losses).check(clippings=("flat",))
+    brute_force(functional(make, shape), normal(3, *shape), losses).check()
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3])
@@ -216,7 +219,7 @@ def test_shared_layer_adds_up_before_the_norm(brute_force, mean_loss, calls):
         return layers.Dense(1)(x)
 
     x, y = normal(5, 6), targets(5, 1)
-    brute_force(functional(make, (6,)), x, mean_loss("mse", y)).check()
+    brute_force(functional(make, (6,)), x, mean_loss("mse", y)).check(ALL)
 
 
 def test_table_shared_by_two_lookups_of_different_lengths(brute_force, mean_loss):
@@ -270,7 +273,7 @@ def test_user_layers_and_unused_variables(brute_force, mean_loss):
                                  layers.Dense(1)])  # fmt: skip
 
     x, y = normal(4, 3), targets(4, 1)
-    brute_force(build, x, mean_loss("mse", y)).check()
+    brute_force(build, x, mean_loss("mse", y)).check(ALL)
     plan = make_plan(build(), tf.constant(x))
     assert [v.name for v in plan.unused] == ["unused"]
     rules = {type(u.layer).__name__: u.rule for u in plan.units.values()}
@@ -397,7 +400,7 @@ def test_masked_positions(brute_force, mean_loss):
     x[0, 3:] = 0
     x[1] = 0
     build = functional(make, (6,), dtypes=["int32"])
-    brute_force(build, x, mean_loss("mse", targets(4, 1))).check(clippings=("flat",))
+    brute_force(build, x, mean_loss("mse", targets(4, 1))).check()
 
 
 def test_mask_of_the_output_divides_by_own_positions(brute_force, mean_loss):
@@ -405,7 +408,7 @@ def test_mask_of_the_output_divides_by_own_positions(brute_force, mean_loss):
         h = layers.Embedding(TOKENS, 4, mask_zero=True)(x)
         return layers.Dense(TOKENS)(layers.GRU(4, return_sequences=True)(h))
 
-    x, y = ids(4, 6), ids(4, 6)
+    x, y = ids(3, 3), ids(3, 3)
     x[0, 2:] = 0
     valid = (x != 0).astype(np.float64)
 
@@ -414,13 +417,11 @@ def test_mask_of_the_output_divides_by_own_positions(brute_force, mean_loss):
         mask = tf.cast(valid, values.dtype)
         return tf.reduce_sum(values * mask, 1) / tf.reduce_sum(mask, 1)
 
-    build = functional(make, (6,), dtypes=["int32"])
-    by_mask = brute_force(build, x, mean_loss(crossentropy(), y))
-    norms, _ = by_mask.private(1.0)
-    by_hand = brute_force(build, x, losses)
-    for a, b in zip(by_hand.model.variables, by_mask.model.variables, strict=True):
-        a.assign(b)
-    np.testing.assert_allclose(np.sqrt(norms), by_hand.check(), rtol=1e-5)
+    check = brute_force(functional(make, (3,), dtypes=["int32"]), x, losses)
+    true = check.check()
+    check.losses = mean_loss(crossentropy(), y)
+    norms, _ = check.private(1.0)
+    np.testing.assert_allclose(np.sqrt(norms), true, rtol=1e-5)
 
 
 def test_sample_weights_of_positions(brute_force, mean_loss):
@@ -534,7 +535,7 @@ def test_dpformer(brute_force, mean_loss):
 
     def build():
         model = tfdp.models.DPFormer(
-            TOKENS, LENGTH, frequency, dim=8, num_heads=2, num_blocks=2, dropout=0.5,
+            TOKENS, LENGTH, frequency, dim=8, num_heads=2, num_blocks=1, dropout=0.5,
             popularity_prior=frequency,
         )  # fmt: skip
         model.compile(
@@ -549,7 +550,7 @@ def test_dpformer(brute_force, mean_loss):
     y[1, :2] = 0
     check = brute_force(build, x, mean_loss(crossentropy(ignore_class=0), y), float64=False)
     assert float(check.model.embedding_error.error) == pytest.approx(0.1)
-    check.check()
+    check.check(ALL)
     assert "exact fallback" not in explain(check.model, check.x)
 
 

@@ -141,10 +141,10 @@ def test_padding_of_a_batch_is_in_neither_the_map_nor_the_gradients():
     x[0][:], x[1][:] = 0, 0
     x[0][:, 0] = 4
     weight = np.array([1.0] * 2 + [0.0] * 6, "float32")
-    found = step(compiled(make_model(), AdaFEST(1.5)), x, y, weight)  # 2 examples, not 8
-    assert np.abs(found[TABLE][4]).max() > 0
-    found = step(compiled(make_model(), AdaFEST(2.5)), x, y, weight)
-    assert not np.any(found[TABLE])
+    model = compiled(make_model(), AdaFEST(1.5))
+    assert np.abs(step(model, x, y, weight)[TABLE][4]).max() > 0  # of 2 examples
+    weight[1] = 0.0
+    assert not np.any(step(model, x, y, weight)[TABLE])  # of 1, not 8
 
 
 def moved(change):
@@ -205,16 +205,15 @@ def test_no_operation_of_a_step_but_the_variables_has_as_many_rows_as_a_table(
         make_model(rows=rows), selection, embedding_optimizer=OPTIMIZERS[name](),
         optimizer=keras.optimizers.Adam(0.1), noise_multiplier=1.0,
     )  # fmt: skip
+    assert outputs_with_rows(step_of(model, rows), rows) == []
+
+
+def step_of(model, rows):
+    """The traced step of a model whose tables have this many rows."""
     x, y = make_data(8, rows=rows)
-    step(model, x, y)
-
-    @tf.function(autograph=False)
-    def train(data):
-        return model.train_step(data)
-
+    model.optimizer.build(model.trainable_variables)
     data = tf.nest.map_structure(tf.convert_to_tensor, (x, y, np.ones(8, "float32")))
-    graph = train.get_concrete_function(data)
-    assert outputs_with_rows(graph, rows) == []
+    return tf.function(model.train_step, autograph=False).get_concrete_function(data)
 
 
 def test_exponential_selection_takes_the_rows_with_the_largest_clipped_gradients():
@@ -289,11 +288,7 @@ def test_the_walk_over_the_graph_sees_a_table_that_is_read_or_densified(outputs_
     model.compile(
         DPOptimizer(keras.optimizers.SGD(1.0), noise_multiplier=1.0, num_examples=100,
                     expected_batch_size=8), loss="mse")  # fmt: skip
-    x, y = make_data(8)
-    data = tf.nest.map_structure(tf.convert_to_tensor, (x, y, np.ones(8, "float32")))
-    step(model, x, y)
-    graph = tf.function(model.train_step, autograph=False).get_concrete_function(data)
-    assert outputs_with_rows(graph, 7919)
+    assert outputs_with_rows(step_of(model, 7919), 7919)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -450,22 +445,22 @@ def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without()
     x[0][:5, 0], x[0][5:, 0] = 4, 3
     x[1][:, 0] = 7
     weight = np.array([1.0] * 7 + [0.0], "float32")
-    for rows in ("RowSGD", "RowAdagrad"):
-        found = []
-        for capacity, jit_compile in ((None, False), (9, False), (9, True)):
-            selection = AdaFEST(1.3, capacity=capacity)
-            base = make_model()
-            for v in base.trainable_variables:
-                v.assign(0.3 * v)  # keeps tanh off its flat ends, where XLA's differs
-            model = compiled(base, selection, embedding_optimizer=OPTIMIZERS[rows](),
-                             jit_compile=jit_compile)  # fmt: skip
-            assert model.jit_compile is jit_compile  # and not switched off by Keras
-            found.append([step(model, x, y, weight) for _ in range(2)])
-        assert 4 in moved(found[0][0][TABLE])
-        for changes in found[1:]:
-            for one, other in zip(changes, found[0], strict=True):
-                for a, b in zip(one.values(), other.values(), strict=True):
-                    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    found = []
+    for capacity, jit_compile in ((None, False), (9, False), (9, True)):
+        selection = AdaFEST(1.3, capacity=capacity)
+        base = make_model()
+        for v in base.trainable_variables:
+            v.assign(0.3 * v)  # keeps tanh off its flat ends, where XLA's differs
+        # Its slots show what a row of padding would do, which RowSGD does not.
+        model = compiled(base, selection, embedding_optimizer=RowAdagrad(0.1),
+                         jit_compile=jit_compile)  # fmt: skip
+        assert model.jit_compile is jit_compile  # and not switched off by Keras
+        found.append([step(model, x, y, weight) for _ in range(2)])
+    assert 4 in moved(found[0][0][TABLE])
+    for changes in found[1:]:
+        for one, other in zip(changes, found[0], strict=True):
+            for a, b in zip(one.values(), other.values(), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_a_compiled_step_cuts_by_the_noisy_map_and_counts_it():
