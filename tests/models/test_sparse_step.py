@@ -444,6 +444,7 @@ def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without()
     x[0][:], x[1][:] = 0, 0
     x[0][:5, 0], x[0][5:, 0] = 4, 3
     x[1][:, 0] = 7
+    y[:] = 10.0  # clipped gradients of opposite signs would cancel
     weight = np.array([1.0] * 7 + [0.0], "float32")
     found = []
     for capacity, jit_compile in ((None, False), (9, False), (9, True)):
@@ -456,7 +457,8 @@ def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without()
                          jit_compile=jit_compile)  # fmt: skip
         assert model.jit_compile is jit_compile  # and not switched off by Keras
         found.append([step(model, x, y, weight) for _ in range(2)])
-    assert 4 in moved(found[0][0][TABLE])
+    table = found[0][0][TABLE]
+    assert np.all(np.abs(table[[3, 4]]).max(1) > 1e-3) and np.all(moved(table) == [3, 4])
     for changes in found[1:]:
         for one, other in zip(changes, found[0], strict=True):
             for a, b in zip(one.values(), other.values(), strict=True):
