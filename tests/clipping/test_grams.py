@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping import gradients
+from tfdp.clipping import products
 from tfdp.xla import compiling
 
 B, T, P = 3, 4, 7
@@ -14,7 +14,7 @@ def grams(x, ids):
     @tf.function(jit_compile=True, autograph=False)
     def both():
         with compiling(True):
-            return gradients._gram(x), *gradients._gram(x, ids)
+            return products.gram(x), *products.gram(x, ids)
 
     return [g.numpy() for g in both()]
 
@@ -22,7 +22,7 @@ def grams(x, ids):
 @pytest.mark.parametrize("looks_up", [T, 2 * T])
 @pytest.mark.parametrize("alone_from", [T * P, T * P + 1])
 def test_grams_and_values_at_ids_are_those_of_each_example(looks_up, alone_from, monkeypatch):
-    monkeypatch.setattr(gradients, "_ALONE_UNDER_XLA", alone_from)
+    monkeypatch.setattr(products, "_ALONE_UNDER_XLA", alone_from)
     generator = np.random.default_rng(looks_up)
     x = generator.normal(size=(B, T, P)).astype(np.float32)
     ids = generator.integers(0, P, (B, looks_up))

@@ -1,0 +1,150 @@
+"""Sums of squares and products of float32 factors, with bounds of their rounding."""
+
+import math
+
+import tensorflow as tf
+
+from tfdp.xla import is_compiling
+
+# Rounding bounds (MATH.md section 1, "Cancellation"), all raising a squared norm to what float32
+# can have hidden. Checked against adversarial inputs in tests/clipping.
+#
+# A sum of squares has positive terms only: 32 of them in float32, the rest in float64.
+POSITIVE = 2e-6
+# A squared norm found through grams is a difference of numbers as large as
+# U = (sum_t |left_t| |right_t|)^2; dot products of length k are off by this much, times U.
+_GRAM, _GRAM_PER_TERM = 6e-7, 2e-8
+# Numbers of one example from which XLA multiplies example by example.
+_ALONE_UNDER_XLA = 1 << 16
+# Squares below this are flushed to zero.
+UNDERFLOW = 1.2e-38
+
+
+def sum_of_squares(x):
+    """(B, ...) float32 to (B,) float64 sums of squares, off by at most `POSITIVE`·value."""
+    count = math.prod(x.shape[1:])
+    width = max(w for w in range(1, 33) if count % w == 0)
+    rows = tf.reshape(x, [-1, width])
+    if width == 1:
+        partial = tf.square(tf.cast(rows[:, 0], tf.float64))
+    else:
+        partial = tf.cast(tf.linalg.matvec(rows * rows, tf.ones([width])), tf.float64)
+    return tf.reduce_sum(tf.reshape(partial, [-1, count // width]), axis=1)
+
+
+def sum_of_squares_of_rows(x):
+    """(B, T, d) to (B, T) float64."""
+    return tf.reduce_sum(tf.square(tf.cast(x, tf.float64)), axis=2)
+
+
+def gram(x, ids=None):
+    """x·xᵀ for each example of (B, T, p), (B, T, T); with ids, x[b, t, ids[b, t']], too."""
+    if is_compiling() and x.shape.is_fully_defined():
+        if math.prod(x.shape[1:]) >= _ALONE_UNDER_XLA:
+            return _gram_one_by_one(x, ids)
+    product = tf.matmul(x, x, transpose_b=True)
+    return product if ids is None else (product, _at_ids(x, ids))
+
+
+def _gram_one_by_one(x, ids):
+    """`gram` in a loop: XLA for TPUs would copy x as a whole, into a layout for each use of it."""
+
+    def one(i):
+        columns = tf.transpose(x[i])
+        found = [tf.matmul(x[i], columns)]
+        if ids is not None:
+            found.append(tf.transpose(tf.gather(columns, ids[i])))
+        return found
+
+    shapes = [[x.shape[1], y.shape[1]] for y in (x, ids) if y is not None]
+    found = _for_each_example(x.shape[0], one, shapes, x.dtype)
+    return found[0] if ids is None else found
+
+
+def _at_ids(z, ids):
+    """z[b, t', ids[b, t]] as (B, T', T)."""
+    if is_compiling():  # the flat view is a copy there, in another layout
+        return tf.gather(z, ids, axis=2, batch_dims=1)
+    batch, positions, count = tf.shape(z)[0], tf.shape(z)[1], z.shape[2]
+    starts = tf.range(tf.cast(batch * positions, tf.int64), dtype=tf.int64) * count
+    starts = tf.reshape(starts, [batch, positions, 1])
+    return tf.gather(tf.reshape(z, [-1]), starts + tf.cast(ids, tf.int64)[:, tf.newaxis])
+
+
+def gram_rounding(left_gram, right_gram, p, r, more=0.0):
+    """(B,) bound of what float32 grams can hide of a squared norm.
+
+    Args:
+        left_gram, right_gram: (B, T, T).
+        p, r: lengths of the dot products in them.
+        more: (B,) norms of further terms that were added to the gradient.
+    """
+    left = tf.sqrt(tf.cast(tf.linalg.diag_part(left_gram), tf.float64))
+    right = tf.sqrt(tf.cast(tf.linalg.diag_part(right_gram), tf.float64))
+    magnitude = tf.reduce_sum(left * right, axis=1) + more
+    underflow = (
+        p * tf.square(tf.reduce_sum(right, axis=1)) + r * tf.square(tf.reduce_sum(left, axis=1))
+    ) * UNDERFLOW + tf.cast(tf.size(left_gram[0]), tf.float64) * UNDERFLOW
+    unit = 1e-7 if left_gram.dtype == tf.float64 else 1.0
+    return unit * tf.square(magnitude) * (_GRAM + _GRAM_PER_TERM * (p + r)) + underflow
+
+
+def affords_float64(left, right):
+    """Whether grams are so small that float64 costs nothing, and need no raised norm."""
+    positions = left.shape[1]
+    return positions is not None and positions**2 * (left.shape[2] + right.shape[2]) <= 1 << 16
+
+
+def squared_norms_one_by_one(left, right, rows=None):
+    """Squared norms from the examples' own matrices, held for one example at a time.
+
+    Args:
+        left: (B, T, p).
+        right: (B, T, r).
+        rows: optionally (ids (B, T'), values (B, T', r)), merged rows to add to the matrix.
+
+    Returns:
+        (B,) squared norms and (B,) bounds of their rounding error.
+    """
+    p, r = left.shape[2], right.shape[2]
+    batch = tf.shape(left)[0] if left.shape[0] is None else left.shape[0]
+    # The smaller side first: libraries multiply (r, T)·(T, p) with r < p up to twice as fast.
+    small, large = (right, left) if r < p else (left, right)
+
+    def one(i):
+        matrix = tf.matmul(small[i], large[i], transpose_a=True)
+        norm = gross = sum_of_squares(matrix[tf.newaxis])[0]
+        if rows is not None:
+            ids, values = rows[0][i], tf.cast(rows[1][i], tf.float64)
+            met = tf.transpose(tf.gather(matrix, ids, axis=1)) if r < p else tf.gather(matrix, ids)
+            met = tf.cast(met, tf.float64)
+            norm += tf.reduce_sum(values * (2.0 * met + values))
+            gross += tf.reduce_sum(tf.abs(values) * (2.0 * tf.abs(met) + tf.abs(values)))
+        # ‖|left|^T·|right|‖ is at most the product of the norms.
+        magnitude = 2.0 * tf.sqrt(tf.nn.l2_loss(small[i]) * tf.nn.l2_loss(large[i]))
+        return norm, gross, tf.cast(magnitude, tf.float64)
+
+    found = _for_each_example(batch, one, [[]] * 3, tf.float64)
+    norm, gross, magnitude = (tf.ensure_shape(v, left.shape[:1]) for v in found)
+    # |computed matrix - true matrix| in norm, and what it does to a square.
+    error = (_GRAM + _GRAM_PER_TERM * (left.shape[1] or 64)) * magnitude
+    extra = 2.0 * tf.sqrt(tf.maximum(norm, 0.0)) * error + tf.square(error)
+    # `gross` is what was summed before rows and matrix could cancel.
+    return norm, extra + gross * POSITIVE + p * r * UNDERFLOW
+
+
+def _for_each_example(batch, one, shapes, dtype):
+    """Stacks what `one(i)` returns, a list of tensors of these shapes, over the batch."""
+
+    def step(i, *arrays):
+        return i + 1, *(a.write(i, v) for a, v in zip(arrays, one(i), strict=True))
+
+    arrays = [tf.TensorArray(dtype, batch, element_shape=shape) for shape in shapes]
+    _, *arrays = tf.while_loop(
+        lambda i, *_: i < batch,
+        step,
+        (0, *arrays),
+        parallel_iterations=1,
+        maximum_iterations=batch,
+    )
+    return [a.stack() for a in arrays]
