@@ -15,6 +15,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import tfdp  # noqa: E402
+from tfdp.xla import for_platform  # noqa: E402
 
 BATCH, LENGTH, ITEMS, WIDTH = 256, 50, 3416, 64
 # 26 features, as in Criteo's data; two of their tables are large.
@@ -70,8 +71,9 @@ def hlo(model, data):
         return model.train_step(data)
 
     model.optimizer.build(model.trainable_variables)
-    step.get_concrete_function(*data)
-    return step.experimental_get_compiler_ir(*data)(stage="hlo_serialized")
+    with for_platform("TPU"):
+        step.get_concrete_function(*data)
+        return step.experimental_get_compiler_ir(*data)(stage="hlo_serialized")
 
 
 # Name, model, optimizer, and whether products of float32 are made of bfloat16, TensorFlow's default

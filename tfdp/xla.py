@@ -8,6 +8,10 @@ here; `DPModel.train_step` answers.
 import contextlib
 import threading
 
+import tensorflow as tf
+
+from tfdp.distribution.single_trace import traces_once
+
 _STATE = threading.local()
 
 
@@ -25,3 +29,24 @@ def compiling(now):
 def is_compiling():
     """Whether the innermost `compiling` that is open says so; False if none is."""
     return getattr(_STATE, "now", False)
+
+
+@contextlib.contextmanager
+def for_platform(name):
+    """What is traced inside will be compiled for "CPU", "GPU" or "TPU", wherever it is traced."""
+    before = getattr(_STATE, "platform", None)
+    _STATE.platform = name
+    try:
+        yield
+    finally:
+        _STATE.platform = before
+
+
+def platform():
+    """For what XLA compiles the step: "CPU", "GPU" or "TPU"."""
+    forced = getattr(_STATE, "platform", None)
+    if forced is not None:
+        return forced
+    if traces_once(tf.distribute.get_strategy()):
+        return "TPU"
+    return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"

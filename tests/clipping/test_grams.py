@@ -1,4 +1,4 @@
-"""Products of an example's own rows, made at once or by XLA one example after another."""
+"""Products of an example's own rows, made at once, or by XLA in parts of the batch."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdp.clipping import products
 from tfdp.xla import compiling
 
-B, T, P = 3, 4, 7
+B, T, P = 5, 4, 7
 
 
 def grams(x, ids):
@@ -20,9 +20,14 @@ def grams(x, ids):
 
 
 @pytest.mark.parametrize("looks_up", [T, 2 * T])
-@pytest.mark.parametrize("alone_from", [T * P, T * P + 1])
-def test_grams_and_values_at_ids_are_those_of_each_example(looks_up, alone_from, monkeypatch):
-    monkeypatch.setattr(products, "_ALONE_UNDER_XLA", alone_from)
+@pytest.mark.parametrize(("platform", "together"), [("CPU", 1), ("TPU", 2), ("TPU", B), ("GPU", 0)])
+def test_grams_and_values_at_ids_are_those_of_each_example(
+    looks_up, platform, together, monkeypatch
+):
+    monkeypatch.setattr(products, "_APART_UNDER_XLA", T * P)
+    monkeypatch.setattr(products, "platform", lambda: platform)
+    if together:
+        monkeypatch.setitem(products._TOGETHER_UNDER_XLA, platform, together)
     generator = np.random.default_rng(looks_up)
     x = generator.normal(size=(B, T, P)).astype(np.float32)
     ids = generator.integers(0, P, (B, looks_up))

@@ -3,8 +3,9 @@
 import math
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from tfdp.xla import is_compiling
+from tfdp.xla import is_compiling, platform
 
 # Rounding bounds (MATH.md section 1, "Cancellation"), all raising a squared norm to what float32
 # can have hidden. Checked against adversarial inputs in tests/clipping.
@@ -14,8 +15,11 @@ POSITIVE = 2e-6
 # A squared norm found through grams is a difference of numbers as large as
 # U = (sum_t |left_t| |right_t|)^2; dot products of length k are off by this much, times U.
 _GRAM, _GRAM_PER_TERM = 6e-7, 2e-8
-# Numbers of one example from which XLA multiplies example by example.
-_ALONE_UNDER_XLA = 1 << 16
+# Examples with at least so many numbers are multiplied by XLA in parts of so many of them. On a CPU
+# the products of a part stay in its cache. On a TPU, 128 examples are what one tile of a tensor
+# whose last axis in memory is the batch holds, and a part's copy into another layout is small.
+_APART_UNDER_XLA = 1 << 16
+_TOGETHER_UNDER_XLA = {"CPU": 1, "TPU": 128}
 # Squares below this are flushed to zero.
 UNDERFLOW = 1.2e-38
 
@@ -40,24 +44,43 @@ def sum_of_squares_of_rows(x):
 def gram(x, ids=None):
     """x·xᵀ for each example of (B, T, p), (B, T, T); with ids, x[b, t, ids[b, t']], too."""
     if is_compiling() and x.shape.is_fully_defined():
-        if math.prod(x.shape[1:]) >= _ALONE_UNDER_XLA:
-            return _gram_one_by_one(x, ids)
+        together = _TOGETHER_UNDER_XLA.get(platform(), x.shape[0])
+        if x.shape[0] > together and math.prod(x.shape[1:]) >= _APART_UNDER_XLA:
+            return _gram_in_parts(x, ids, together)
     product = tf.matmul(x, x, transpose_b=True)
     return product if ids is None else (product, _at_ids(x, ids))
 
 
-def _gram_one_by_one(x, ids):
-    """`gram` in a loop: XLA for TPUs would copy x as a whole, into a layout for each use of it."""
+def _gram_in_parts(x, ids, size):
+    """`gram` of `size` examples after another."""
+    whole = x.shape[0] // size
 
-    def one(i):
-        columns = tf.transpose(x[i])
-        found = [tf.matmul(x[i], columns)]
+    def part(i):
+        rows = tf.slice(x, [i * size, 0, 0], [size, *x.shape[1:]])
+        if platform() == "TPU":
+            # Or XLA would copy all of x into the layout of the product, ahead of the loop.
+            (rows,) = gen_xla_ops.xla_optimization_barrier([rows])
+        if size == 1:
+            columns = tf.transpose(rows[0])
+            found = [tf.matmul(rows[0], columns)]
+            if ids is not None:
+                found.append(tf.transpose(tf.gather(columns, ids[i])))
+            return [f[tf.newaxis] for f in found]
+        found = [tf.matmul(rows, rows, transpose_b=True)]
         if ids is not None:
-            found.append(tf.transpose(tf.gather(columns, ids[i])))
+            part_ids = tf.slice(ids, [i * size, 0], [size, *ids.shape[1:]])
+            at_ids = tf.equal(part_ids[..., tf.newaxis], tf.range(x.shape[2], dtype=ids.dtype))
+            # As a gather, for which XLA for TPUs would copy the rows, padded to twice their size.
+            found.append(tf.matmul(rows, tf.cast(at_ids, x.dtype), transpose_b=True))
         return found
 
-    shapes = [[x.shape[1], y.shape[1]] for y in (x, ids) if y is not None]
-    found = _for_each_example(x.shape[0], one, shapes, x.dtype)
+    ends = [[x.shape[1], y.shape[1]] for y in (x, ids) if y is not None]
+    found = _one_by_one(whole, part, [[size, *end] for end in ends], x.dtype)
+    found = [tf.reshape(f, [whole * size, *end]) for f, end in zip(found, ends, strict=True)]
+    if whole * size < x.shape[0]:
+        rest = gram(x[whole * size :], None if ids is None else ids[whole * size :])
+        rest = [rest] if ids is None else rest
+        found = [tf.concat([f, r], 0) for f, r in zip(found, rest, strict=True)]
     return found[0] if ids is None else found
 
 
@@ -124,7 +147,7 @@ def squared_norms_one_by_one(left, right, rows=None):
         magnitude = 2.0 * tf.sqrt(tf.nn.l2_loss(small[i]) * tf.nn.l2_loss(large[i]))
         return norm, gross, tf.cast(magnitude, tf.float64)
 
-    found = _for_each_example(batch, one, [[]] * 3, tf.float64)
+    found = _one_by_one(batch, one, [[]] * 3, tf.float64)
     norm, gross, magnitude = (tf.ensure_shape(v, left.shape[:1]) for v in found)
     # |computed matrix - true matrix| in norm, and what it does to a square.
     error = (_GRAM + _GRAM_PER_TERM * (left.shape[1] or 64)) * magnitude
@@ -133,18 +156,18 @@ def squared_norms_one_by_one(left, right, rows=None):
     return norm, extra + gross * POSITIVE + p * r * UNDERFLOW
 
 
-def _for_each_example(batch, one, shapes, dtype):
-    """Stacks what `one(i)` returns, a list of tensors of these shapes, over the batch."""
+def _one_by_one(number, one, shapes, dtype):
+    """Stacks what `one(i)` returns for i < number, a list of tensors of these shapes."""
 
     def step(i, *arrays):
         return i + 1, *(a.write(i, v) for a, v in zip(arrays, one(i), strict=True))
 
-    arrays = [tf.TensorArray(dtype, batch, element_shape=shape) for shape in shapes]
+    arrays = [tf.TensorArray(dtype, number, element_shape=shape) for shape in shapes]
     _, *arrays = tf.while_loop(
-        lambda i, *_: i < batch,
+        lambda i, *_: i < number,
         step,
         (0, *arrays),
         parallel_iterations=1,
-        maximum_iterations=batch,
+        maximum_iterations=number,
     )
     return [a.stack() for a in arrays]
