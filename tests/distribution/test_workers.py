@@ -70,7 +70,7 @@ def test_losses_weights_and_ledger_are_those_of_one_process(run):
     # Both workers, one of them lost and restarted, against one process that was never stopped.
     losses, results = run
     worker = runpy.run_path(str(WORKER))
-    model = worker["network"]()
+    model = worker["former"]()
     n = worker["N"]
     batches = tfdp.data.poisson_batches(worker["sequences"](), n, steps_per_epoch=2)
     history = model.fit(batches, epochs=EPOCHS, verbose=0).history

@@ -22,22 +22,18 @@ def sequences():
     return ids[:, :-1].astype("int32"), ids[:, 1:].astype("int32")
 
 
-def network(**kwargs):
-    """A small private model of sequences, compiled; call it inside the strategy's scope."""
+def former(**kwargs):
+    """A small DPFormer, compiled; call it inside the strategy's scope."""
     import tfdp
 
     keras.utils.set_random_seed(0)
-    model = tfdp.make_private(
-        keras.Sequential(
-            [keras.Input((T,)), keras.layers.Embedding(ITEMS + 1, 4), keras.layers.Dense(ITEMS + 1)]
-        )
-    )
+    model = tfdp.models.DPFormer(ITEMS, T, dim=4, num_blocks=1, dropout=0.0)
+    model.build((None, T))
     model.compile(
         tfdp.optimizers.DPOptimizer(
             keras.optimizers.Adam(0.01), noise_multiplier=0.0, num_examples=N,
             expected_batch_size=N, clip_norm=0.1, **kwargs,
-        ),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
     )  # fmt: skip
     return model
 
@@ -93,7 +89,7 @@ def main(index, ports, folder, epochs, lost):
     import tfdp
 
     with strategy.scope():
-        model = network()
+        model = former()
     callbacks = [
         tfdp.distribution.BackupAndRestore(
             os.path.join(folder, "backup"), double_checkpoint=True, delete_checkpoint=False
