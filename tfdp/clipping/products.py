@@ -60,19 +60,9 @@ def _gram_in_parts(x, ids, size):
         if platform() == "TPU":
             # Or XLA would copy all of x into the layout of the product, ahead of the loop.
             (rows,) = gen_xla_ops.xla_optimization_barrier([rows])
-        if size == 1:
-            columns = tf.transpose(rows[0])
-            found = [tf.matmul(rows[0], columns)]
-            if ids is not None:
-                found.append(tf.transpose(tf.gather(columns, ids[i])))
-            return [f[tf.newaxis] for f in found]
-        found = [tf.matmul(rows, rows, transpose_b=True)]
-        if ids is not None:
-            part_ids = tf.slice(ids, [i * size, 0], [size, *ids.shape[1:]])
-            at_ids = tf.equal(part_ids[..., tf.newaxis], tf.range(x.shape[2], dtype=ids.dtype))
-            # As a gather, for which XLA for TPUs would copy the rows, padded to twice their size.
-            found.append(tf.matmul(rows, tf.cast(at_ids, x.dtype), transpose_b=True))
-        return found
+        if ids is None:
+            return [gram(rows)]
+        return gram(rows, tf.slice(ids, [i * size, 0], [size, ids.shape[1]]))
 
     ends = [[x.shape[1], y.shape[1]] for y in (x, ids) if y is not None]
     found = _one_by_one(whole, part, [[size, *end] for end in ends], x.dtype)
@@ -86,12 +76,17 @@ def _gram_in_parts(x, ids, size):
 
 def _at_ids(z, ids):
     """z[b, t', ids[b, t]] as (B, T', T)."""
-    if is_compiling():  # the flat view is a copy there, in another layout
+    if not is_compiling():
+        batch, positions, count = tf.shape(z)[0], tf.shape(z)[1], z.shape[2]
+        starts = tf.range(tf.cast(batch * positions, tf.int64), dtype=tf.int64) * count
+        starts = tf.reshape(starts, [batch, positions, 1])
+        return tf.gather(tf.reshape(z, [-1]), starts + tf.cast(ids, tf.int64)[:, tf.newaxis])
+    # XLA would make the flat view by a copy into another layout.
+    if platform() != "TPU":
         return tf.gather(z, ids, axis=2, batch_dims=1)
-    batch, positions, count = tf.shape(z)[0], tf.shape(z)[1], z.shape[2]
-    starts = tf.range(tf.cast(batch * positions, tf.int64), dtype=tf.int64) * count
-    starts = tf.reshape(starts, [batch, positions, 1])
-    return tf.gather(tf.reshape(z, [-1]), starts + tf.cast(ids, tf.int64)[:, tf.newaxis])
+    # XLA for TPUs copies what it gathers from, padded to twice its size; what it multiplies, not.
+    chosen = tf.equal(ids[..., tf.newaxis], tf.range(z.shape[2], dtype=ids.dtype))
+    return tf.matmul(z, tf.cast(chosen, z.dtype), transpose_b=True)
 
 
 def gram_rounding(left_gram, right_gram, p, r, more=0.0):
