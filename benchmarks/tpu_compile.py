@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 import time
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v6e": "v6e:2x2"}
@@ -20,8 +21,11 @@ os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 
 
-def compile_step(hlo, topology, shapes):
-    """Costs of one compiled step: flops, bytes by kind, and copies of arrays of these shapes."""
+def compile_step(hlo, topology, shapes, dumped):
+    """Costs of one compiled step: flops, bytes by kind, and copies of arrays of these shapes.
+
+    `dumped` is the folder into which XLA writes the compiled program.
+    """
     import numpy as np
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax, xla_client
@@ -40,13 +44,9 @@ def compile_step(hlo, topology, shapes):
         executable = client.compile(ir.Module.parse(text), devices, options)
     seconds = time.perf_counter() - start
     memory = executable.get_compiled_memory_stats()
-    try:
-        (module,) = executable.hlo_modules()
-        large = "|".join(",".join(map(str, shape)) for shape in shapes)
-        pattern = rf"= \(?f32\[(?:{large})\]\S* (?:copy|copy-start)\("
-        copies = len(re.findall(pattern, module.to_string())) if shapes else 0
-    except RuntimeError:  # libtpu 0.0.52 cannot always write down what it compiled for v6e
-        copies = None
+    (program,) = pathlib.Path(dumped).glob("*.after_optimizations.txt")
+    large = "|".join(",".join(map(str, shape)) for shape in shapes)
+    copies = re.findall(rf"= \(?f32\[(?:{large})\]\S* copy(?:-start)?\(", program.read_text())
     cost = executable.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost
     return {
@@ -57,20 +57,24 @@ def compile_step(hlo, topology, shapes):
         "temporary_bytes": memory.temp_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,
-        "large_copies": copies,
+        "large_copies": len(copies) if shapes else 0,
     }
 
 
-def main(folder, index, kind):
+def main(folder, index, kind, dumped):
     """Compiles one program of the folder for one kind of TPU and prints a line of JSON."""
     from jax.experimental import topologies
 
     folder = pathlib.Path(folder)
     program = json.loads((folder / "programs.json").read_text())[int(index)]
     topology = topologies.get_topology_desc(TOPOLOGIES[kind], platform="tpu")
-    costs = compile_step((folder / program["file"]).read_bytes(), topology, program["large_shapes"])
+    hlo = (folder / program["file"]).read_bytes()
+    costs = compile_step(hlo, topology, program["large_shapes"], dumped)
     print(json.dumps({"tpu": kind, **program, **costs}), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with tempfile.TemporaryDirectory() as made:
+        # Read when jax is imported. The executable itself cannot always show its program.
+        os.environ["XLA_FLAGS"] = f"--xla_dump_to={made} --xla_dump_hlo_as_text"
+        main(*sys.argv[1:], made)

@@ -15,31 +15,19 @@ from tfdp.distribution.single_trace import traces_once
 _STATE = threading.local()
 
 
-@contextlib.contextmanager
 def compiling(now):
-    """What is traced inside is compiled by XLA as part of a whole step, if `now`."""
-    before = is_compiling()
-    _STATE.now = bool(now)
-    try:
-        yield
-    finally:
-        _STATE.now = before
+    """Context: what is traced inside is compiled by XLA as part of a whole step, if `now`."""
+    return _set("now", bool(now))
 
 
 def is_compiling():
     """Whether the innermost `compiling` that is open says so; False if none is."""
-    return getattr(_STATE, "now", False)
+    return bool(getattr(_STATE, "now", None))
 
 
-@contextlib.contextmanager
 def for_platform(name):
-    """What is traced inside will be compiled for "CPU", "GPU" or "TPU", wherever it is traced."""
-    before = getattr(_STATE, "platform", None)
-    _STATE.platform = name
-    try:
-        yield
-    finally:
-        _STATE.platform = before
+    """Context: what is traced inside will be compiled for "CPU", "GPU" or "TPU"."""
+    return _set("platform", name)
 
 
 def platform():
@@ -50,3 +38,13 @@ def platform():
     if traces_once(tf.distribute.get_strategy()):
         return "TPU"
     return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+
+
+@contextlib.contextmanager
+def _set(name, value):
+    before = getattr(_STATE, name, None)
+    setattr(_STATE, name, value)
+    try:
+        yield
+    finally:
+        setattr(_STATE, name, before)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdp import xla
 from tfdp.clipping import products
-from tfdp.xla import compiling
+from tfdp.xla import compiling, for_platform, is_compiling, platform
 
 B, T, P = 5, 4, 7
 
@@ -20,20 +21,29 @@ def grams(x, ids):
 
 
 @pytest.mark.parametrize("looks_up", [T, 2 * T])
-@pytest.mark.parametrize(("platform", "together"), [("CPU", 1), ("TPU", 2), ("TPU", B), ("GPU", 0)])
-def test_grams_and_values_at_ids_are_those_of_each_example(
-    looks_up, platform, together, monkeypatch
-):
+@pytest.mark.parametrize(("where", "together"), [("CPU", 1), ("TPU", 2), ("TPU", B), ("GPU", 0)])
+def test_grams_and_values_at_ids_are_those_of_each_example(looks_up, where, together, monkeypatch):
     monkeypatch.setattr(products, "_APART_UNDER_XLA", T * P)
-    monkeypatch.setattr(products, "platform", lambda: platform)
     if together:
-        monkeypatch.setitem(products._TOGETHER_UNDER_XLA, platform, together)
+        monkeypatch.setitem(products._TOGETHER_UNDER_XLA, where, together)
     generator = np.random.default_rng(looks_up)
     x = generator.normal(size=(B, T, P)).astype(np.float32)
     ids = generator.integers(0, P, (B, looks_up))
-    alone, gram, at_ids = grams(tf.constant(x), tf.constant(ids))
+    with for_platform(where):
+        alone, gram, at_ids = grams(tf.constant(x), tf.constant(ids))
     for i in range(B):
         wanted = x[i].astype(np.float64) @ x[i].T.astype(np.float64)
         np.testing.assert_allclose(alone[i], wanted, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(gram[i], wanted, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(at_ids[i], x[i][:, ids[i]])
+
+
+def test_platform_and_compilation_are_as_they_were_afterwards(monkeypatch):
+    before = platform()
+    with compiling(True), for_platform("TPU"):
+        with compiling(False), for_platform("GPU"):
+            assert not is_compiling() and platform() == "GPU"
+        assert is_compiling() and platform() == "TPU"
+    assert not is_compiling() and platform() == before
+    monkeypatch.setattr(xla, "traces_once", lambda strategy: True)  # as a TPUStrategy does
+    assert platform() == "TPU"
