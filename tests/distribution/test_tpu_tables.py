@@ -457,6 +457,18 @@ def test_optimizers_and_uses_that_a_tpu_embedding_has_not_are_refused():
         SparseEmbedding(V, D, placement="gpu")
 
 
+@pytest.mark.parametrize("kind", [KINDS.UNSUPPORTED, KINDS.V1])
+def test_tables_that_exist_in_no_variable_are_neither_guessed_nor_exported(kind, tmp_path):
+    with hardware(kind):
+        model = compiled(RowSGD)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="one.* is in a TPU embedding"):
+            model.model.predict(data()[0], verbose=0)
+        model.fit(batches(model, 1), verbose=0)
+        with pytest.raises(RuntimeError, match=r"Tables \['one', 'two'\].*load it where there is"):
+            tfdp.serving.export(model, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+
+
 def test_without_a_tpu_the_placement_changes_nothing():
     model = compiled(lambda: RowSGD(1.0))
     assert model.get_layer("one").held_table is None

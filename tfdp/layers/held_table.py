@@ -101,7 +101,8 @@ class HeldTable:
 
         Raises:
             PrivacyError: if these are not the ids that were looked up for this batch.
-            RuntimeError: if nothing was looked up and the hardware reads no single rows.
+            RuntimeError: if nothing was looked up and the hardware reads no single rows; in a
+                graph, when it is run.
         """
         note_read(self)
         found = getattr(_ACTIVE, "look_ups", {})
@@ -109,15 +110,24 @@ class HeldTable:
             rows = found[self.name].take(ids)
         elif self.holder is not None and self.holder.reads_rows:
             rows = tf.gather(self.holder.variable(self.name), tf.maximum(ids, 0))
-        elif tf.executing_eagerly():
-            raise RuntimeError(
-                f"Table {self.name!r} is in a TPU embedding, which looks up rows in training "
-                "only. Save the model, and load it where there is no TPU to evaluate or serve it."
-            )
-        else:  # Only the shape is wanted; whoever runs this sees that it is no embedding.
-            rows = tf.fill(tf.concat([tf.shape(ids), self.shape[1:]], 0), float("nan"))
+        else:
+            rows = self._rows_of_nowhere(ids)
         rows = tf.where(ids[..., tf.newaxis] >= 0, rows, 0.0)
         return tf.ensure_shape(rows, (*ids.shape, self.shape[1]))
+
+    def _rows_of_nowhere(self, ids):
+        """For graphs that are traced for their shapes alone; whoever runs one is told."""
+        message = (
+            f"Table {self.name!r} is in a TPU embedding, which looks up rows in training only. "
+            "Save the model, and load it where there is no TPU to evaluate, export or serve it."
+        )
+        if tf.executing_eagerly():
+            raise RuntimeError(message)
+        told = []
+        if not traces_once(tf.distribute.get_strategy()):  # a TPU can raise nothing: it shows NaN
+            told = [tf.debugging.Assert(tf.constant(False), [message])]
+        with tf.control_dependencies(told):
+            return tf.fill(tf.concat([tf.shape(ids), self.shape[1:]], 0), _NAN)
 
 
 class LookUps:

@@ -134,11 +134,24 @@ def refuse_reading(model):
     Raises:
         RuntimeError: if it has such tables.
     """
-    hidden = [t.name for t in tables_of(model) if t.holder is None or not t.holder.reads_rows]
+    _refuse(model, [t for t in tables_of(model) if t.holder is None or not t.holder.reads_rows])
+
+
+def refuse_export(model):
+    """Refuses to export a model whose tables are no variables that Keras would export.
+
+    Raises:
+        RuntimeError: if it has such tables.
+    """
+    _refuse(model, tables_of(model))
+
+
+def _refuse(model, hidden):
     if hidden:
         raise RuntimeError(
-            f"Tables {hidden} are in a TPU embedding, which looks up rows in training only. Save "
-            "the model, and load it where there is no TPU to evaluate it."
+            f"Tables {[t.name for t in hidden]} of model {model.name!r} are in a TPU embedding, "
+            "which looks up rows in training only. Save the model, and load it where there is no "
+            "TPU to evaluate or export it."
         )
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp.clipping.recording import all_layers
 from tfdp.layers import PrivateAttention
-from tfdp.models import DPModel, TextClassifier
+from tfdp.models import DPModel, TextClassifier, held_tables
 from tfdp.models.sequence_model import SequenceModel
 from tfdp.models.statements import is_protected
 from tfdp.optimizers import DPOptimizer
@@ -44,6 +44,7 @@ def export(model, path, k=10, delta=None):
 
     Raises:
         ValueError: if the model is no `DPModel`, is not built, or k is out of range.
+        RuntimeError: if a TPU embedding holds tables of the model.
     """
     releases = [
         layer.privacy_statement().to_dict()
@@ -60,6 +61,7 @@ def export(model, path, k=10, delta=None):
             f"Argument `model` is not built, so it has nothing to export: train it first. "
             f"Received: model={model.name!r}"
         )
+    held_tables.refuse_export(model)
     path = pathlib.Path(path)
     if isinstance(model, SequenceModel):
         _export_ranking(model, path, k)
