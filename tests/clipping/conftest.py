@@ -100,15 +100,16 @@ class BruteForce:
             rows.append([np.asarray(tf.convert_to_tensor(g), np.float64) for g in grads])
         return [np.stack(parts) for parts in zip(*rows, strict=True)]
 
-    def private(self, clip_norm, *clippings, present=None, jit_compile=False):
+    def private(self, clip_norm, *clippings, present=None, graph=False, jit_compile=False):
         """Squared norms and, for each kind of clipping, (clipped sums, factors).
 
-        The states of random generators are put back.
+        Eagerly unless told otherwise: a trace takes longer than a step of a small model. The states
+        of random generators are put back.
         """
         size = tf.nest.flatten(self.x)[0].shape[0]
         present = presence(None, size) if present is None else tf.constant(present)
         states = random_states(self.model)
-        settings = (clip_norm, clippings, jit_compile)
+        settings = (clip_norm, clippings, graph, jit_compile)
         key = (self.losses, *settings)
         if key not in self.steps:  # traced once: inputs and the model's state are no part of it
             self.steps[key] = self._step(*settings)
@@ -116,16 +117,15 @@ class BruteForce:
         put_back(states)
         return norms.numpy(), tf.nest.map_structure(lambda t: t.numpy(), found)
 
-    def _step(self, clip_norm, clippings, jit_compile):
+    def _step(self, clip_norm, clippings, graph, jit_compile):
         model = self.model
         plan = make_plan(model, self.x)
 
-        @tf.function(autograph=False, jit_compile=jit_compile)
         def step(x, present):
             with compiling(jit_compile):
-                return traced(x, present)
+                return run(x, present)
 
-        def traced(x, present):
+        def run(x, present):
             result = backward(model, plan, x, self.losses, present)
             norms, bounds, _ = squared_norms(result)
             raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
@@ -139,6 +139,8 @@ class BruteForce:
                 found.append((sums, clip_factors(raised, present, clip_norm, clipping)[0]))
             return tf.add_n(norms), found
 
+        if graph or jit_compile:
+            return tf.function(step, autograph=False, jit_compile=jit_compile)
         return step
 
     def check(self, clippings=("flat",), tolerance=1e-5, **kwargs):

@@ -41,12 +41,7 @@ def excess(contributions, true, clipping="normalized", jit_compile=False):
     variable = Variable()
     variable.shape = shape
 
-    @tf.function(jit_compile=jit_compile, autograph=False)
     def factors():
-        with compiling(jit_compile):
-            return traced()
-
-    def traced():
         gradient = variable_gradient(variable, contributions)
         norm, bound = gradient.squared_norm()
         present = tf.ones([len(true)], tf.bool)
@@ -55,7 +50,8 @@ def excess(contributions, true, clipping="normalized", jit_compile=False):
         formed = gradient.values if type(gradient).__name__ == "_Formed" else None
         return clip_factors(kept, present, CLIP_NORM, clipping)[0][0], formed
 
-    factor, formed = factors()
+    with compiling(jit_compile):  # eagerly otherwise: a trace takes longer than the few numbers
+        factor, formed = (tf.function(factors, jit_compile=True) if jit_compile else factors)()
     released = true if formed is None else formed.numpy().astype(np.float64)
     norms = np.sqrt(np.square(released).reshape(len(true), -1).sum(1))
     return np.max(factor.numpy().astype(np.float64) * norms) / CLIP_NORM - 1

@@ -230,10 +230,12 @@ def sequences(n=30):
     return x, np.roll(x, -1, 1)
 
 
-def compiled(model, **kwargs):
+def compiled(model, run_eagerly=False, **kwargs):
     settings = {"noise_multiplier": 2.0, "clip_norm": 0.5, **kwargs}
-    model.compile(tfdp.optimizers.DPOptimizer("sgd", num_examples=30, expected_batch_size=10,
-                                              **settings))  # fmt: skip
+    optimizer = tfdp.optimizers.DPOptimizer(
+        "sgd", num_examples=30, expected_batch_size=10, **settings
+    )
+    model.compile(optimizer, run_eagerly=run_eagerly)
     return model
 
 
@@ -284,16 +286,16 @@ def test_sequence_models_train_save_and_continue(cell, tmp_path):
 def test_a_release_is_charged_once_however_often_it_is_used(tmp_path):
     x, y = sequences()
     release = tfdp.data.private_frequency((x, y), epsilon=1.0, num_items=7)
-    model = compiled(sequence_model(release, popularity_prior=release))
+    model = compiled(sequence_model(release, popularity_prior=release), run_eagerly=True)
     releases = [e for e in model.ledger.entries if e.label == "item frequencies"]
     assert len(releases) == 1 and releases[0].count == 1
     assert releases[0].event == release.event
     assert model.privacy_statement().asserted == ()
     data = tfdp.data.poisson_batches((x, y), 10)
     model.fit(data, verbose=0)
-    compiled(model).fit(data, verbose=0)
+    compiled(model, run_eagerly=True).fit(data, verbose=0)
     model.save(tmp_path / "m.keras")
-    other = compiled(keras.models.load_model(tmp_path / "m.keras"))
+    other = compiled(keras.models.load_model(tmp_path / "m.keras"), run_eagerly=True)
     other.fit(data, verbose=0)
     for candidate in (model, other):
         entries = [e for e in candidate.ledger.entries if e.label == "item frequencies"]

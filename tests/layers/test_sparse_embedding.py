@@ -211,7 +211,7 @@ def test_a_private_step_on_ragged_ids_is_the_one_on_padded_ids():
         model.compile(DPOptimizer(
             keras.optimizers.SGD(1.0), noise_multiplier=0.0, num_examples=100,
             expected_batch_size=4, clip_norm=0.1, selection=AdaFEST(0.5),
-            embedding_optimizer=RowSGD(1.0)), loss="mse")  # fmt: skip
+            embedding_optimizer=RowSGD(1.0)), loss="mse", run_eagerly=True)  # fmt: skip
         before = layer.embeddings.numpy()
         model.train_on_batch(x, y, sample_weight=weight)
         tables.append(layer.embeddings.numpy() - before)

@@ -88,7 +88,7 @@ def test_features_may_be_multivalued_and_share_a_table():
     hidden = keras.Model(model.input, model.get_layer("dense_0").input)(x)
     np.testing.assert_allclose(hidden[0, :4], table[1:3].mean(0), rtol=1e-5)
     np.testing.assert_allclose(hidden[1, 4:], table[4], rtol=1e-5)
-    model.compile(optimizer(num_examples=10, expected_batch_size=2))
+    model.compile(optimizer(num_examples=10, expected_batch_size=2), run_eagerly=True)
     model.train_on_batch(x, np.ones((2, 1)))
 
 

@@ -1,5 +1,6 @@
 """A private model behaves as a Keras user expects, and refuses what would make ε untrue."""
 
+import collections
 import math
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 import tfdp
 from tfdp.accounting import BudgetError
 from tfdp.clipping import PrivacyError
+from tfdp.models import dp_model, private_step
 
 
 def steps_of(model):
@@ -231,6 +233,30 @@ def test_harmless_maps_are_allowed(small):
     data = small.poisson().map(lambda x, y, w: (2 * x, y, w)).prefetch(1).take(3)
     model.fit(data, verbose=0)
     assert steps_of(model) == 3 and math.isfinite(model.privacy_statement().epsilon)
+
+
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("fitted", [True, False])
+def test_a_step_is_planned_and_traced_once(small, built, fitted, monkeypatch):
+    # Variables made in a trace would make TensorFlow trace the step again.
+    calls = collections.Counter()
+
+    def counted(module, name):
+        original = getattr(module, name)
+
+        def call(*args):
+            calls[name] += 1
+            return original(*args)
+
+        monkeypatch.setattr(module, name, call)
+
+    counted(dp_model, "make_plan")
+    counted(private_step, "sums_of_batch")
+    base = small.base() if built else keras.Sequential([keras.layers.Dense(2)])
+    metrics = {"metrics": ["accuracy"]}
+    model = small.model(base, inner=keras.optimizers.Adam(), compile_kwargs=metrics)
+    model.fit(small.poisson(), verbose=0) if fitted else model.train_on_batch(*small.data())
+    assert calls == {"make_plan": 1, "sums_of_batch": 1}
 
 
 def test_positional_arguments_of_fit(small):

@@ -51,7 +51,8 @@ def make_data(n, rows=V, seed=2):
     return x, 3 * generator.normal(size=(n, 1)).astype("float32")
 
 
-def compiled(base, selection=None, rows=None, n=1000, **kwargs):
+def compiled(base, selection=None, rows=None, n=1000, run_eagerly=True, **kwargs):
+    """Run eagerly unless told otherwise: a trace takes longer than a few steps."""
     model = tfdp.make_private(base)
     settings = {"noise_multiplier": 0.0, "expected_batch_size": 8, **kwargs}
     if selection is not None:
@@ -59,7 +60,7 @@ def compiled(base, selection=None, rows=None, n=1000, **kwargs):
     optimizer = DPOptimizer(
         keras.optimizers.SGD(1.0), selection=selection, num_examples=n, **settings
     )
-    model.compile(optimizer, loss="mse")
+    model.compile(optimizer, loss="mse", run_eagerly=run_eagerly)
     return model
 
 
@@ -156,14 +157,15 @@ def test_keras_compiles_no_step_of_any_number_of_rows_by_itself(monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(tf.config.experimental, "tensor_float_32_execution_enabled", lambda: False)
     base = make_model()
-    assert not compiled(base, AdaFEST(3.0), noise_multiplier=1.0).jit_compile
-    assert compiled(base, noise_multiplier=1.0).jit_compile
+    settings = {"noise_multiplier": 1.0, "run_eagerly": False}
+    assert not compiled(base, AdaFEST(3.0), **settings).jit_compile
+    assert compiled(base, **settings).jit_compile
 
 
 def test_a_saved_model_goes_on_with_its_tables_and_its_ledger(tmp_path):
     x, y = make_data(100)
     batches = tfdp.data.poisson_batches((x, y), 8, steps_per_epoch=2)
-    model = compiled(make_model(), AdaFEST(1.0), n=100, noise_multiplier=1.0)
+    model = compiled(make_model(), AdaFEST(1.0), n=100, noise_multiplier=1.0, run_eagerly=False)
     model.fit(batches, verbose=0)
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")

@@ -54,8 +54,10 @@ def make_data(n, rows=V, seed=2):
 
 
 def compiled(model, selection, *, optimizer=None, embedding_optimizer=None, n=1000, **kwargs):
+    """Run eagerly unless told otherwise: a trace takes longer than a few steps."""
     model = make_private(model)
     jit_compile = kwargs.pop("jit_compile", "auto")
+    run_eagerly = kwargs.pop("run_eagerly", jit_compile is not True)
     settings = {"noise_multiplier": 0.0, "expected_batch_size": 8, "clip_norm": 1.0}
     if "budget" in kwargs:
         del settings["noise_multiplier"]
@@ -69,6 +71,7 @@ def compiled(model, selection, *, optimizer=None, embedding_optimizer=None, n=10
         ),
         loss="mse",
         jit_compile=jit_compile,
+        run_eagerly=run_eagerly,
     )
     return model
 
@@ -156,7 +159,9 @@ def test_only_survivors_are_noised_with_the_gradient_noise_and_dense_parameters_
     rows, sigma, ratio = 20_000, 2.0, 0.5
     model = make_model(rows=rows)
     selection = AdaFEST(6.0, noise_ratio=ratio)
-    model = compiled(model, selection, noise_multiplier=sigma, clip_norm=0.5, seed=3)
+    model = compiled(
+        model, selection, noise_multiplier=sigma, clip_norm=0.5, seed=3, run_eagerly=False
+    )
     x, y = make_data(8, rows=rows)
     changes = step(model, x, y, np.zeros(8, "float32"))
     sigma_2 = sigma * np.sqrt(1 + ratio**-2)
@@ -243,7 +248,7 @@ def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
     assert "gradient_size" not in model.evaluate(x, y, return_dict=True, verbose=0)
     # Selected at random, none is touched: 50 steps give the mean of the survivors.
     model = compiled(make_model(), AdaFEST(1e-9), noise_multiplier=50.0, n=100,
-                     expected_batch_size=10)  # fmt: skip
+                     expected_batch_size=10, run_eagerly=False)  # fmt: skip
     history = model.fit(batches, epochs=15, verbose=0).history
     assert abs(np.mean(history["gradient_size"]) / (V * D) - 1) < 0.2  # half of 2·V rows
 
@@ -310,7 +315,7 @@ def test_the_ledger_charges_one_gaussian_of_the_whole_noise_multiplier():
     x, y = make_data(100)
     batches = poisson_batches((x, y), 10, steps_per_epoch=3)
     model = compiled(make_model(), AdaFEST(3.0, noise_ratio=0.3), noise_multiplier=1.3, n=100,
-                     expected_batch_size=10)  # fmt: skip
+                     expected_batch_size=10, run_eagerly=False)  # fmt: skip
     model.fit(batches, epochs=2, verbose=0)
     (entry,) = model.ledger.entries
     assert entry.event == accounting.training_event(1.3, 0.1) and entry.count == 6
@@ -327,7 +332,7 @@ def test_a_private_choice_of_rows_is_charged_and_paid_from_the_budget():
     fest.adapt({"first": x[0], "second": x[1]}, {"first": V, "second": V})
     budget = PrivacyBudget(2.0, 1e-3)
     batches = poisson_batches((x, y), 10, steps_per_epoch=3)
-    settings = dict(budget=budget, steps=3, n=100, expected_batch_size=10)
+    settings = dict(budget=budget, steps=3, n=100, expected_batch_size=10, run_eagerly=False)
     model = compiled(make_model(), AdaFEST(1.0, within=fest), **settings)
     model.fit(batches, verbose=0)
     labels = [entry.label for entry in model.ledger.entries]
@@ -454,7 +459,7 @@ def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without()
             v.assign(0.3 * v)  # keeps tanh off its flat ends, where XLA's differs
         # Its slots show what a row of padding would do, which RowSGD does not.
         model = compiled(base, selection, embedding_optimizer=RowAdagrad(0.1),
-                         jit_compile=jit_compile)  # fmt: skip
+                         jit_compile=jit_compile, run_eagerly=False)  # fmt: skip
         assert model.jit_compile is jit_compile  # and not switched off by Keras
         found.append([step(model, x, y, weight) for _ in range(2)])
     table = found[0][0][TABLE]

@@ -118,6 +118,7 @@ def test_a_dp_optimizer_trains_all_of_it_and_covers_the_labels():
             "adam", noise_multiplier=1.0, num_examples=100, expected_batch_size=10
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        run_eagerly=True,  # a trace takes longer than two steps
     )
     data = tfdp.data.poisson_batches((np.array(TEXTS, object), LABELS), 10, steps_per_epoch=2)
     model.fit(data, verbose=0)

@@ -23,7 +23,8 @@ def trained():
             noise_multiplier=1.0,
             num_examples=60,
             expected_batch_size=20,
-        )
+        ),
+        run_eagerly=True,  # a trace takes longer than three steps
     )
     model.fit(tfdp.data.poisson_batches(data.train, 20), epochs=1, verbose=0)
     return model

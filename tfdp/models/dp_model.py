@@ -19,12 +19,13 @@ from tfdp.clipping import (
     share_of_mean,
     trained_variables,
 )
-from tfdp.clipping.recording import all_layers
+from tfdp.clipping.recording import all_layers, ensure_built
 from tfdp.data.provenance import is_as_sampled
 from tfdp.distribution import checks, host_selection, replicas, self_check
 from tfdp.distribution.keras_fit import MultiWorkerFit, as_results
 from tfdp.distribution.single_trace import compiled_by_xla
 from tfdp.models import coverage, fitting, held_tables, private_step
+from tfdp.models.building import build_ahead
 from tfdp.models.plain_training import (
     begin_fit,
     count_step,
@@ -240,6 +241,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             held_tables.refuse_training_otherwise(self)
             begin_fit(self, x, y, kwargs)
             x = checks.padded(x, replica_count)
+            build_ahead(self, x, y)
             try:
                 return super().fit(x, y, callbacks=callbacks, **kwargs)
             finally:
@@ -265,6 +267,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         self.optimizer.refresh_entropy(strategy)
         callbacks = fitting.with_budget_stop(callbacks, self.optimizer)
         vars(self)[ROWS_ARE_CHECKED] = has_rows
+        build_ahead(self, x, y)
         try:
             return super().fit(x, y, callbacks=callbacks, **kwargs)
         finally:
@@ -272,10 +275,11 @@ class DPModel(MultiWorkerFit, keras.Model):
             # Nobody knows how batches of steps outside `fit` are drawn.
             charging.begin(None)  # not with the other workers: one of them may be gone
 
-    def train_on_batch(self, x, *args, **kwargs):
+    def train_on_batch(self, x, y=None, *args, **kwargs):
         # Here too: the step may have been traced by `fit`, where rows are checked.
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
-        return super().train_on_batch(x, *args, **kwargs)
+        build_ahead(self, x, y)
+        return super().train_on_batch(x, y, *args, **kwargs)
 
     def train_step(self, data):
         if not isinstance(self.optimizer, DPOptimizer):
@@ -365,6 +369,7 @@ class DPModel(MultiWorkerFit, keras.Model):
 
     def plan(self, x):
         """The plan for inputs of this structure; made when a step is traced."""
+        ensure_built(self, x)
         flat = tf.nest.flatten(x)
         key = (
             tuple((t.dtype, tuple(t.shape[1:])) for t in flat),

@@ -1,0 +1,48 @@
+"""Making the variables of a step before the step is traced."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def build_ahead(model, x, y=None):
+    """Makes the variables of model, optimizer and metrics, where shapes are known without data.
+
+    TensorFlow traces a function twice if variables are made in it, and the first step takes twice
+    as long to begin.
+
+    Args:
+        model: a compiled `DPModel`.
+        x: a batched dataset, or the inputs of a batch or of all examples.
+        y: targets, unless x is a dataset.
+    """
+    # Keras itself does it for models with a strategy.
+    if model.train_function is not None or model._distribute_strategy is not None:
+        return
+    data = x.element_spec if isinstance(x, tf.data.Dataset) else (x, y)
+    x, *rest = keras.utils.unpack_x_y_sample_weight(data)
+    data = (getattr(x, "inputs", x), *rest)  # without the rows that were chosen for it
+    if not all(t is None or _is_known(t) for t in tf.nest.flatten(data)):
+        return
+    batch = tf.nest.map_structure(
+        lambda t: None if t is None else keras.KerasTensor((None, *t.shape[1:]), _dtype(t)), data
+    )
+    try:
+        model._symbolic_build(data_batch=batch)
+    except Exception:
+        # A model that runs on data alone, or data that do not fit it: the trace makes the
+        # variables, or says what is wrong.
+        return
+
+
+def _is_known(tensor):
+    kinds = (np.ndarray, tf.Tensor, tf.TensorSpec)
+    if not isinstance(tensor, kinds) or tf.TensorShape(tensor.shape).rank in (None, 0):
+        return False
+    shape = tf.TensorShape(tensor.shape)[1:]
+    dtype = tf.as_dtype(tensor.dtype)
+    return shape.is_fully_defined() and (dtype.is_floating or dtype.is_integer or dtype.is_bool)
+
+
+def _dtype(tensor):
+    return tf.as_dtype(tensor.dtype).name
