@@ -16,23 +16,30 @@ def build_ahead(model, x, y=None):
         x: a batched dataset, or the inputs of a batch or of all examples.
         y: targets, unless x is a dataset.
     """
-    # Keras itself does it for models with a strategy.
     if model.train_function is not None or model._distribute_strategy is not None:
         return
-    data = x.element_spec if isinstance(x, tf.data.Dataset) else (x, y)
-    x, *rest = keras.utils.unpack_x_y_sample_weight(data)
-    data = (getattr(x, "inputs", x), *rest)  # without the rows that were chosen for it
-    if not all(t is None or _is_known(t) for t in tf.nest.flatten(data)):
-        return
-    batch = tf.nest.map_structure(
-        lambda t: None if t is None else keras.KerasTensor((None, *t.shape[1:]), _dtype(t)), data
-    )
     try:
-        model._symbolic_build(data_batch=batch)
+        batch = _symbolic(x, y)
+        if batch is not None:
+            # Private in Keras, which calls it for models with a strategy.
+            model._symbolic_build(data_batch=batch)
     except Exception:
         # A model that runs on data alone, or data that do not fit it: the trace makes the
         # variables, or says what is wrong.
         return
+
+
+def _symbolic(x, y):
+    """(x, y, sample_weight) as Keras tensors of any batch size; None if their shapes vary."""
+    data = x.element_spec if isinstance(x, tf.data.Dataset) else (x, y)
+    x, *rest = keras.utils.unpack_x_y_sample_weight(data)
+    data = (getattr(x, "inputs", x), *rest)  # without the rows that were chosen for it
+    if not all(t is None or _is_known(t) for t in tf.nest.flatten(data)):
+        return None
+    return tf.nest.map_structure(
+        lambda t: None if t is None else keras.KerasTensor(
+            (None, *t.shape[1:]), tf.as_dtype(t.dtype).name), data,
+    )  # fmt: skip
 
 
 def _is_known(tensor):
@@ -42,7 +49,3 @@ def _is_known(tensor):
     shape = tf.TensorShape(tensor.shape)[1:]
     dtype = tf.as_dtype(tensor.dtype)
     return shape.is_fully_defined() and (dtype.is_floating or dtype.is_integer or dtype.is_bool)
-
-
-def _dtype(tensor):
-    return tf.as_dtype(tensor.dtype).name

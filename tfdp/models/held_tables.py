@@ -149,9 +149,9 @@ def refuse_export(model):
 def _refuse(model, hidden):
     if hidden:
         raise RuntimeError(
-            f"Tables {sorted(t.name for t in hidden)} of model {model.name!r} are in a TPU embedding, "
-            "which looks up rows in training only. Save the model, and load it where there is no "
-            "TPU to evaluate or export it."
+            f"Tables {sorted(t.name for t in hidden)} of model {model.name!r} are in a TPU "
+            "embedding, which looks up rows in training only. Save the model, and load it where "
+            "there is no TPU to evaluate or export it."
         )
 
 
