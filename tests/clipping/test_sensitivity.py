@@ -1,5 +1,7 @@
 """What one example adds to a clipped sum never has a norm beyond C(1 + 1e-6)."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -12,6 +14,11 @@ from tfdp.clipping.gradients import variable_gradient
 from tfdp.xla import compiling
 
 CLIP_NORM = 0.7
+TENSORS = {
+    OuterProduct: lambda c: [c.left, c.right],
+    Rows: lambda c: [c.ids, c.values],
+    Instances: lambda c: [c.values],
+}
 
 
 def outer(left, right):
@@ -31,27 +38,40 @@ def tied(ids, values, logits, hidden):
     return [rows, *contributions], true
 
 
-def excess(contributions, true, clipping="normalized", jit_compile=False):
-    """max_i c_i·‖g_i‖/C − 1, with float64 norms of what is multiplied by the factors."""
-    shape = true.shape[1:]
+def factors_of(shape, clipping, kinds, tensors):
+    """Factors, and per-example gradients where a step forms them, which are what is released."""
 
     class Variable:
         pass
 
     variable = Variable()
     variable.shape = shape
+    gradient = variable_gradient(
+        variable, [kind(*parts) for kind, parts in zip(kinds, tensors, strict=True)]
+    )
+    norm, bound = gradient.squared_norm()
+    present = tf.ones(shape=[tensors[0][0].shape[0]], dtype=tf.bool)
+    formed = gradient.values if type(gradient).__name__ == "_Formed" else None
+    kept = [tf.maximum(norm, 0.0) + bound]
+    return clip_factors(kept, present, CLIP_NORM, clipping)[0][0], formed
 
-    def factors():
-        gradient = variable_gradient(variable, contributions)
-        norm, bound = gradient.squared_norm()
-        present = tf.ones([len(true)], tf.bool)
-        kept = [tf.maximum(norm, 0.0) + bound]
-        # Where per-example gradients are formed in float32, these are what is released.
-        formed = gradient.values if type(gradient).__name__ == "_Formed" else None
-        return clip_factors(kept, present, CLIP_NORM, clipping)[0][0], formed
 
+@functools.cache
+def compiled_factors(shape, clipping, kinds):
+    """`factors_of`, compiled once for all contributions of the same shapes."""
+    function = functools.partial(factors_of, shape, clipping, kinds)
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
+def excess(contributions, true, clipping="normalized", jit_compile=False):
+    """max_i c_i·‖g_i‖/C − 1, with float64 norms of what is multiplied by the factors."""
+    shape, kinds = true.shape[1:], tuple(type(c) for c in contributions)
+    tensors = [TENSORS[type(c)](c) for c in contributions]
     with compiling(jit_compile):  # eagerly otherwise: a trace takes longer than the few numbers
-        factor, formed = (tf.function(factors, jit_compile=True) if jit_compile else factors)()
+        if jit_compile:
+            factor, formed = compiled_factors(shape, clipping, kinds)(tensors)
+        else:
+            factor, formed = factors_of(shape, clipping, kinds, tensors)
     released = true if formed is None else formed.numpy().astype(np.float64)
     norms = np.sqrt(np.square(released).reshape(len(true), -1).sum(1))
     return np.max(factor.numpy().astype(np.float64) * norms) / CLIP_NORM - 1

@@ -37,7 +37,8 @@ def network(**kwargs):
 def one_step(
     small, inner=None, base=None, epochs=1, compile_kwargs=None, fit_kwargs=None, **kwargs
 ):
-    """Weights before and after full-batch steps at σ = 0."""
+    """Weights before and after full-batch steps at σ = 0; eagerly unless told otherwise."""
+    compile_kwargs = {"run_eagerly": True} if compile_kwargs is None else compile_kwargs
     base = network() if base is None else base
     settings = {"num_examples": small.n, "expected_batch_size": small.n, "noise_multiplier": 0.0,
                 "clip_norm": 0.2, **kwargs}  # fmt: skip
