@@ -259,6 +259,12 @@ def test_a_step_is_planned_and_traced_once(small, built, fitted, monkeypatch):
     assert calls == {"make_plan": 1, "sums_of_batch": 1}
 
 
+def test_planning_a_model_that_it_builds_is_not_done_again(small):
+    model = small.model(keras.Sequential([keras.layers.Dense(2)]))
+    x = tf.constant(small.data()[0])
+    assert model.plan(x) is model.plan(x)
+
+
 def test_positional_arguments_of_fit(small):
     x, y = small.data()
     model = small.model()
