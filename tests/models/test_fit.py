@@ -3,6 +3,7 @@
 import collections
 import math
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import tensorflow as tf
 import tfdp
 from tfdp.accounting import BudgetError
 from tfdp.clipping import PrivacyError
-from tfdp.models import dp_model, private_step
+from tfdp.models import dp_model, fitting, private_step
 
 
 def steps_of(model):
@@ -154,8 +155,6 @@ def test_steps_beyond_the_budget_use_no_example(small):
 
 
 def test_budget_after_the_charges_of_a_release(small):
-    import dp_accounting
-
     model = small.model(budget=tfdp.PrivacyBudget(3.0, 0.01), steps=8)
     alone = model.optimizer.noise_multiplier
     release = tfdp.accounting.LedgerEntry("a release", dp_accounting.GaussianDpEvent(2.0))
@@ -166,6 +165,28 @@ def test_budget_after_the_charges_of_a_release(small):
     model.fit(small.poisson(), epochs=9, verbose=0)
     assert 2.97 < model.privacy_statement().epsilon <= 3.0
     assert [e.label for e in model.ledger.entries] == ["a release", "private training"]
+
+
+def test_steps_after_a_refused_fit_are_charged(small):
+    base = small.base()
+    model = small.model(base, budget=tfdp.PrivacyBudget(3.0, 0.01), steps=8)
+    charging = model.optimizer.charging
+    model.fit(small.poisson(), verbose=0)
+    base.layers[0].privacy_releases = [
+        tfdp.accounting.LedgerEntry("a release", dp_accounting.GaussianDpEvent(0.9))
+    ]
+    with pytest.raises(BudgetError, match="more was charged"):
+        model.fit(small.poisson(), verbose=0)
+    x, y = small.data()
+    for _ in range(3):
+        model.train_on_batch(x[:10], y[:10])
+    assert steps_of(model) == 4 + 3 and charging.sampling is None
+    assert model.privacy_statement(0.01).epsilon is None  # of unknown batches
+    # Nor can a run that did not begin train on anything.
+    assert bool(charging.active())
+    with pytest.raises(BudgetError):
+        charging.begin(fitting.sampling_of_fit(model.optimizer, small.poisson(), None, {}))
+    assert not bool(charging.active())
 
 
 def test_a_larger_budget_trains_on_and_counts_what_was_spent(small):

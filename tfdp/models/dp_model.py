@@ -239,10 +239,10 @@ class DPModel(MultiWorkerFit, keras.Model):
         replica_count = self.distribute_strategy.num_replicas_in_sync
         if not isinstance(self.optimizer, DPOptimizer):
             held_tables.refuse_training_otherwise(self)
-            begin_fit(self, x, y, kwargs)
-            x = checks.padded(x, replica_count)
-            build_ahead(self, x, y)
             try:
+                begin_fit(self, x, y, kwargs)
+                x = checks.padded(x, replica_count)
+                build_ahead(self, x, y)
                 return super().fit(x, y, callbacks=callbacks, **kwargs)
             finally:
                 self._step_charging.begin(settings_outside_fit(self))
@@ -261,14 +261,14 @@ class DPModel(MultiWorkerFit, keras.Model):
         charging = self.optimizer.charging
         self._unite_records()
         self._charge_releases(self.optimizer)
-        charging.begin(sampling, strategy)
-        self._bind_layers()
-        trace_again_if_chosen_anew(self)
-        self.optimizer.refresh_entropy(strategy)
-        callbacks = fitting.with_budget_stop(callbacks, self.optimizer)
-        vars(self)[ROWS_ARE_CHECKED] = has_rows
-        build_ahead(self, x, y)
         try:
+            charging.begin(sampling, strategy)
+            self._bind_layers()
+            trace_again_if_chosen_anew(self)
+            self.optimizer.refresh_entropy(strategy)
+            callbacks = fitting.with_budget_stop(callbacks, self.optimizer)
+            vars(self)[ROWS_ARE_CHECKED] = has_rows
+            build_ahead(self, x, y)
             return super().fit(x, y, callbacks=callbacks, **kwargs)
         finally:
             vars(self)[ROWS_ARE_CHECKED] = False

@@ -127,6 +127,7 @@ class Charging:
         """
         self.flush()
         self._ran.assign(0)
+        self._limit.assign(0)  # what is refused below leaves no step that nobody would charge
         self._run = None
         if sampling is not None:
             self._sampling = sampling
