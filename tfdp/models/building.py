@@ -16,7 +16,8 @@ def build_ahead(model, x, y=None):
         x: a batched dataset, or the inputs of a batch or of all examples.
         y: targets, unless x is a dataset.
     """
-    if model.train_function is not None or model._distribute_strategy is not None:
+    to_be_traced = not model.run_eagerly and model.train_function is None
+    if not to_be_traced or model._distribute_strategy is not None:
         return
     try:
         batch = _symbolic(x, y)
