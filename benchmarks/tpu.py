@@ -80,7 +80,8 @@ def check(results):
             missed |= not in_place
             found.append(
                 f"{tpu}: {r['name']}: large tables and their slots, {sum(sizes) / 1e6:.0f} MB, are "
-                f"{'updated in place' if in_place else 'COPIED'}"
+                f"{'updated in place' if in_place else 'COPIED'}; "
+                f"{r['large_staged']} copies of them to or from the fast memory"
             )
     return found, missed
 

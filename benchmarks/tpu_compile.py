@@ -45,8 +45,7 @@ def compile_step(hlo, topology, shapes, dumped):
     seconds = time.perf_counter() - start
     memory = executable.get_compiled_memory_stats()
     (program,) = pathlib.Path(dumped).glob("*.after_optimizations.txt")
-    large = "|".join(",".join(map(str, shape)) for shape in shapes)
-    copies = re.findall(rf"= \(?f32\[(?:{large})\]\S* copy(?:-start)?\(", program.read_text())
+    copies, staged = count_copies(program.read_text(), shapes)
     cost = executable.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost
     return {
@@ -57,8 +56,28 @@ def compile_step(hlo, topology, shapes, dumped):
         "temporary_bytes": memory.temp_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,
-        "large_copies": len(copies) if shapes else 0,
+        "large_copies": copies,
+        "large_staged": staged,
     }
+
+
+def count_copies(program, shapes):
+    """Copies of arrays of these shapes: within a TPU's memory, and to or from its fast memory.
+
+    The second kind, in space S(1), is how XLA prefetches what fits there and writes it back to
+    where it was; the array keeps its place.
+    """
+    if not shapes:
+        return 0, 0
+    large = rf"f32\[(?:{'|'.join(','.join(map(str, shape)) for shape in shapes)})\]"
+    within = len(re.findall(rf"= {large}\S* copy\(", program))
+    staged = 0
+    for to, start in re.findall(rf"= \(({large}\S*), ({large}\S*), \S+ copy-start\(", program):
+        if ("S(1)" in to) != ("S(1)" in start):
+            staged += 1
+        else:
+            within += 1
+    return within, staged
 
 
 def main(folder, index, kind, dumped):
