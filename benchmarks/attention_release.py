@@ -24,11 +24,11 @@ import tensorflow as tf
 
 from tfdp.accounting import PrivacyBudget, epsilon
 from tfdp.accounting.wishart import WishartDpEvent, paper_epsilon
-from tfdp.layers.attention_release.clipping import clip_norms
-from tfdp.layers.attention_release.mechanisms import noisy_gram, sampled_covariance
-from tfdp.layers.attention_release.plan import Setting, plan_noise, plan_sampling
-from tfdp.layers.attention_release.utility import gaussian_sampling_error
-from tfdp.layers.attention_release.weights import attention_weights
+from tfdp.attention_release.clipping import clip_norms
+from tfdp.attention_release.mechanisms import noisy_gram, sampled_covariance
+from tfdp.attention_release.plan import Setting, plan_noise, plan_sampling
+from tfdp.attention_release.utility import gaussian_sampling_error
+from tfdp.attention_release.weights import attention_weights
 from tfdp.noise import ServingNoiseSource, standard_normal_from_bits
 
 RESULTS = pathlib.Path(__file__).parent / "results"

@@ -15,7 +15,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 import tfdp  # noqa: E402
-from tfdp.xla import for_platform  # noqa: E402
+from tfdp.runtime.xla import for_platform  # noqa: E402
 
 BATCH, LENGTH, ITEMS, WIDTH = 256, 50, 3416, 64
 # 26 features, as in Criteo's data; two of their tables are large.

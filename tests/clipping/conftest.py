@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdp.clipping import backward, clip_factors, clipped_sums, make_plan, presence, squared_norms
 from tfdp.clipping.losses import PerExampleLoss
-from tfdp.xla import compiling
+from tfdp.runtime.xla import compiling
 
 
 @contextlib.contextmanager

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp import xla
 from tfdp.clipping import products
-from tfdp.xla import compiling, for_platform, is_compiling, platform
+from tfdp.runtime import xla
+from tfdp.runtime.xla import compiling, for_platform, is_compiling, platform
 
 B, T, P = 5, 4, 7
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp.clipping import PerExampleLoss, presence
-from tfdp.xla import compiling
+from tfdp.runtime.xla import compiling
 
 GENERATOR = np.random.default_rng(0)
 

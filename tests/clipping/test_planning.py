@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from keras import layers
 
 import tfdp
-from tfdp.clipping import Instances, PrivacyError, Rule, explain, make_plan, register_rule
+from tfdp.clipping import Instances, Rule, explain, make_plan, register_rule
+from tfdp.errors import PrivacyError
 
 
 def plan_of(model, *shape, dtype=tf.float32):

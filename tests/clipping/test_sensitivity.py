@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tfdp.clipping import CLIPPING, Instances, OuterProduct, Rows, clip_factors
 from tfdp.clipping.gradients import variable_gradient
-from tfdp.xla import compiling
+from tfdp.runtime.xla import compiling
 
 CLIP_NORM = 0.7
 TENSORS = {

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
-from tfdp.clipping import PrivacyError
+from tfdp.errors import PrivacyError
 
 
 class Centred(layers.Layer):

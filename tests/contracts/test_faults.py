@@ -9,7 +9,8 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
-from tfdp.clipping import PrivacyError, explain
+from tfdp.clipping import explain
+from tfdp.errors import PrivacyError
 
 
 def one_step_norm(small, base, x, y, loss=None, clip_norm=0.1, **kwargs):

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.clipping import PrivacyError, make_plan, refusals
+from tfdp.clipping import make_plan, refusals
+from tfdp.errors import PrivacyError
 
 IDS, Y = np.ones((4, 3), "int64"), np.ones((4, 1), "float32")
 WAY_OUT = r"SparseEmbedding\(\.\.\., placement=\"tpu\"\)"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tfdp
-from tfdp.clipping import PrivacyError
 from tfdp.data import poisson_batches, shuffled_epochs
+from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise
 
 N, K = 39, 4  # no number of replicas divides N

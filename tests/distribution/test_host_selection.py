@@ -9,11 +9,11 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
-from tfdp.clipping import PrivacyError
 from tfdp.data import poisson_batches
 from tfdp.distribution import select_on_host
 from tfdp.distribution.checks import padded
 from tfdp.distribution.host_selection import check_selected
+from tfdp.errors import PrivacyError
 from tfdp.noise import PipelineNoiseSource
 from tfdp.optimizers import RowSGD
 from tfdp.selection import NO_ROW, AdaFEST

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.clipping import PrivacyError
 from tfdp.data import poisson_batches, shuffled_epochs
+from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer, LazyAdam, RowAdagrad, RowSGD
 from tfdp.selection import FEST, AdaFEST, ExponentialSelection
 
@@ -217,7 +217,7 @@ def test_xla_over_several_replicas_is_refused(replicas):
 
 
 def test_a_keras_that_sums_gradients_in_another_way_is_refused(replicas, monkeypatch):
-    from tfdp.distribution import replicas as module
+    from tfdp.runtime import replicas as module
 
     monkeypatch.setattr(module, "_SUMMING", "_sum_of_a_later_version")
     model = replicas.model(2, dense, **SETTINGS)

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 import tfdp
 from tfdp import noise
-from tfdp.clipping import PrivacyError
-from tfdp.distribution import replicas as between_replicas
 from tfdp.distribution import self_check
+from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.charging import Charging
+from tfdp.runtime import replicas as between_replicas
 
 
 @pytest.mark.parametrize("count", [1, 4])

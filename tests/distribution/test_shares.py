@@ -9,11 +9,11 @@ from scipy import stats
 
 import tfdp
 from tfdp.accounting import Sampling
-from tfdp.clipping import PrivacyError
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.records import Records
 from tfdp.distribution import checks
 from tfdp.distribution.poisson import batches_of_worker
+from tfdp.errors import PrivacyError
 
 N, EXPECTED, WORKERS, STEPS = 50, 20, 3, 2000
 DATA = (np.arange(1, N + 1), np.zeros(N, "float32"))

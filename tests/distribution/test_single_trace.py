@@ -11,12 +11,12 @@ import tpu_emulation
 
 import tfdp
 from tfdp import noise
-from tfdp.clipping import PrivacyError
 from tfdp.data import declare_sampling, poisson_batches
 from tfdp.distribution import checks, select_on_host, self_check
-from tfdp.distribution.replicas import is_first_worker, is_multi_worker
+from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer, RowAdagrad, RowSGD
 from tfdp.optimizers.rows import row_optimizer
+from tfdp.runtime.replicas import is_first_worker, is_multi_worker
 from tfdp.selection import AdaFEST, ExponentialSelection
 
 N, V, D, SIZE = 64, 40, 4, 30

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tfdp
-from tfdp.clipping import PrivacyError
 from tfdp.data import poisson_batches
 from tfdp.distribution import select_on_host
+from tfdp.errors import PrivacyError
 from tfdp.optimizers import RowAdagrad, RowSGD
 from tfdp.selection import FEST, AdaFEST, ExponentialSelection
 

@@ -15,13 +15,13 @@ from distribution.tpu_embeddings import KINDS, SPARSE_CORES, hardware, program_o
 from tensorflow.core.protobuf.tpu import tpu_embedding_configuration_pb2
 
 import tfdp
-from tfdp.clipping import PrivacyError
 from tfdp.distribution import select_on_host
-from tfdp.distribution.tpu_optimizers import tpu_optimizer
+from tfdp.errors import PrivacyError
+from tfdp.experimental.tpu.optimizers import tpu_optimizer
 from tfdp.layers import SparseEmbedding
-from tfdp.models import held_tables
 from tfdp.optimizers import LazyAdam, RowAdagrad, RowSGD
 from tfdp.selection import AdaFEST
+from tfdp.training import held_tables
 
 N, T, V, D, CAPACITY = 32, 3, 41, 2, 29
 TABLES = ("one", "two")

@@ -9,7 +9,8 @@ import tensorflow as tf
 import tpu_emulation
 from tensorflow.python.tpu import tpu_embedding_v1, tpu_embedding_v2, tpu_embedding_v2_utils
 
-from tfdp.distribution import self_check, tpu_engines
+from tfdp.distribution import self_check
+from tfdp.experimental.tpu import engines as tpu_engines
 from tfdp.layers import held_table
 
 KINDS = tf.tpu.experimental.HardwareFeature.EmbeddingFeature

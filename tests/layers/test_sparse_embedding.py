@@ -6,9 +6,9 @@ import tensorflow as tf
 from tfdp.clipping import make_plan, per_example_gradient_norms
 from tfdp.data import poisson_batches
 from tfdp.layers import SparseEmbedding
-from tfdp.models import make_private
 from tfdp.optimizers import DPOptimizer, RowSGD
 from tfdp.selection import AdaFEST
+from tfdp.training import make_private
 
 V, D = 9, 4
 

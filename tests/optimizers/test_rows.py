@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp import xla
 from tfdp.optimizers.rows import LazyAdam, RowAdagrad, RowSGD, row_optimizer
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
+from tfdp.runtime import xla
 
 V, D = 40, 3
 MAKERS = {

@@ -5,7 +5,7 @@ Nothing here imports TensorFlow or Keras.
 
 from tfdp.accounting.accountants import epsilon
 from tfdp.accounting.adjacency import ADJACENCIES
-from tfdp.accounting.budget import BudgetError, PrivacyBudget, check_delta
+from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.composition import compose, training_event
 from tfdp.accounting.events import event_from_dict, event_to_dict, register_event
@@ -24,6 +24,7 @@ from tfdp.accounting.sampling import Sampling
 from tfdp.accounting.statement import Statement, privacy_statement
 from tfdp.accounting.truncation import overflow_probability, smallest_capacity, truncation_delta
 from tfdp.accounting.visible_sampling import VisiblySampledGaussianDpEvent
+from tfdp.errors import BudgetError
 
 __all__ = [
     "ADJACENCIES",

@@ -7,7 +7,7 @@ import math
 import dp_accounting
 import numpy as np
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 from tfdp.accounting.adjacency import ADJACENCIES, interpretations
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.gaussian_losses import gaussian_losses

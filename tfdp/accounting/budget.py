@@ -2,11 +2,7 @@
 
 import dataclasses
 
-from tfdp.accounting import _validate
-
-
-class BudgetError(ValueError):
-    """A privacy budget cannot be met, or has been spent."""
+from tfdp import _validate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 from tfdp.accounting.accountants import epsilon
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier

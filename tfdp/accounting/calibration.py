@@ -5,13 +5,14 @@ import itertools
 import json
 import math
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant, epsilon
 from tfdp.accounting.adjacency import ADJACENCIES
-from tfdp.accounting.budget import BudgetError, PrivacyBudget
+from tfdp.accounting.budget import PrivacyBudget
 from tfdp.accounting.composition import MECHANISMS, compose, training_event
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.gdp import gdp_clt_epsilon
+from tfdp.errors import BudgetError
 
 _TIGHTNESS = 1e-3  # epsilon of the result is within this share of the budget
 _LARGEST = 1e6

@@ -2,7 +2,7 @@
 
 import dp_accounting
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 from tfdp.accounting.concentrated import PoissonSampledConcentratedDpEvent
 
 MECHANISMS = ("gaussian", "concentrated")

@@ -11,7 +11,7 @@ import dp_accounting
 import numpy as np
 from scipy import special
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 from tfdp.accounting.events import register_event
 
 

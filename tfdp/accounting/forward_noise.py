@@ -7,7 +7,7 @@ import dp_accounting
 import numpy as np
 from scipy import optimize, stats
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 from tfdp.accounting.accountants import epsilon
 from tfdp.accounting.budget import PrivacyBudget
 from tfdp.accounting.calibration import calibrate_noise_multiplier

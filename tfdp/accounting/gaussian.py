@@ -4,7 +4,7 @@ import math
 
 from scipy import optimize
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 from tfdp.accounting.gdp import _log_delta
 
 

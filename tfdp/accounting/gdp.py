@@ -5,7 +5,7 @@ import math
 import numpy as np
 from scipy import optimize, special
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 
 
 def _log_delta(epsilon, mu):

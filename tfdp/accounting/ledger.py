@@ -7,7 +7,7 @@ import math
 
 import dp_accounting
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 from tfdp.accounting.accountants import best_accountant, compose_accountant, epsilon_of
 from tfdp.accounting.adjacency import FEATURES as _FEATURES
 from tfdp.accounting.adjacency import strongest

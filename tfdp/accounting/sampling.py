@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tfdp.accounting import _validate, truncation
+from tfdp import _validate
+from tfdp.accounting import truncation
 
 _POISSON_KINDS = ("poisson", "asserted_poisson", "microbatches")
 _SHUFFLED_KINDS = ("shuffled", "asserted_shuffled")

@@ -6,7 +6,8 @@ import math
 
 import dp_accounting
 
-from tfdp.accounting import _validate, statement_text
+from tfdp import _validate
+from tfdp.accounting import statement_text
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant
 from tfdp.accounting.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.budget import PrivacyBudget, check_delta

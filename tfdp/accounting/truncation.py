@@ -4,7 +4,7 @@ import math
 
 from scipy import stats
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 
 
 def overflow_probability(num_examples, sampling_probability, max_batch_size):

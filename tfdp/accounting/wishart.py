@@ -10,10 +10,10 @@ import attr
 import dp_accounting
 import numpy as np
 
-from tfdp.accounting import _validate
+from tfdp import _validate
 from tfdp.accounting.accountants import epsilon
-from tfdp.accounting.budget import BudgetError
 from tfdp.accounting.events import register_event
+from tfdp.errors import BudgetError
 
 _MOST_SAMPLES = 2**53  # integers that float64 holds exactly
 

@@ -14,11 +14,7 @@ from tfdp.clipping.losses import (
 )
 from tfdp.clipping.planning import Plan, make_plan
 from tfdp.clipping.recording import constant, note_read, trained_variables
-from tfdp.clipping.refusals import (
-    PrivacyError,
-    refuse_layers_beyond_reach,
-    refuse_named_layers,
-)
+from tfdp.clipping.refusals import refuse_layers_beyond_reach, refuse_named_layers
 from tfdp.clipping.registry import Rule, register_rule
 from tfdp.clipping.rules.embed_reduce import is_embed_reduce, register_keras_rs
 from tfdp.clipping.surviving_rows import (
@@ -29,6 +25,7 @@ from tfdp.clipping.surviving_rows import (
     restrict,
     table_name,
 )
+from tfdp.errors import PrivacyError
 
 __all__ = [
     "CLIPPING",

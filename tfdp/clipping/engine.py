@@ -10,7 +10,7 @@ from tfdp.clipping.execution import record_forward
 from tfdp.clipping.factors import clip_factors
 from tfdp.clipping.gradients import variable_gradient
 from tfdp.clipping.recording import trained_variables
-from tfdp.distribution.single_trace import compiled_by_xla
+from tfdp.runtime.strategies import compiled_by_xla
 
 
 @dataclasses.dataclass

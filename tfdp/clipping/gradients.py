@@ -18,7 +18,7 @@ from tfdp.clipping.products import (
     sum_of_squares,
     sum_of_squares_of_rows,
 )
-from tfdp.xla import is_compiling
+from tfdp.runtime.xla import is_compiling
 
 
 def variable_gradient(variable, contributions):

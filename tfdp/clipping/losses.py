@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping.crossentropy import is_sparse_crossentropy, sparse_crossentropy
-from tfdp.xla import is_compiling
+from tfdp.runtime.xla import is_compiling
 
 REDUCTIONS = ("mean", "sum")
 

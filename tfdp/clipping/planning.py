@@ -18,10 +18,11 @@ from tfdp.clipping.recording import (
     is_seed_state,
     trained_variables,
 )
-from tfdp.clipping.refusals import PrivacyError, refuse_named_layers
+from tfdp.clipping.refusals import refuse_named_layers
 from tfdp.clipping.registry import Rule, find_rule
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
+from tfdp.errors import PrivacyError
 
 _BATCH_SIZES = (3, 5)
 

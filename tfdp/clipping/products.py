@@ -5,7 +5,7 @@ import math
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from tfdp.xla import is_compiling, platform
+from tfdp.runtime.xla import is_compiling, platform
 
 # Rounding bounds (MATH.md section 1, "Cancellation"), all raising a squared norm to what float32
 # can have hidden. Checked against adversarial inputs in tests/clipping.

@@ -4,13 +4,10 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping.recording import all_layers
+from tfdp.errors import PrivacyError
 
 # keras_rs' name for the variable whose gradient function updates tables on the SparseCore.
 _TRAP = "_gradient_trap_dummy"
-
-
-class PrivacyError(ValueError):
-    """The model, loss or data cannot be trained privately as it stands."""
 
 
 def refuse_named_layers(model):

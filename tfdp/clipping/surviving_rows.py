@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdp.clipping.gradients import RowGradients, only_finite, scale
 from tfdp.clipping.recording import trained_variables
-from tfdp.clipping.refusals import PrivacyError
+from tfdp.errors import PrivacyError
 
 _BEYOND = tf.int64.max
 

@@ -1,19 +1,19 @@
 """Data for private training: batches drawn as the accountant assumes, and what they carry."""
 
-from tfdp.data.clicks import CRITEO_VOCABULARY_SIZES, ClickData
-from tfdp.data.criteo import load_criteo
+from tfdp.data.datasets.clicks import CRITEO_VOCABULARY_SIZES, ClickData
+from tfdp.data.datasets.criteo import load_criteo
+from tfdp.data.datasets.sequence_files import load_sequences
+from tfdp.data.datasets.sequences import SequenceData, Sequences, leave_one_out_split
+from tfdp.data.datasets.sst2 import SST2Data, load_sst2
+from tfdp.data.datasets.synthetic import synthetic_sequences
+from tfdp.data.datasets.synthetic_clicks import synthetic_clicks
 from tfdp.data.frequency import FrequencyRelease, private_frequency
 from tfdp.data.frequent_items import FrequentItems
 from tfdp.data.microbatches import microbatches
 from tfdp.data.poisson import poisson_batches
 from tfdp.data.provenance import declare_sampling, sampling_of
 from tfdp.data.release import Release, release_mixtures, release_once
-from tfdp.data.sequence_files import load_sequences
-from tfdp.data.sequences import SequenceData, Sequences, leave_one_out_split
 from tfdp.data.shuffled import shuffled_epochs
-from tfdp.data.sst2 import SST2Data, load_sst2
-from tfdp.data.synthetic import synthetic_sequences
-from tfdp.data.synthetic_clicks import synthetic_clicks
 
 __all__ = [
     "CRITEO_VOCABULARY_SIZES",

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from tfdp.data.sequences import Sequences
+from tfdp.data.datasets.sequences import Sequences
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

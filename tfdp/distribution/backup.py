@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdp.distribution.replicas import is_first_worker
+from tfdp.runtime.replicas import is_first_worker
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):

@@ -2,10 +2,10 @@
 
 import tensorflow as tf
 
-from tfdp.clipping.planning import PrivacyError
 from tfdp.distribution.host_selection import SelectedInputs
-from tfdp.distribution.replicas import is_multi_worker
-from tfdp.distribution.single_trace import traces_once
+from tfdp.errors import PrivacyError
+from tfdp.runtime.replicas import is_multi_worker
+from tfdp.runtime.strategies import traces_once
 from tfdp.selection import NO_ROW
 
 

@@ -9,17 +9,12 @@ import typing
 import keras
 import tensorflow as tf
 
-from tfdp.clipping import (
-    PrivacyError,
-    presence,
-    register_keras_rs,
-    table_name,
-    trained_variables,
-)
+from tfdp.clipping import presence, register_keras_rs, table_name, trained_variables
 from tfdp.data.provenance import walk
-from tfdp.distribution import replicas
-from tfdp.distribution.single_trace import traces_once
+from tfdp.errors import PrivacyError
 from tfdp.noise import PipelineNoiseSource
+from tfdp.runtime import replicas
+from tfdp.runtime.strategies import traces_once
 from tfdp.selection import NO_ROW, TableActivity
 from tfdp.selection.tables import offsets, split_padded_rows
 

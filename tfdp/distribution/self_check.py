@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping.planning import PrivacyError
-from tfdp.distribution import replicas
-from tfdp.distribution.single_trace import traces_once
+from tfdp.errors import PrivacyError
 from tfdp.noise import NoiseSource, gaussian
 from tfdp.optimizers import DPOptimizer
+from tfdp.runtime import replicas
+from tfdp.runtime.strategies import traces_once
 
 _DRAWS = 1000
 # A counter that overflows from its first word into the second one within a draw.

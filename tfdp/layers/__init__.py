@@ -1,7 +1,7 @@
 """Layers. They know neither optimizers nor models."""
 
+from tfdp.attention_release.private_attention import PrivateAttention
 from tfdp.layers.dp_forward_noise import DPForwardNoise
-from tfdp.layers.private_attention import PrivateAttention
 from tfdp.layers.re_attention import ReAttention
 from tfdp.layers.re_attention_block import ReAttentionBlock
 from tfdp.layers.sparse_embedding import SparseEmbedding

@@ -6,8 +6,9 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping import PrivacyError, note_read
-from tfdp.distribution.single_trace import traces_once
+from tfdp.clipping import note_read
+from tfdp.errors import PrivacyError
+from tfdp.runtime.strategies import traces_once
 
 _ACTIVE = threading.local()
 
@@ -45,7 +46,7 @@ class HeldTable:
         initializer: function of shape and dtype.
 
     Attributes:
-        holder: the `tfdp.distribution.tpu_tables.TPUTables` it is in, None before training.
+        holder: the `tfdp.experimental.tpu.tables.TPUTables` it is in, None before training.
         loaded: dict of array name to values read from a file, from which the holder starts.
     """
 

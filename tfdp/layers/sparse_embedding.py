@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping import Rule, combiners, register_rule
-from tfdp.distribution.single_trace import traces_once
 from tfdp.layers import held_table
+from tfdp.runtime.strategies import traces_once
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 PLACEMENTS = (None, "tpu")

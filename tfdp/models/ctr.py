@@ -6,7 +6,7 @@ import numbers
 import keras
 
 from tfdp.layers.sparse_embedding import SparseEmbedding
-from tfdp.models.make_private import PrivateModel
+from tfdp.training.make_private import PrivateModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PrivateCTR(PrivateModel):
     Example:
 
     ```python
-    data = tfdp.data.synthetic_clicks()
+    data = tfdp.data.datasets.synthetic_clicks()
     model = tfdp.models.PrivateCTR(data.vocabulary_sizes)
     model.compile(tfdp.optimizers.DPOptimizer(
         keras.optimizers.Adam(1e-3), noise_multiplier=1.0, num_examples=data.num_examples,

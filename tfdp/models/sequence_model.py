@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.layers.item_embedding import LearnedPositions, PopularityPrior
-from tfdp.models.dp_model import DPModel
+from tfdp.training.dp_model import DPModel
 
 
 class SequenceModel(DPModel):

@@ -11,9 +11,9 @@ from tfdp.clipping.recording import all_layers
 from tfdp.data.release import release_once
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.text_tokenizer import TextTokenizer
-from tfdp.models.dp_model import DPModel
 from tfdp.models.release_head import release_head
 from tfdp.models.text_encoder import POOLINGS, encode, small_text_encoder
+from tfdp.training.dp_model import DPModel
 
 
 @keras.saving.register_keras_serializable(package="tfdp")

@@ -17,8 +17,8 @@ from tfdp.noise.gaussian import (
     philox_bits,
     standard_normal_from_bits,
 )
-from tfdp.noise.serving import ReplicaNoiseSource, ServingNoiseSource
-from tfdp.noise.source import NoiseSource, PipelineNoiseSource
+from tfdp.noise.layer_sources import ReplicaNoiseSource, ServingNoiseSource
+from tfdp.noise.training_source import NoiseSource, PipelineNoiseSource
 
 __all__ = [
     "NoiseSource",

@@ -8,7 +8,7 @@ import functools
 
 import tensorflow as tf
 
-from tfdp.distribution.single_trace import traces_once
+from tfdp.runtime.strategies import traces_once
 
 PHILOX = 1  # tf.random.Algorithm.PHILOX
 

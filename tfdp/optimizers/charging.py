@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.distribution.replicas import of_first_replica
+from tfdp.runtime.replicas import of_first_replica
 
 _NO_LIMIT = np.iinfo(np.int64).max
 # The share of δ that calibration keeps back for truncated Poisson batches.

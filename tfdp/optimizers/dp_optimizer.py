@@ -4,14 +4,15 @@ import keras
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.clipping import CLIPPING, PrivacyError, SurvivorActivations, SurvivorSums
+from tfdp.clipping import CLIPPING, SurvivorActivations, SurvivorSums
 from tfdp.clipping.losses import REDUCTIONS
-from tfdp.distribution import replicas
+from tfdp.errors import PrivacyError
 from tfdp.noise import NoiseSource
 from tfdp.optimizers.arguments import check_amount, check_optimizer, check_sizes
 from tfdp.optimizers.charging import Charging, RecordState
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.optimizers.sparse_training import SparseTraining
+from tfdp.runtime import replicas
 from tfdp.selection import NO_ROW
 
 # What a run was charged by cannot change under it.

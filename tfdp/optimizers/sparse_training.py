@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from tfdp.clipping import table_name
-from tfdp.distribution import replicas
 from tfdp.optimizers.rows import RowOptimizer
+from tfdp.runtime import replicas
 from tfdp.selection import FEST, NO_ROW, RowSelection, TableActivity
 
 

@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from tfdp.clipping.recording import all_layers
 from tfdp.layers import PrivateAttention
-from tfdp.models import DPModel, TextClassifier, held_tables
+from tfdp.models import DPModel, TextClassifier
 from tfdp.models.sequence_model import SequenceModel
-from tfdp.models.statements import is_protected
 from tfdp.optimizers import DPOptimizer
+from tfdp.training import held_tables
+from tfdp.training.statements import is_protected
 
 STATEMENT = "privacy_statement.json"
 

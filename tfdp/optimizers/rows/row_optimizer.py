@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tfdp import xla
+from tfdp.runtime import xla
 
 # Rows of one scatter under XLA. To write more of them at once, XLA for TPUs copies a table of up to
 # some million rows into a layout of eight times its size, and back.

@@ -1,0 +1,143 @@
+"""Both mechanisms have the distribution that is accounted for.
+
+Statistical tests reject at 1e-6 each, with fixed seeds.
+"""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tfdp.attention_release.chi_square import WORDS, chi_square_from_bits
+from tfdp.attention_release.mechanisms import noisy_gram, noisy_product, sampled_covariance
+from tfdp.noise import ServingNoiseSource, standard_normal_from_bits
+
+FALSE_ALARM = 1e-6
+
+
+@pytest.fixture
+def source():
+    return ServingNoiseSource(seed=7)
+
+
+def k_sample(x, ridge, num_samples, source):
+    """The paper's algorithm, literally: k draws from N(0, Sigma) and their covariance."""
+    n = x.shape[-2]
+    sigma = tf.matmul(x, x, transpose_b=True) + ridge * tf.eye(n, dtype=tf.float64)
+    shape = tf.concat([tf.shape(x)[:-1], [num_samples]], 0)
+    g = tf.linalg.cholesky(sigma) @ standard_normal_from_bits(source.bits(shape))
+    return tf.matmul(g, g, transpose_b=True) / num_samples
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 17, 1000, 99_999, 10**6, 10**11])
+def test_chi_square_variates_have_the_chi_square_distribution(degrees, source):
+    draws = chi_square_from_bits(source.bits([50_000, 2, WORDS]), [degrees, degrees]).numpy()
+    for column in draws.T:
+        assert stats.kstest(column, stats.chi2(degrees).cdf).pvalue > FALSE_ALARM
+    assert abs(np.corrcoef(draws.T)[0, 1]) < 5 / np.sqrt(len(draws))
+
+
+def test_chi_square_variates_have_true_tails():
+    bits = np.full([1, WORDS], 2**63, np.uint64)
+    bits[0, 17:] = 2**40  # uniforms near 0: whatever is proposed is accepted
+    for word, expected in ((np.uint64(2**9), 1), (np.uint64(2**9 + 1), -1)):
+        bits[0, 1] = word  # a normal 8.3 standard deviations out; tf.random.normal stops at 5.678
+        draw = chi_square_from_bits(tf.constant(bits), [10_000]).numpy()[0]
+        assert expected * (draw - 10_000) / np.sqrt(20_000) > 8
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 12, 400])
+def test_bartlett_and_k_samples_have_one_distribution(num_samples, source):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=[3, 2])
+    ridge, draws = 0.5, 20_000
+    sigma = x @ x.T + ridge * np.eye(3)
+    batch = tf.tile(tf.constant(x)[None], [draws, 1, 1])
+    fast = sampled_covariance(batch, ridge, num_samples, source).numpy()
+    slow = np.concatenate(
+        [k_sample(part, ridge, num_samples, source).numpy() for part in tf.split(batch, 10)]
+    )
+    upper = np.triu_indices(3)
+    i, j = upper
+    exact = (
+        sigma[i][:, i] * sigma[j][:, j] + sigma[i][:, j] * sigma[j][:, i]
+    ) / num_samples  # Isserlis
+    for sample in (fast, slow):
+        entries = sample[:, i, j]
+        error = (entries.mean(0) - sigma[i, j]) / np.sqrt(np.diag(exact) / draws)
+        assert np.abs(error).max() < 5.5
+        centred = entries - sigma[i, j]
+        products = centred[:, :, None] * centred[:, None, :]
+        error = (products.mean(0) - exact) / (products.std(0) / np.sqrt(draws))
+        assert np.abs(error).max() < 6
+    for a, b in zip(*upper, strict=True):
+        assert stats.ks_2samp(fast[:, a, b], slow[:, a, b]).pvalue > FALSE_ALARM
+    determinant = np.linalg.det(fast), np.linalg.det(slow)  # a function of all entries at once
+    if num_samples >= 3:
+        assert stats.ks_2samp(*determinant).pvalue > FALSE_ALARM
+
+
+def test_sample_covariance_is_symmetric_positive_semidefinite_of_rank_k(source):
+    x = tf.constant(np.random.default_rng(1).normal(size=[4, 9, 5]))
+    for num_samples in (2, 9, 5000):
+        released = sampled_covariance(x, 0.3, num_samples, source).numpy()
+        np.testing.assert_allclose(released, np.swapaxes(released, 1, 2), rtol=1e-11)
+        eigenvalues = np.linalg.eigvalsh(released)
+        assert eigenvalues.min() > -1e-12 * eigenvalues.max()
+        assert np.all(np.linalg.matrix_rank(released) == min(num_samples, 9))
+
+
+def test_bartlett_is_100_times_faster_than_k_samples(source):
+    x = tf.constant(np.random.default_rng(2).normal(size=[128, 64]))
+    seconds = {}
+    for name, mechanism in (("slow", k_sample), ("fast", sampled_covariance)):
+        run = tf.function(
+            lambda x, mechanism=mechanism: mechanism(x, 1.0, 100_000, source), autograph=False
+        )
+        run(x)
+        times = []
+        for _ in range(2 if name == "slow" else 20):
+            start = time.perf_counter()
+            run(x).numpy()
+            times.append(time.perf_counter() - start)
+        seconds[name] = min(times)
+    print(f"Bartlett {seconds['slow'] / seconds['fast']:.0f} times faster")
+    assert seconds["slow"] > 100 * seconds["fast"], seconds
+
+
+def test_gram_noise_is_isotropic_in_frobenius_norm(source):
+    x = np.random.default_rng(3).normal(size=[4, 3])
+    stddev, draws = 2.5, 30_000
+    batch = tf.tile(tf.constant(x)[None], [draws, 1, 1])
+    noise = noisy_gram(batch, stddev, source).numpy() - x @ x.T
+    np.testing.assert_allclose(noise, np.swapaxes(noise, 1, 2), rtol=0, atol=1e-13)
+    i, j = np.triu_indices(4)
+    coordinates = noise[:, i, j] * np.where(i == j, 1.0, np.sqrt(2)) / stddev
+    for column in coordinates.T:
+        assert stats.kstest(column, "norm").pvalue > FALSE_ALARM
+    correlation = np.corrcoef(coordinates.T) - np.eye(len(i))
+    assert np.abs(correlation).max() < 6 / np.sqrt(draws)
+
+
+def test_product_noise_is_independent_on_every_entry(source):
+    q, k = np.random.default_rng(4).normal(size=[2, 3, 5])
+    stddev, draws = 0.7, 30_000
+    batch = tf.zeros([draws, 1, 1], tf.float64)
+    noise = noisy_product(batch + q, batch + k, stddev, source).numpy() - q @ k.T
+    coordinates = noise.reshape(draws, 9) / stddev
+    for column in coordinates.T:
+        assert stats.kstest(column, "norm").pvalue > FALSE_ALARM
+    assert np.abs(np.corrcoef(coordinates.T) - np.eye(9)).max() < 6 / np.sqrt(draws)
+
+
+def test_examples_and_heads_have_noise_of_their_own(source):
+    x = tf.zeros([2, 2, 3, 2], tf.float64)
+    for release in (
+        noisy_gram(x, 1.0, source),
+        noisy_product(x, x, 1.0, source),
+        sampled_covariance(x, 1.0, 20, source),
+    ):
+        corner = release.numpy()[..., 0, 1].ravel()
+        assert len(set(corner)) == 4

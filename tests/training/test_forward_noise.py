@@ -1,0 +1,265 @@
+"""Forward noise under any Keras optimizer: what is charged, and what is said not to be covered."""
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tfdp.accounting import VisiblySampledGaussianDpEvent, epsilon
+from tfdp.errors import PrivacyError
+from tfdp.layers import DPForwardNoise
+
+N = 40
+
+
+class Residual(keras.Model):
+    """Adds the raw representation behind the noise, in code that no layer graph shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.enc, self.head = keras.layers.Dense(4, name="enc"), keras.layers.Dense(2, name="head")
+        self.noise = DPForwardNoise(1.0, 2.0)
+
+    def call(self, x, training=None):
+        h = self.enc(x)
+        return self.head(self.noise(h, training=training) + 0.1 * h)
+
+
+def network(noise=None, mix=None):
+    inputs = keras.Input((3,))
+    h = keras.layers.Dense(4, name="enc")(inputs)
+    if mix is not None:
+        h = mix(h)
+    z = (noise or DPForwardNoise(1.0, 2.0, name="noise"))(h)
+    return keras.Model(inputs, keras.layers.Dense(2, name="head")(z))
+
+
+def compiled(base=None, optimizer=None, **kwargs):
+    model = tfdp.make_private(network() if base is None else base)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer or keras.optimizers.AdamW(0.01), loss=loss, **kwargs)
+    return model
+
+
+@pytest.fixture(scope="module")
+def shuffled(small):
+    return tfdp.data.shuffled_epochs(small.data(), 10)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_epochs_are_copies_and_the_encoder_gets_no_gradient(small, shuffled):
+    model = compiled(jit_compile=True)
+    encoder = [w.numpy() for w in model.get_layer("enc").weights]
+    head = model.get_layer("head").get_weights()[0]
+    model.fit(shuffled, epochs=2, verbose=0)
+    for before, after in zip(encoder, model.get_layer("enc").weights, strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert np.abs(head - model.get_layer("head").get_weights()[0]).max() > 0
+    model.fit(shuffled, epochs=1, verbose=0)
+    statement = model.privacy_statement(1e-3)
+    three = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3)
+    assert statement.epsilon == pytest.approx(epsilon(three, 1e-3), rel=1e-6)
+    assert statement.adjacency == "zero_out" and not statement.unstated
+    assert "labels" in str(statement) and "enc" not in "".join(statement.uncovered)
+    # arrays are shuffled, too; a step outside `fit` has batches of unknown origin
+    x, y = small.data()
+    model.fit(x, y, batch_size=15, verbose=0)
+    assert model.privacy_statement(1e-3).epsilon > statement.epsilon
+    model.train_on_batch(x[:2], y[:2])
+    assert model.privacy_statement(1e-3).epsilon is None
+    assert model.ledger.epsilon(1e-3) == np.inf
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_the_ledger_survives_every_way_of_saving(shuffled, tmp_path):
+    model = compiled()
+    model.fit(shuffled, verbose=0)
+    model.save(tmp_path / "m.keras")
+    model.save_weights(tmp_path / "m.weights.h5")
+    saved = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
+    other = keras.models.load_model(tmp_path / "m.keras")
+    assert other.ledger == model.ledger and len(model.ledger) == 1
+    other.load_weights(tmp_path / "m.weights.h5")
+    tf.train.Checkpoint(model=other).restore(saved).expect_partial()
+    assert other.ledger == model.ledger  # copies of one history cost once
+    for restore in (
+        lambda m: m.load_weights(tmp_path / "m.weights.h5"),
+        lambda m: tf.train.Checkpoint(model=m).restore(saved).expect_partial(),
+    ):
+        fresh = compiled()
+        restore(fresh)
+        assert fresh.ledger == model.ledger
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_poisson_batches_are_charged_without_amplification(small):
+    model = compiled()
+    model.fit(small.poisson(), verbose=0)
+    event = dp_accounting.SelfComposedDpEvent(VisiblySampledGaussianDpEvent(0.25, 2.0), 4)
+    stated = model.privacy_statement(1e-3)
+    assert stated.epsilon == pytest.approx(epsilon(event, 1e-3, adjacency="zero_out"), rel=1e-3)
+    assert stated.epsilon > 1.2 * epsilon(
+        dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(2.0)), 1e-3
+    )
+
+
+def test_replace_one_halves_the_noise_multiplier(shuffled):
+    model = compiled(network(DPForwardNoise(1.0, 4.0, "propagate", "replace_one")))
+    model.get_layer("enc").trainable = False
+    model.compile("sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(shuffled, verbose=0)
+    statement = model.privacy_statement(1e-3)
+    assert statement.adjacency == "replace_one"
+    gaussian = dp_accounting.GaussianDpEvent(2.0)
+    assert statement.epsilon == pytest.approx(epsilon(gaussian, 1e-3), rel=1e-3)
+
+
+def test_propagate_lists_the_encoder_and_gives_no_epsilon(shuffled):
+    model = compiled(network(DPForwardNoise(1.0, 2.0, gradient="propagate")))
+    encoder = model.get_layer("enc").get_weights()[0]
+    model.fit(shuffled, verbose=0)
+    assert np.abs(encoder - model.get_layer("enc").get_weights()[0]).max() > 0
+    statement = model.privacy_statement(1e-3)
+    listed = " ".join(statement.uncovered)
+    assert statement.epsilon is None and statement.unstated
+    assert "enc/kernel" in listed and "enc/bias" in listed and "head/" not in listed
+    assert model.ledger.epsilon(1e-3) == np.inf
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist", "ignore:`build()` was called")
+@pytest.mark.parametrize("kind", ["functional", "subclass", "loss"])
+def test_ways_around_the_noise_are_found_and_listed(kind, shuffled):
+    if kind == "functional":
+        inner = network()
+        h = inner.get_layer("enc").output
+        z = keras.layers.Add(name="skip")([inner.get_layer("noise").output, h])
+        model = compiled(keras.Model(inner.input, keras.layers.Dense(2, name="head")(z)))
+    elif kind == "subclass":
+        model = compiled(Residual())
+    else:
+
+        class Looking(tfdp.models.DPModel):
+            def __init__(self):
+                super().__init__()
+                self.base = network()
+
+            def call(self, x, training=None):
+                return self.base(x, training=training)
+
+            def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+                loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+                return loss * (1.0 + tf.reduce_mean(x))
+
+        model = Looking()
+        model.compile("sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(shuffled, verbose=0)
+    statement = model.privacy_statement(1e-3)
+    listed = " ".join(statement.uncovered)
+    assert statement.epsilon is None and "head/kernel" in listed
+    if kind == "functional":
+        assert "inputs -> enc -> skip -> head -> outputs" in listed
+    elif kind == "subclass":
+        assert "around the noise: inputs -> enc -> head" in listed
+    else:
+        assert "the loss looks at the raw inputs" in listed
+
+
+def test_representations_that_mix_examples_are_refused(shuffled):
+    mean = keras.layers.Lambda(lambda h: h - keras.ops.mean(h, axis=0, keepdims=True))
+    with pytest.raises(PrivacyError, match="mixes the examples"):
+        compiled(network(mix=mean)).fit(shuffled, verbose=0)
+
+
+def test_examples_spread_over_rows_are_refused(shuffled):
+    inputs = keras.Input((3,))
+    rows = keras.layers.Lambda(lambda h: keras.ops.reshape(h, (-1, 1)))(inputs)
+    z = keras.layers.Lambda(lambda h: keras.ops.reshape(h, (-1, 3)))(DPForwardNoise(1.0, 2.0)(rows))
+    with pytest.raises(PrivacyError, match="clipped as a whole"):
+        compiled(keras.Model(inputs, keras.layers.Dense(2)(z))).fit(shuffled, verbose=0)
+
+
+def test_data_of_unknown_origin_are_refused(small):
+    model = compiled()
+    plain = tf.data.Dataset.from_tensor_slices(small.data()).batch(10)
+    for data in (
+        plain,
+        small.poisson().cache(),
+        tfdp.data.shuffled_epochs(small.data(), 10).repeat(),
+    ):
+        with pytest.raises(PrivacyError, match="how the batches"):
+            model.fit(data, verbose=0)
+    assert len(model.ledger) == 0
+    with pytest.raises(ValueError, match="no privacy"):
+        model.privacy_statement()
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_two_noisy_views_and_seeds_are_charged_and_said(shuffled):
+    noise = DPForwardNoise(1.0, 2.0, seed=1)
+    inputs = keras.Input((3,))
+    z = keras.layers.Concatenate()([noise(inputs), noise(inputs)])
+    model = compiled(keras.Model(inputs, keras.layers.Dense(2)(z)))
+    model.fit(shuffled, verbose=0)
+    statement = model.privacy_statement(1e-3)
+    twice = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 2)
+    assert statement.epsilon == pytest.approx(epsilon(twice, 1e-3), rel=1e-6)
+    assert "fixed seed" in " ".join(statement.remarks)
+
+
+def test_a_dp_optimizer_covers_everything_and_the_noise_costs_nothing(small):
+    model = compiled(
+        network(DPForwardNoise(1.0, 2.0, gradient="propagate")),
+        small.optimizer(noise_multiplier=1.3),
+    )
+    model.fit(small.poisson(), verbose=0)
+    statement = model.privacy_statement(1e-3)
+    event = dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(1.3))
+    exact = epsilon(dp_accounting.SelfComposedDpEvent(event, 4), 1e-3)
+    assert statement.epsilon == pytest.approx(exact, rel=1e-6)
+    assert len(model.ledger) == 1 and "labels" not in " ".join(statement.uncovered)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_microbatches_are_charged_truthfully_and_refused_by_a_dp_optimizer(small):
+    data = tfdp.data.microbatches(small.data(), 10, 2)
+    model = small.model()
+    with pytest.raises(PrivacyError, match="several times"):
+        model.fit(data, verbose=0)
+    model = compiled()
+    model.fit(data, verbose=0)
+    (entry,) = model.ledger.entries  # 4 steps of 2 visible draws at B/(M n)
+    assert entry.event == VisiblySampledGaussianDpEvent(0.125, 2.0) and entry.count == 8
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_freezing_between_fits_holds_without_a_new_compile(shuffled):
+    model = compiled(network(DPForwardNoise(1.0, 2.0, gradient="propagate")))
+    encoder = model.get_layer("enc")
+    before = encoder.get_weights()[0]
+    release = tfdp.data.release_once(np.ones((N, 3)), np.zeros(N, int), 1.0, noise_multiplier=9.0)
+    data = release.batches(10).map(lambda x, y: (x, tf.cast(y, tf.int32), tf.ones([10])))
+    model.fit(data, verbose=0)  # compiles a step that trains the encoder
+    assert np.abs(encoder.get_weights()[0] - before).max() > 0
+    encoder.trainable = False
+    before = encoder.get_weights()[0]
+    model.fit(shuffled, verbose=0)
+    np.testing.assert_array_equal(before, encoder.get_weights()[0])
+    assert model.privacy_statement(1e-3).epsilon < np.inf
+
+
+def test_features_as_labels_are_refused(small):
+    x, _ = small.data()
+    model = tfdp.make_private(
+        keras.Sequential([keras.Input((3,)), DPForwardNoise(1.0, 2.0), keras.layers.Dense(3)])
+    )
+    model.compile("sgd", loss="mse")
+    with pytest.raises(PrivacyError, match="autoencoder"):
+        model.fit(tfdp.data.shuffled_epochs((x, x), 10), verbose=0)
+
+
+def test_a_dp_optimizer_is_not_left_to_train_an_encoder_by_noise_alone(small):
+    model = compiled(optimizer=small.optimizer())
+    with pytest.raises(PrivacyError, match="enc/kernel"):
+        model.fit(small.poisson(), verbose=0)

@@ -1,0 +1,1 @@
+"""Data sets: readers of known files, and generated data."""

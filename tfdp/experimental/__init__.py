@@ -1,0 +1,1 @@
+"""What works and may still change."""

@@ -1,0 +1,1 @@
+"""Tables that live in a TPU embedding (experimental)."""

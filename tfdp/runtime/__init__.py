@@ -1,0 +1,1 @@
+"""Replicas, strategies and compilation; it knows nothing of privacy."""

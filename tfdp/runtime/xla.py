@@ -1,0 +1,50 @@
+"""Whether the step that is being traced will be compiled as one XLA program.
+
+XLA fuses what TensorFlow runs one operation after another, and pays for layouts and for code that
+TensorFlow does not pay for. Where the two need different programs for the same numbers, they ask
+here; `DPModel.train_step` answers.
+"""
+
+import contextlib
+import threading
+
+import tensorflow as tf
+
+from tfdp.runtime.strategies import traces_once
+
+_STATE = threading.local()
+
+
+def compiling(now):
+    """Context: what is traced inside is compiled by XLA as part of a whole step, if `now`."""
+    return _set("now", bool(now))
+
+
+def is_compiling():
+    """Whether the innermost `compiling` that is open says so; False if none is."""
+    return bool(getattr(_STATE, "now", None))
+
+
+def for_platform(name):
+    """Context: what is traced inside will be compiled for "CPU", "GPU" or "TPU"."""
+    return _set("platform", name)
+
+
+def platform():
+    """For what XLA compiles the step: "CPU", "GPU" or "TPU"."""
+    forced = getattr(_STATE, "platform", None)
+    if forced is not None:
+        return forced
+    if traces_once(tf.distribute.get_strategy()):
+        return "TPU"
+    return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+
+
+@contextlib.contextmanager
+def _set(name, value):
+    before = getattr(_STATE, name, None)
+    setattr(_STATE, name, value)
+    try:
+        yield
+    finally:
+        setattr(_STATE, name, before)

@@ -1,0 +1,424 @@
+"""Private training for Keras models: the train step, and the statement of what it did."""
+
+import threading
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp import accounting
+from tfdp.clipping import (
+    MeanExampleLoss,
+    PerExampleLoss,
+    make_plan,
+    of_all_replicas,
+    refuse_layers_beyond_reach,
+    refuse_named_layers,
+    register_keras_rs,
+    share_of_mean,
+    trained_variables,
+)
+from tfdp.clipping.recording import all_layers, ensure_built
+from tfdp.data.provenance import is_as_sampled
+from tfdp.distribution import checks, host_selection, self_check
+from tfdp.optimizers import DPOptimizer
+from tfdp.runtime import replicas
+from tfdp.runtime.strategies import compiled_by_xla
+from tfdp.runtime.xla import compiling
+from tfdp.training import (
+    caveats as coverage,
+)
+from tfdp.training import (
+    held_tables,
+)
+from tfdp.training import (
+    preflight as fitting,
+)
+from tfdp.training import (
+    step as private_step,
+)
+from tfdp.training.building import build_ahead
+from tfdp.training.multi_worker import MultiWorkerFit, as_results
+from tfdp.training.plain_training import (
+    begin_fit,
+    count_step,
+    refuse_noise_alone,
+    settings_outside_fit,
+)
+from tfdp.training.row_selection import (
+    ROWS_ARE_CHECKED,
+    SelectionMetrics,
+    allow_compilation,
+    refuse_unchecked_rows,
+    rows_ahead,
+    trace_again_if_chosen_anew,
+)
+from tfdp.training.statements import statement_of
+from tfdp.training.step_charging import RecordState, StepCharging
+
+_RECORD = "_tfdp_record"
+# Whether a thread, of which each replica has one, keeps weight penalties out of the losses.
+_PENALTIES = threading.local()
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class DPModel(MultiWorkerFit, keras.Model):
+    """A `keras.Model` whose training is differentially private under a `DPOptimizer`.
+
+    Subclass it as you would subclass `keras.Model`; for an existing model use
+    `tfdp.make_private(model)`. `fit`, `evaluate`, `predict`, callbacks, saving and export are
+    those of Keras. Three differences, each because one example must be clipped by itself:
+
+    - A loss is the mean (or sum) over an example's *own* valid positions; the displayed loss is
+      the mean of these over the examples that are present.
+    - An example whose sample weight is 0 is absent, and `metrics` are weighted like
+      `weighted_metrics`, so that the padding of a Poisson batch does not enter them.
+    - Layers and losses that mix examples are refused.
+
+    With any other optimizer the model trains on the same loss. What is private then is what passes
+    through `tfdp.layers.DPForwardNoise` layers, or comes from a release; otherwise nothing is, and
+    the ledger says so.
+    """
+
+    #: What one record is, for the statement.
+    privacy_unit = "one example"
+
+    def __init__(self, *args, **kwargs):
+        if args or "inputs" in kwargs or "outputs" in kwargs:
+            # Keras would change the base class of every DPModel in the process.
+            raise ValueError(
+                f"{type(self).__name__} cannot be built from symbolic inputs and outputs. Build a "
+                "keras.Model(inputs, outputs) and wrap it, tfdp.make_private(model), or define "
+                f"`call`. Received: positional arguments {args}, keywords {sorted(kwargs)}"
+            )
+        super().__init__(**kwargs)
+
+    def compile(
+        self,
+        optimizer="rmsprop",
+        loss=None,
+        loss_weights=None,
+        metrics=None,
+        weighted_metrics=None,
+        run_eagerly=False,
+        steps_per_execution=1,
+        jit_compile="auto",
+        auto_scale_loss=True,
+    ):
+        """As `keras.Model.compile`.
+
+        Raises:
+            PrivacyError: for a layer that mixes examples, the `mixed_float16` policy, or a layer
+                that trains past any optimizer.
+            BudgetError: if the budget cannot be met.
+        """
+        # Past Keras's tracking, which would take the metrics for the model's own.
+        vars(self)["_compile_arguments"] = {
+            "optimizer": optimizer, "loss": loss, "loss_weights": loss_weights,
+            "metrics": metrics, "weighted_metrics": weighted_metrics,
+            "run_eagerly": run_eagerly, "steps_per_execution": steps_per_execution,
+            "jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss,
+        }  # fmt: skip
+        optimizer = keras.optimizers.get(optimizer)
+        private = isinstance(optimizer, DPOptimizer)
+        checks.refuse_compilation(self.distribute_strategy, jit_compile)
+        refuse_layers_beyond_reach(self)
+        if private:
+            refuse_named_layers(self)
+            fitting.refuse_precision(self)
+            checks.check_strategy(self.distribute_strategy, optimizer)
+            fitting.refuse_tensor_float_32(self.distribute_strategy)
+            register_keras_rs(self)
+            allow_compilation(self, optimizer, jit_compile)
+            metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
+        if loss is not None:
+            reduction = optimizer.per_example_reduction if private else "mean"
+            per_example = PerExampleLoss if private else MeanExampleLoss
+            loss = tf.nest.map_structure(
+                lambda one: None if one is None else per_example(one, reduction), loss
+            )
+        super().compile(
+            optimizer=optimizer, loss=loss, loss_weights=loss_weights, metrics=metrics,
+            weighted_metrics=weighted_metrics, run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution, jit_compile=jit_compile,
+            auto_scale_loss=auto_scale_loss,
+        )  # fmt: skip
+        self._plans = {}
+        self.checked_losses = set()
+        self.devices_checked = False
+        self._uncovered, self._asserted = set(), set()
+        vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
+        if private:
+            self._bind(optimizer)
+        else:
+            self._unite_records()
+            self._charge_releases()
+            # tf.train.Checkpoint keeps Python state of this kind; a DPOptimizer brings its own.
+            self.record_state = RecordState(self._record)
+            self._step_charging.begin(settings_outside_fit(self))
+
+    def _bind(self, optimizer):
+        """Hands charges to the optimizer, and its noise to the layers that correct for it."""
+        self._unite_records()
+        self._charge_releases(optimizer)
+        optimizer.charging.share(self._record)
+        optimizer.charging.begin(None, self.distribute_strategy)
+        optimizer.refresh_entropy(self.distribute_strategy)
+        self._bind_layers()
+
+    def _charge_releases(self, optimizer=None):
+        """Charges what was released before training; once, however often it is called."""
+        for entry in [*self.privacy_charges(), *getattr(optimizer, "privacy_releases", ())]:
+            self._record.charge(entry)
+
+    def _unite_records(self):
+        """The record belongs to the weights: whatever else holds some of them shares it."""
+        for variable in [*self.variables, *held_tables.tables_of(self)]:
+            if _RECORD in vars(variable):
+                self._record.unite(vars(variable)[_RECORD])
+        # Variables that are frozen now carry no trace of this model's data.
+        for variable in trained_variables(self):
+            vars(variable)[_RECORD] = self._record
+
+    def _bind_layers(self):
+        optimizer = self.optimizer
+        for layer in all_layers(self):
+            bind = getattr(layer, "bind_privacy", None)
+            if bind is not None:
+                bind(
+                    noise_multiplier=optimizer.noise_multiplier,
+                    clip_norm=optimizer.clip_norm,
+                    expected_batch_size=optimizer.expected_batch_size,
+                    num_examples=optimizer.num_examples,
+                )
+
+    @property
+    def _record(self):
+        """The `tfdp.accounting.Record` of these weights, whatever they are compiled with."""
+        return vars(self).setdefault("_privacy_record", accounting.Record())
+
+    @property
+    def _step_charging(self):
+        """Charges the steps that no DPOptimizer takes."""
+        if "_plain_steps" not in vars(self):
+            vars(self)["_plain_steps"] = StepCharging(self._record)
+        return vars(self)["_plain_steps"]
+
+    @property
+    def ledger(self):
+        """Every mechanism that touched the training data, as a `tfdp.accounting.Ledger`."""
+        return self._record.ledger()
+
+    def privacy_charges(self):
+        """`LedgerEntry` list of the private releases that the model itself was built from."""
+        return [e for layer in all_layers(self) for e in getattr(layer, "privacy_releases", ())]
+
+    def privacy_assertions(self):
+        """Sentences about what the user declared public, for the statement."""
+        return [s for layer in all_layers(self) for s in getattr(layer, "privacy_asserted", ())]
+
+    def privacy_statement(self, delta=None, accountant=None):
+        """What was guaranteed to each record of the training data, and what was not.
+
+        Args:
+            delta: δ; defaults to the budget's, or 1/(10·n).
+            accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
+
+        Returns:
+            A `tfdp.accounting.Statement`: print it, or use `.epsilon`, `.to_dict()`,
+            `.to_json()`.
+
+        Raises:
+            ValueError: for a model trained with neither a DPOptimizer, nor `DPForwardNoise`, nor
+                released data; or a δ > 1/n.
+        """
+        return statement_of(self, delta, accountant)
+
+    def fit(
+        self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, **kwargs
+    ):  # fmt: skip
+        """As `keras.Model.fit`, after checking that the data are drawn as the optimizer assumes.
+
+        Raises:
+            PrivacyError: if n, the sampling probability or the way batches are drawn differ from
+                the optimizer's, or are not known.
+            BudgetError: if the budget is spent.
+        """
+        kwargs.update(batch_size=batch_size, epochs=epochs, verbose=verbose)
+        if isinstance(x, tf.data.Dataset):
+            kwargs["shuffle"] = False  # the dataset does it; Keras would warn
+        replica_count = self.distribute_strategy.num_replicas_in_sync
+        if not isinstance(self.optimizer, DPOptimizer):
+            held_tables.refuse_training_otherwise(self)
+            try:
+                begin_fit(self, x, y, kwargs)
+                x = checks.padded(x, replica_count)
+                build_ahead(self, x, y)
+                return super().fit(x, y, callbacks=callbacks, **kwargs)
+            finally:
+                self._step_charging.begin(settings_outside_fit(self))
+        sampling = fitting.sampling_of_fit(self.optimizer, x, y, kwargs)
+        strategy = self.distribute_strategy
+        checks.check_strategy(strategy, self.optimizer)
+        checks.check_data(strategy, x, sampling)
+        has_rows = host_selection.check_selected(x, self)
+        if isinstance(x, tf.data.Dataset) and not is_as_sampled(x):
+            self._asserted.add("what `map` did after sampling treats each row by itself")
+        x = fitting.apply_class_weight(x, kwargs)
+        self._uncovered |= coverage.of_callbacks(callbacks)
+        fitting.check_examples_do_not_mix(self, x, y)
+        refuse_noise_alone(self, x, y, kwargs)
+        x = held_tables.prepare(self, checks.padded(x, replica_count), callbacks, kwargs)
+        charging = self.optimizer.charging
+        self._unite_records()
+        self._charge_releases(self.optimizer)
+        try:
+            charging.begin(sampling, strategy)
+            self._bind_layers()
+            trace_again_if_chosen_anew(self)
+            self.optimizer.refresh_entropy(strategy)
+            callbacks = fitting.with_budget_stop(callbacks, self.optimizer)
+            vars(self)[ROWS_ARE_CHECKED] = has_rows
+            build_ahead(self, x, y)
+            return super().fit(x, y, callbacks=callbacks, **kwargs)
+        finally:
+            vars(self)[ROWS_ARE_CHECKED] = False
+            # Nobody knows how batches of steps outside `fit` are drawn.
+            charging.begin(None)  # not with the other workers: one of them may be gone
+
+    def train_on_batch(self, x, y=None, *args, **kwargs):
+        # Here too: the step may have been traced by `fit`, where rows are checked.
+        refuse_unchecked_rows(self, host_selection.unpack(x)[1])
+        build_ahead(self, x, y)
+        return super().train_on_batch(x, y, *args, **kwargs)
+
+    def train_step(self, data):
+        if not isinstance(self.optimizer, DPOptimizer):
+            held_tables.refuse_training_otherwise(self)
+            count_step(self, data)
+            return as_results(super().train_step(data), self.distribute_strategy)
+        with compiling(compiled_by_xla(self)):
+            return self._private_step(data)
+
+    def _private_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        x, chosen = host_selection.unpack(x)
+        self.plan(x)  # builds the model, if this is its first batch
+        self_check.refuse_unchecked(self)
+        replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
+        self._charge_releases(self.optimizer)
+        survivors = rows_ahead(self, chosen)
+        with held_tables.looked_up(self, chosen):
+            if self.optimizer.microbatch_size is None:
+                sums = private_step.sums_of_batch(self, x, y, sample_weight, survivors)
+            else:
+                sums = private_step.sums_of_microbatches(self, x, y, sample_weight, survivors)
+        variables = trained_variables(self)
+        regularization = private_step.regularization(variables)
+        size = self.optimizer.apply_clipped_sums(sums, variables, regularization)
+        results = self.get_metrics_result()
+        self.selection_metrics.count_size(size)
+        results |= self.selection_metrics.results()
+        return as_results(results, self.distribute_strategy)
+
+    def make_train_function(self, force=False):
+        """As Keras'.
+
+        Raises:
+            PrivacyError: under TPUStrategy, if the devices do not pass the self-check.
+        """
+        if isinstance(self.optimizer, DPOptimizer):
+            self_check.check_once(self)
+        return super().make_train_function(force)
+
+    def test_step(self, data):
+        held_tables.refuse_reading(self)
+        return super().test_step(data)
+
+    def predict_step(self, data):
+        held_tables.refuse_reading(self)
+        return super().predict_step(data)
+
+    def _get_metrics_result_or_logs(self, logs):
+        # Keras gathers metrics from all replicas only where it knows every name that is logged.
+        own = {k: v for k, v in logs.items() if k in self.selection_metrics.results()}
+        known = {k: v for k, v in logs.items() if k not in own}
+        return {**super()._get_metrics_result_or_logs(known), **own}
+
+    def reset_metrics(self):
+        super().reset_metrics()
+        if "selection_metrics" in vars(self):
+            self.selection_metrics.reset()
+
+    @property
+    def losses(self):
+        return [] if getattr(_PENALTIES, "apart", False) else super().losses
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """Losses of shape (B,) in training under a `DPOptimizer`, else their mean.
+
+        Weight penalties are included; under a `DPOptimizer` for display, as their gradients depend
+        on no example and are added after the noise. On several replicas a mean is this one's share.
+        """
+        penalties = self.losses
+        _PENALTIES.apart = True  # Keras would stack them with the (B,) losses
+        try:
+            losses = super().compute_loss(x, y, y_pred, sample_weight, training)
+        finally:
+            _PENALTIES.apart = False
+        penalty = tf.add_n(penalties) if penalties else 0.0
+        if isinstance(self.optimizer, DPOptimizer):
+            if training:
+                return losses + penalty
+            losses = share_of_mean(losses, sample_weight)
+        count = self.distribute_strategy.num_replicas_in_sync
+        if not training and count > 1:
+            # Keras weighs what replicas show by how many rows each of them has.
+            rows = tf.cast(fitting.batch_size_of(x), losses.dtype)
+            losses *= tf.math.divide_no_nan(of_all_replicas(rows), count * rows)
+        return losses + penalty / count
+
+    def plan(self, x):
+        """The plan for inputs of this structure; made when a step is traced."""
+        ensure_built(self, x)
+        flat = tf.nest.flatten(x)
+        key = (
+            tuple((t.dtype, tuple(t.shape[1:])) for t in flat),
+            tuple(id(v) for v in trained_variables(self)),
+        )
+        if key not in self._plans:
+            with tf.init_scope():
+                self._plans[key] = plan = make_plan(self, x)
+            if plan.unused:
+                warnings.warn(
+                    "These variables do not enter the model's outputs and will not be trained: "
+                    f"{[v.path for v in plan.unused]}",
+                    stacklevel=2,
+                )
+        return self._plans[key]
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        store[_RECORD] = np.frombuffer(self._record.to_json().encode(), np.uint8)
+
+    def load_own_variables(self, store):
+        if _RECORD in store:
+            data = store[_RECORD][()]
+            if isinstance(getattr(self, "optimizer", None), DPOptimizer):
+                self.optimizer.charging.merge_bytes(data)
+            else:
+                self._record.merge_json(bytes(np.asarray(data, np.uint8)).decode())
+        super().load_own_variables({k: store[k] for k in store.keys() if k != _RECORD})
+
+    def get_compile_config(self):
+        if not self.compiled:
+            return {}
+        return {
+            k: keras.saving.serialize_keras_object(v) for k, v in self._compile_arguments.items()
+        }
+
+    def compile_from_config(self, config):
+        self.compile(**{k: keras.saving.deserialize_keras_object(v) for k, v in config.items()})
+        if self.built and isinstance(self.optimizer, keras.optimizers.Optimizer):
+            self.optimizer.build(trained_variables(self))

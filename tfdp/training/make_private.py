@@ -1,0 +1,134 @@
+"""Any Keras model, made private."""
+
+import keras
+
+from tfdp.accounting.run_entries import not_private
+from tfdp.clipping import refuse_named_layers
+from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras
+from tfdp.errors import PrivacyError
+from tfdp.training.dp_model import DPModel
+from tfdp.training.independence import validate_model
+
+
+def make_private(model, validate=False):
+    """Wraps a Keras model so that a `DPOptimizer` can train it.
+
+    The wrapper shares the model's layers and weights: after training, `model` itself holds the
+    private weights.
+
+    Args:
+        model: any `keras.Model` that treats the examples of a batch independently.
+        validate: also check numerically that it does. A model with defined inputs is checked at
+            once, on random inputs; the outputs and losses of any model are checked on the first
+            batch given to `fit`.
+
+    Returns:
+        A `tfdp.models.DPModel`; the same one for the same model, so that its ledger is kept.
+
+    Raises:
+        PrivacyError: for layers that mix examples, by name or (with `validate`) numerically; for
+            layers that train past any optimizer, and models of tf_keras.
+        ValueError: for anything that is not a Keras model.
+    """
+    if is_tf_keras(model):
+        raise PrivacyError(f"Argument `model` is a {describe_tf_keras(model)}")
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"Argument `model` must be a keras.Model. Received: model={model} "
+            f"(of type {type(model)})"
+        )
+    if isinstance(model, DPModel):
+        return model
+    if type(model).train_step is not keras.Model.train_step:
+        raise ValueError(
+            f"Argument `model` has a `train_step` of its own ({type(model).__name__}), whose "
+            "gradients cannot be clipped per example. Express the training as a loss, or subclass "
+            "`tfdp.models.DPModel`."
+        )
+    refuse_named_layers(model)
+    if validate and getattr(model, "inputs", None):
+        validate_model(model)
+    # One ledger for the weights, however often they are wrapped. Kept in the instance's
+    # dictionary inside a plain object, where Keras neither tracks nor saves it.
+    known = vars(model).get(_KEY)
+    private = known.model if known else PrivateModel(model)
+    vars(model)[_KEY] = _Wrapped(private)
+    private._validate_on_fit = validate
+    return private
+
+
+_KEY = "_tfdp_private_model"
+
+
+class _Wrapped:
+    def __init__(self, model):
+        self.model = model
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class PrivateModel(DPModel):
+    """The `DPModel` around a model; made by `make_private`.
+
+    Args:
+        model: the wrapped `keras.Model`, also available as `.model`.
+    """
+
+    def __init__(self, model, name=None, **kwargs):
+        super().__init__(name=name or f"private_{model.name}", **kwargs)
+        self.model = model
+        self.privacy_asserted = []
+        self._public_steps = self._steps_without_privacy()
+        if self._public_steps:
+            self.privacy_asserted.append(
+                f"the {self._public_steps} steps that {model.name!r} was trained before it was "
+                "made private used public data"
+            )
+        if model.built:
+            self.built = True
+
+    def _steps_without_privacy(self):
+        """Steps of a plain optimizer that the wrapped model was compiled with."""
+        optimizer = getattr(self.model, "optimizer", None)
+        return int(optimizer.iterations) if getattr(optimizer, "built", False) else 0
+
+    @property
+    def ledger(self):
+        if self._steps_without_privacy() > self._public_steps:
+            self._record.charge(not_private())
+        return super().ledger
+
+    def build(self, input_shape):
+        if not self.model.built:
+            self.model.build(input_shape)
+
+    def call(self, inputs, training=None, mask=None):
+        kwargs = {} if mask is None else {"mask": mask}
+        return self.model(inputs, training=training, **kwargs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        if type(self.model).compute_loss is not keras.Model.compute_loss:
+            raise ValueError(
+                f"Model {self.model.name!r} has a `compute_loss` of its own. Subclass "
+                "`tfdp.models.DPModel` and return one loss for each example, of shape (batch,)."
+            )
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    def __getattr__(self, name):
+        # Functional models name their inputs and outputs; Keras reads these where they exist.
+        if name in ("input", "inputs", "output", "outputs", "output_names", "input_names"):
+            return getattr(self.model, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def get_layer(self, name=None, index=None):
+        return self.model.get_layer(name, index)
+
+    def get_config(self):
+        return {"model": keras.saving.serialize_keras_object(self.model), "name": self.name}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        config["model"] = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return cls(**config)

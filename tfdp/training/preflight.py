@@ -1,0 +1,229 @@
+"""Checks and adjustments between `DPModel.fit` and Keras' own."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.accounting import Sampling
+from tfdp.clipping.recording import all_layers
+from tfdp.data import sampling_of
+from tfdp.distribution.host_selection import unpack
+from tfdp.errors import PrivacyError
+from tfdp.runtime.strategies import traces_once
+
+
+def refuse_precision(model):
+    if any(layer.dtype_policy.name == "mixed_float16" for layer in all_layers(model)):
+        raise PrivacyError(
+            "The policy 'mixed_float16' scales the loss, which would change the clipping. Use "
+            "`keras.config.set_dtype_policy('mixed_bfloat16')`."
+        )
+
+
+def refuse_tensor_float_32(strategy):
+    """TensorFloat-32 keeps 10 bits of a factor: norms would be off by 1e-3. TPUs keep 8 bits."""
+    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+    devices = {d.device_type for d in tf.config.list_physical_devices()}
+    if allowed and (devices & {"GPU", "TPU"} or traces_once(strategy)):
+        raise PrivacyError(
+            "TensorFloat-32 (on a GPU) or bfloat16 (on a TPU) would make the norms of gradients "
+            "too inexact to clip by. Call "
+            "`tf.config.experimental.enable_tensor_float_32_execution(False)` first."
+        )
+
+
+def merge_metrics(metrics, weighted_metrics):
+    """`metrics` join `weighted_metrics`: padding must not enter either."""
+    if not metrics:
+        return weighted_metrics
+    if not weighted_metrics:
+        return metrics
+    if isinstance(metrics, dict) and isinstance(weighted_metrics, dict):
+        keys = {**metrics, **weighted_metrics}
+        return {k: _as_list(metrics.get(k)) + _as_list(weighted_metrics.get(k)) for k in keys}
+    if isinstance(metrics, list) and isinstance(weighted_metrics, list):
+        nested = [m for m in metrics + weighted_metrics if isinstance(m, (list, tuple))]
+        if not nested:
+            return metrics + weighted_metrics
+    raise ValueError(
+        "Arguments `metrics` and `weighted_metrics` must both be flat lists or both be dicts. "
+        f"Received: metrics={metrics}, weighted_metrics={weighted_metrics}"
+    )
+
+
+def _as_list(value):
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def sampling_of_fit(optimizer, x, y, kwargs):
+    """How the batches of this `fit` are drawn, checked against what the optimizer assumes."""
+    sampling = sampling_of_data(x, kwargs)
+    if sampling.microbatches > 1:
+        raise PrivacyError(
+            "A batch of `tfdp.data.microbatches` may hold one record several times, and each copy "
+            "would be clipped by itself. A DPOptimizer needs `tfdp.data.poisson_batches`."
+        )
+    _compare("num_examples", sampling.num_examples, optimizer.num_examples)
+    _compare("expected_batch_size", sampling.expected_batch_size, optimizer.expected_batch_size)
+    return sampling
+
+
+def sampling_of_data(x, kwargs):
+    """How the batches of this `fit` are drawn.
+
+    Raises:
+        PrivacyError: if that is not known.
+    """
+    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+        sampling = sampling_of(x)
+        if sampling is None:
+            raise PrivacyError(
+                "It is not known how the batches of this dataset were drawn, so no ε would be "
+                "true of them. Make them with `tfdp.data.poisson_batches` or "
+                "`tfdp.data.shuffled_epochs` (only `map`, `prefetch` and the like may follow), "
+                "or declare it yourself with `tfdp.data.declare_sampling`."
+            )
+        if isinstance(x, tf.distribute.DistributedDataset):
+            # It has no end, so that no worker waits for one that has reached it.
+            kwargs["steps_per_epoch"] = kwargs.get("steps_per_epoch") or sampling.steps_per_epoch
+        elif not sampling.is_asserted:
+            _check_rows(x.element_spec, sampling)
+    elif x is not None and all(hasattr(t, "shape") for t in tf.nest.flatten(x)):
+        sampling = _sampling_of_arrays(x, kwargs)
+    else:
+        raise PrivacyError(
+            "Argument `x` must be arrays or a tf.data.Dataset made by tfdp.data: it is not known "
+            f"how these batches are drawn. Received: x of type {type(x)}"
+        )
+    return sampling
+
+
+def _check_rows(spec, sampling):
+    """What followed the sampling must have kept its rows and the weights that mark padding."""
+    weighted = isinstance(spec, tuple) and len(spec) == 3 and spec[2] is not None
+    rows = {t.shape[0] if t.shape.rank else None for t in tf.nest.flatten(spec)}
+    if not weighted or len(rows) != 1 or rows != {sampling.max_batch_size or rows.pop()}:
+        raise PrivacyError(
+            "What was done to the dataset after it was sampled has lost its sample weights, which "
+            "mark padding, or changed the number of rows: padding would train, or one record "
+            "would count as several. A `map` must take and return (x, y, sample_weight) and treat "
+            f"each row by itself. Received: elements of spec {spec}"
+        )
+
+
+def _sampling_of_arrays(x, kwargs):
+    count = tf.nest.flatten(x)[0].shape[0]
+    if kwargs.get("validation_split") and kwargs.get("validation_data") is None:
+        count = int(np.floor(count * (1.0 - kwargs["validation_split"])))
+    batch_size = kwargs.get("batch_size") or 32
+    if batch_size >= count:
+        return Sampling("full_batch", count, count, steps_per_epoch=1)
+    return Sampling("shuffled", count, batch_size, steps_per_epoch=-(-count // batch_size))
+
+
+def _compare(name, found, expected):
+    if abs(found - expected) > 1e-9 * expected:
+        raise PrivacyError(
+            f"The data have {name}={found}, but the DPOptimizer was given {name}={expected}: the "
+            "ε it would charge is not the ε of this run. Give both the same value."
+        )
+
+
+def apply_class_weight(x, kwargs):
+    """Multiplies class weights into a dataset's sample weights, which Keras would refuse."""
+    class_weight = kwargs.get("class_weight")
+    if class_weight is None or not isinstance(x, tf.data.Dataset):
+        return x
+    kwargs.pop("class_weight")
+    size = max(class_weight) + 1
+    table = tf.constant([class_weight.get(i, 1.0) for i in range(size)], tf.float32)
+
+    def weigh(x, y, sample_weight=None):
+        if tf.nest.is_nested(y):
+            raise ValueError(
+                "Argument `class_weight` needs a model with one output. "
+                f"Received: targets of structure {tf.nest.map_structure(lambda t: t.shape, y)}"
+            )
+        classes = tf.cast(y, tf.int32)
+        if len(y.shape) > 1 and y.shape[-1] not in (None, 1) and y.dtype.is_floating:
+            classes = tf.argmax(y, axis=-1, output_type=tf.int32)
+        elif len(y.shape) > 1 and y.shape[-1] == 1:
+            classes = tf.squeeze(classes, -1)
+        weights = tf.where(
+            classes < size, tf.gather(table, tf.clip_by_value(classes, 0, size - 1)), 1.0
+        )
+        if sample_weight is None:
+            return x, y, weights
+        missing = len(weights.shape) - len(sample_weight.shape)
+        shape = tf.concat([tf.shape(sample_weight), [1] * max(missing, 0)], 0)
+        return x, y, weights * tf.reshape(tf.cast(sample_weight, tf.float32), shape)
+
+    return x.map(weigh, num_parallel_calls=1)
+
+
+def check_examples_do_not_mix(model, x, y):
+    """Makes the numeric check that `make_private(validate=True)` asked for, once."""
+    if not getattr(model, "_validate_on_fit", False):
+        return
+    from tfdp.training.independence import validate_batch
+
+    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+        batch = first_batch(x)
+    else:
+        batch = tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:8]), (x, y))
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    validate_batch(model, unpack(x)[0], y, sample_weight)
+    model._validate_on_fit = False
+
+
+def first_batch(dataset):
+    """A batch of a dataset; the first replica's part of it, if the dataset is distributed."""
+    return tf.nest.map_structure(
+        lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v,
+        next(iter(dataset)),
+    )
+
+
+def weights_or_ones(x, sample_weight):
+    if sample_weight is not None:
+        return sample_weight
+    return tf.ones([batch_size_of(x)], tf.float32)
+
+
+def batch_size_of(x):
+    """Number of rows of a batch of inputs: static where it is known, else a scalar tensor."""
+    first = tf.nest.flatten(x)[0]
+    if first.shape[0] is not None:
+        return first.shape[0]
+    return first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
+
+
+class _BudgetStop(keras.callbacks.Callback):
+    """Ends `fit` when the budget allows no further step."""
+
+    def __init__(self, optimizer):
+        super().__init__()
+        self._optimizer = optimizer
+
+    def on_train_begin(self, logs=None):
+        # After the user's callbacks, one of which may have restored a backup.
+        self._remaining = self._optimizer.charging.remaining
+        self._seen = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._remaining is None:
+            return
+        # Counted here without touching the step counter: `batch` restarts in every epoch.
+        self._seen += self.model.steps_per_execution
+        if self._seen >= self._remaining:
+            self.model.stop_training = True
+
+
+def with_budget_stop(callbacks, optimizer):
+    """The user's callbacks and the one that stops at the budget."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.append(_BudgetStop(optimizer))
+        return callbacks
+    return [*_as_list(callbacks), _BudgetStop(optimizer)]

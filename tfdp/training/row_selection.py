@@ -1,0 +1,171 @@
+"""What a model with sparse tables does beside: choose rows in a step, and show how many."""
+
+import keras
+import tensorflow as tf
+
+from tfdp.clipping import activated_rows, is_embed_reduce, restrict, table_name, trained_variables
+from tfdp.clipping.recording import all_layers
+from tfdp.distribution.host_selection import rows_of_step
+from tfdp.errors import PrivacyError
+from tfdp.layers import SparseEmbedding
+from tfdp.runtime.strategies import compiled_by_xla, traces_once
+from tfdp.selection import TableActivity
+
+#: Attribute of a model while `fit` gives it batches from its own `select_on_host`.
+ROWS_ARE_CHECKED = "_tfdp_rows_are_checked"
+
+
+def rows_ahead(model, chosen):
+    """The rows of sparse tables that a step may touch, if they are known before its gradients.
+
+    Args:
+        model: a `DPModel` compiled with a `DPOptimizer`.
+        chosen: the `SelectedInputs` with survivors that were chosen on the host, or None.
+
+    Returns:
+        Dict of place among the trained variables to rows, or None: the step has no selection,
+        or has to choose them itself, from its whole batch.
+
+    Raises:
+        PrivacyError: for micro-batches, none of which is the whole batch; as
+            `refuse_unchecked_rows`.
+    """
+    optimizer = model.optimizer
+    if chosen is not None:
+        refuse_unchecked_rows(model, chosen)
+        rows, cut = rows_of_step(model, chosen.survivors, compiled_by_xla(model))
+        model.selection_metrics.count_cut(cut)
+        return rows
+    if optimizer.selection is None or optimizer.microbatch_size is None:
+        return None
+    if optimizer.selection.reads_batch:
+        raise PrivacyError(
+            f"Rows are chosen from the whole batch, and this step sees {optimizer.microbatch_size} "
+            "examples of it at once. Choose them where batches are made: give `fit` what "
+            "`tfdp.distribution.select_on_host(batches, model, ids)` returns, or leave "
+            "`microbatch_size` out."
+        )
+    variables = trained_variables(model)
+    tables = {i: v for i, v in enumerate(variables) if table_name(v) is not None}
+    activity = [TableActivity(table_name(v), v.shape[0], None) for v in tables.values()]
+    rows = optimizer.selection.select(activity, None, None, None)
+    return dict(zip(tables, rows, strict=True))
+
+
+def refuse_unchecked_rows(model, chosen):
+    """Refuses rows that reach a model in another way than by `fit`, which checks who chose them.
+
+    Args:
+        model: the model.
+        chosen: as for `rows_ahead`.
+    """
+    if chosen is not None and not vars(model).get(ROWS_ARE_CHECKED):
+        raise PrivacyError(
+            "A step outside of `fit` was given rows, and it is not known who chose them. Give "
+            "`fit` the batches that `tfdp.distribution.select_on_host` returns."
+        )
+
+
+def restrict_to_survivors(model, result, survivors=None):
+    """Sets the gradients of all rows but the survivors' to zero, before norms are taken.
+
+    Args:
+        model: a `DPModel` compiled with a `DPOptimizer`.
+        result: a `Backward`; of the whole batch if the rows are to be chosen here.
+        survivors: from `rows_ahead`; if None they are selected.
+
+    Returns:
+        A `Backward`; the same one if the optimizer has no `selection`.
+
+    Raises:
+        PrivacyError: if no table is looked up, or one is used otherwise than by look-ups.
+    """
+    optimizer = model.optimizer
+    if optimizer.selection is None:
+        return result
+    activated = activated_rows(model, result)
+    if survivors is None:
+        survivors, cut = optimizer.select_rows(
+            activated, trained_variables(model), result.present, compiled_by_xla(model)
+        )
+        model.selection_metrics.count_cut(cut)
+    return restrict(result, survivors)
+
+
+def allow_compilation(model, optimizer, jit_compile):
+    """XLA needs to know how many rows a step touches before any has been drawn.
+
+    Raises:
+        PrivacyError: for `jit_compile=True`, or under TPUStrategy, with a selection of any number
+            of rows.
+    """
+    on_tpu = traces_once(model.distribute_strategy)
+    selection, asked = optimizer.selection, jit_compile is True
+    if (asked or on_tpu) and selection is not None and not selection.is_static:
+        raise PrivacyError(
+            f"{'A step under TPUStrategy' if on_tpu else '`jit_compile=True`'} needs a number of "
+            "rows that is known before the step. Give the selection a `capacity`, as in "
+            f"`AdaFEST(..., capacity=20_000)`{'' if on_tpu else ', or leave `jit_compile` out'}. "
+            f"Received: selection={selection}"
+        )
+    if on_tpu:
+        return  # the strategy compiles, and not Keras
+    for layer in all_layers(model):
+        if isinstance(layer, SparseEmbedding) and asked:
+            # Keras compiles no model by itself that holds this layer, and now is asked to.
+            layer.supports_jit = True
+        elif is_embed_reduce(layer):
+            # Keras would compile it by itself wherever there is an accelerator.
+            layer.supports_jit = asked or selection is None
+
+
+class SelectionMetrics:
+    """What training shows of the rows of its steps, the mean over the steps of an epoch.
+
+    It is made from the survivors alone, which are private. Not among the model's own metrics:
+    it has no value in `evaluate`.
+
+    Attributes:
+        gradient_size: scalars of sparse tables that receive noise. Without a selection it would
+            be the size of the tables in every step, and is not shown.
+        rows_cut: survivors beyond the selection's `capacity`, as `PaddedSurvivors.cut`; shown if
+            there is one.
+    """
+
+    def __init__(self, optimizer):
+        selection = getattr(optimizer, "selection", None)
+        self._size = self._cut = None
+        if selection is not None:
+            self._size = keras.metrics.Mean(name="gradient_size")
+            if selection.capacity is not None:
+                self._cut = keras.metrics.Mean(name="rows_cut")
+
+    def count_size(self, size):
+        if self._size is not None:
+            self._size.update_state(size)
+
+    def count_cut(self, cut):
+        if self._cut is not None:
+            self._cut.update_state(tf.cast(cut, tf.float32))
+
+    def results(self):
+        """Dict of name to value."""
+        return {m.name: m.result() for m in self._metrics()}
+
+    def reset(self):
+        for metric in self._metrics():
+            metric.reset_state()
+
+    def _metrics(self):
+        return [m for m in (self._size, self._cut) if m is not None]
+
+
+def trace_again_if_chosen_anew(model):
+    """A traced step holds the rows that were chosen before it; a new choice needs a new trace."""
+    selection = model.optimizer.selection
+    if selection is None:
+        return
+    traced = vars(model).get("_traced_choice")
+    vars(model)["_traced_choice"] = selection.version
+    if traced not in (None, selection.version):
+        model.make_train_function(force=True)

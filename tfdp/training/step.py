@@ -1,0 +1,145 @@
+"""A private step from the batch to the sums that the optimizer noises."""
+
+import tensorflow as tf
+
+from tfdp.clipping import SurvivorSums, backward, clipped_sums, presence, trained_variables
+from tfdp.errors import PrivacyError
+from tfdp.training import preflight as fitting
+from tfdp.training.row_selection import restrict_to_survivors
+
+
+def sums_of_batch(model, x, y, sample_weight, survivors=None):
+    """Forward, backward, norms, factors and clipped sums of one batch; updates the metrics.
+
+    Args:
+        model: a `DPModel` compiled with a `DPOptimizer`.
+        x, y, sample_weight: the examples; weight 0 is padding.
+        survivors: from `rows_ahead`.
+
+    Returns:
+        For each trainable variable what `DPOptimizer.apply_clipped_sums` takes.
+    """
+    there = presence(sample_weight, fitting.batch_size_of(x))
+    # Once the budget is spent every example is absent: what remains is noise alone.
+    present = there & model.optimizer.charging.active()
+
+    def losses_of(outputs):
+        _check_losses(model, x, y, sample_weight, outputs)
+        return model.compute_loss(x, y, outputs, sample_weight, training=True)
+
+    result = backward(model, model.plan(x), x, losses_of, present)
+    result = restrict_to_survivors(model, result, survivors)
+    sums = clipped_sums(model, result, model.optimizer.clip_norm, model.optimizer.clipping)
+    _update_metrics(model, x, y, sample_weight, result)
+    return sums
+
+
+def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
+    """The same over micro-batches, one after another, noise added by nobody yet.
+
+    Args:
+        model, x, y, sample_weight: as for `sums_of_batch`.
+        survivors: from `rows_ahead`; every micro-batch is restricted to these same rows.
+    """
+    size = model.optimizer.microbatch_size
+    data = tf.nest.map_structure(
+        lambda t: t if t is None else _in_microbatches(t, size),
+        (x, y, fitting.weights_or_ones(x, sample_weight)),
+    )
+    variables = trained_variables(model)
+    unused = {id(v) for v in model.plan(x).unused}
+    pieces = [i for i, v in enumerate(variables) if id(v) not in unused]
+    rows = survivors or {}
+
+    def zeros(i):
+        shape = variables[i].shape
+        return tf.zeros([tf.size(rows[i]), *shape[1:]] if i in rows else shape, tf.float32)
+
+    def body(i_batch, totals):
+        part = tf.nest.map_structure(lambda t: t if t is None else t[i_batch], data)
+        sums = sums_of_batch(model, *part, survivors)
+        return i_batch + 1, [
+            t + tf.cast(tf.convert_to_tensor(sums[i].values if i in rows else sums[i]), tf.float32)
+            for i, t in zip(pieces, totals, strict=True)
+        ]
+
+    flat_weights = tf.nest.map_structure(
+        lambda t: t if t is None else tf.reshape(t, [tf.shape(t)[0] * size, -1]), data[2]
+    )
+    present = presence(flat_weights, tf.shape(tf.nest.flatten(flat_weights)[0])[0])
+    last = tf.reduce_max(tf.where(present, tf.range(1, tf.size(present) + 1), 0))
+    _, totals = tf.while_loop(
+        # Padding stands at the end of a batch: whole micro-batches of it are skipped.
+        lambda i_batch, _: i_batch * size < last,
+        body,
+        (tf.constant(0), [zeros(i) for i in pieces]),
+        parallel_iterations=1,
+    )
+    sums = [None] * len(variables)
+    for i, total in zip(pieces, totals, strict=True):
+        sums[i] = SurvivorSums(rows[i], total) if i in rows else total
+    return sums
+
+
+def regularization(variables):
+    """Gradients of the weight regularizers: they depend on no example and carry no noise."""
+    gradients = []
+    for variable in variables:
+        if variable.regularizer is None:
+            gradients.append(None)
+            continue
+        with tf.GradientTape() as tape:
+            value = tf.convert_to_tensor(variable.value)
+            tape.watch(value)
+            penalty = variable.regularizer(value)
+        gradients.append(tape.gradient(penalty, value))
+    return gradients
+
+
+def _check_losses(model, x, y, sample_weight, outputs):
+    """Losses must have the batch axis, not just as many numbers as the batch examples."""
+    data = (x, y, outputs, sample_weight)
+    key = tuple((t.dtype, tuple(t.shape[1:])) for t in tf.nest.flatten(data) if t is not None)
+    if key in model.checked_losses:
+        return
+    model.checked_losses.add(key)
+
+    def trace(size):
+        def losses(*data):
+            return model.compute_loss(*data, training=True)
+
+        specs = tf.nest.map_structure(
+            lambda t: None if t is None else tf.TensorSpec((size, *t.shape[1:]), t.dtype),
+            data,
+        )
+        function = tf.function(losses, autograph=False)
+        return function.get_concrete_function(*specs).structured_outputs.shape
+
+    with tf.init_scope():
+        shapes = [tuple(trace(size)) for size in (3, 5)]
+    if shapes != [(3,), (5,)]:
+        raise PrivacyError(
+            "The loss must give one number for each example, of shape (batch,): what it gives "
+            "cannot be clipped per example. Use a `keras.losses.Loss` that reduces over the "
+            "axes of one example only. Received: shapes "
+            f"{shapes[0]} and {shapes[1]} for batches of 3 and 5"
+        )
+
+
+def _update_metrics(model, x, y, sample_weight, result):
+    weights = tf.cast(result.present, tf.float32)
+    for metric in model.metrics:
+        if metric.name == "loss":
+            metric.update_state(result.losses, sample_weight=weights)
+    model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
+
+
+def _in_microbatches(tensor, size):
+    """(B, ...) to (k, size, ...); what is missing is filled with zeros, so its weight is zero."""
+    missing = -tf.shape(tensor)[0] % size
+    rank = len(tensor.shape)
+    padded = tf.pad(tensor, tf.concat([[[0, missing]], tf.zeros([rank - 1, 2], tf.int32)], 0))
+    count = -1 if tensor.shape[0] is None else -(-tensor.shape[0] // size)
+    rest = [d if d is not None else tf.shape(tensor)[i + 1] for i, d in
+            enumerate(tensor.shape[1:])]  # fmt: skip
+    return tf.reshape(padded, [count, size, *rest])
