@@ -43,11 +43,11 @@ def test_progress_bar_never_shows_less_than_was_spent():
 
 def test_stops_before_the_limit_and_not_a_step_earlier():
     model = private_model()
-    limit = model.optimizer.charging.epsilon_after(7, 1e-3) * (1 + 1e-9)
+    limit = model.optimizer.epsilon_after(7, 1e-3) * (1 + 1e-9)
     meter = tfdp.callbacks.PrivacyMeter(delta=1e-3, max_epsilon=limit)
     # The ε of the bar depends on how batches are drawn only through σ and q, known before.
     model.fit(batches(), epochs=10, verbose=0, callbacks=[meter])
-    assert model.optimizer.charging.steps == 7
+    assert model.optimizer.steps_taken == 7
     assert model.ledger.epsilon(1e-3) <= limit
 
 

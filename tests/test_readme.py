@@ -42,7 +42,7 @@ def test_recommender(tmp_path, monkeypatch):
     code = blocks("python")[1].replace("epochs=100", "epochs=2, verbose=0")
     exec("import keras, tfdp\n" + code, names)
     assert names["model"].ledger.entries[0].label == "item frequencies"
-    assert names["model"].optimizer.charging.steps == 2
+    assert names["model"].optimizer.steps_taken == 2
 
 
 def test_sparse_tables():
@@ -50,7 +50,7 @@ def test_sparse_tables():
     names = {}
     exec("import keras, tfdp\n" + code.replace("epochs=4", "epochs=1, verbose=0"), names)
     model = names["model"]
-    assert model.optimizer.charging.steps == 2 and model.privacy_statement().epsilon < 3
+    assert model.optimizer.steps_taken == 2 and model.privacy_statement().epsilon < 3
     assert 0 < model.history.history["gradient_size"][0] < 9.5e6  # all would be 9.6 million
 
 

@@ -27,7 +27,9 @@ def test_epsilon_equals_dp_accounting_called_by_hand(name, accountant):
         dp_accounting.PoissonSampledDpEvent(_Q, dp_accounting.GaussianDpEvent(_SIGMA)), _STEPS
     )
     expected = _by_hand(accountant(), event)
-    assert epsilon(_TRAINING, _DELTA, name) == pytest.approx(expected, rel=1e-12)
+    found = epsilon(_TRAINING, _DELTA, name)
+    # PLD's convolutions round: a bound of the error is on the safe side here, and not there.
+    assert expected <= found <= expected * (1 + 1e-8)
 
 
 def test_pld_is_the_default_and_not_above_rdp():
@@ -85,7 +87,8 @@ def test_doubled_sensitivity_dominates_the_exact_replace_one_rule(q, sigma, step
             delta,
         )
         assert exact <= epsilon(double_sensitivity(event), delta) + 1e-3
-        assert epsilon(event, delta, adjacency="replace_one") == pytest.approx(exact, rel=1e-9)
+        found = epsilon(event, delta, adjacency="replace_one")
+        assert exact <= found <= exact * (1 + 1e-7)  # above by the bound of PLD's rounding
 
 
 def test_no_noise_is_not_private():

@@ -1,11 +1,14 @@
 """The ledger holds exactly what ran, and survives JSON bit for bit."""
 
+import math
+
 import dp_accounting
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdp.accounting import Ledger, LedgerEntry, epsilon, training_event
+from tfdp.accounting.gaussian import gaussian_epsilon
 
 _floats = st.floats(min_value=1e-6, max_value=1e6)
 _leaves = st.one_of(
@@ -91,12 +94,11 @@ def test_steps_of_one_configuration_are_one_entry_with_an_exact_count():
     )
 
 
-def test_merge_adds_and_copy_is_independent():
+def test_merge_adds_and_leaves_the_other_as_it_was():
     ledger, other = _example(), _example()
-    copy = ledger.copy()
     ledger.merge(other)
     assert [e.count for e in ledger.entries] == [2, 200]
-    assert copy == other == _example() != ledger
+    assert other == _example() != ledger
     ledger.merge(ledger)
     assert [e.count for e in ledger.entries] == [4, 400]
 
@@ -137,3 +139,41 @@ def test_details_of_an_entry_do_not_follow_the_callers_dict():
     entry = LedgerEntry("training", dp_accounting.GaussianDpEvent(1.0), 1, details)
     details["sampling"]["kind"] = "shuffled"
     assert entry.details == {"sampling": {"kind": "poisson"}}
+
+
+@pytest.mark.parametrize("accountant", [None, "pld", "rdp"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        dp_accounting.GaussianDpEvent(0.0),
+        dp_accounting.LaplaceDpEvent(0.0),
+        dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(0.0)),
+        dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(0.0), 3),
+    ],
+)
+def test_a_mechanism_without_noise_costs_infinity(event, accountant):
+    ledger = Ledger()
+    ledger.add("training", event)
+    assert ledger.epsilon(1e-5, accountant) == math.inf
+
+
+def test_delta_is_checked_against_the_largest_data_in_the_ledger():
+    ledger = Ledger()
+    ledger.add("a", dp_accounting.GaussianDpEvent(2.0), num_examples=100)
+    ledger.epsilon(1 / 100)
+    ledger.add("b", dp_accounting.GaussianDpEvent(2.0), sampling={"num_examples": 1000})
+    assert ledger.num_examples == 1000
+    with pytest.raises(ValueError, match="at most 1/num_examples"):
+        ledger.epsilon(1 / 100)
+
+
+def test_cut_off_batches_are_in_the_ledgers_epsilon():
+    """By hand: the smallest ε with δ(ε) + (1 + e^ε)·T·P ≤ δ."""
+    ledger = Ledger()
+    ledger.add("a", dp_accounting.GaussianDpEvent(2.0), 4, overflow_probability=1e-8)
+    delta = 1e-5
+    found = ledger.epsilon(delta)
+    left = delta - (1 + math.exp(found)) * 4e-8
+    exact = gaussian_epsilon(2.0, left, 4)
+    assert exact <= found * (1 + 1e-6) and found == pytest.approx(exact, rel=1e-2)
+    assert found > gaussian_epsilon(2.0, delta, 4) * 1.01

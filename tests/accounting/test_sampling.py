@@ -54,7 +54,12 @@ def test_contradictions_are_named(changes, named):
 
 
 def test_a_shuffled_record_appears_once_per_epoch_begun():
-    # 100 records in batches of 30: four batches an epoch, or three if the last is dropped.
-    assert _sampling(kind="shuffled", expected_batch_size=30).appearances(10) == 4
     four = _sampling(kind="shuffled", expected_batch_size=30, steps_per_epoch=4)
     assert [four.appearances(t) for t in (1, 4, 5, 8, 10)] == [1, 1, 2, 2, 3]
+
+
+def test_where_the_batches_of_a_pass_are_unknown_each_step_may_begin_one():
+    unknown = _sampling(kind="shuffled", expected_batch_size=30)
+    assert unknown.appearances(10) == 10
+    bounded = _sampling(kind="shuffled", expected_batch_size=30, passes=4)
+    assert [bounded.appearances(t) for t in (1, 3, 10)] == [1, 3, 4]

@@ -50,10 +50,10 @@ def test_in_batch_negatives_are_found_at_the_first_fit(small):
     for _ in range(2):
         with pytest.raises(PrivacyError, match="loss .*mixes the examples"):
             model.fit(*small.data(), batch_size=10, verbose=0)
-    assert model.optimizer.charging.steps == 0
+    assert model.optimizer.steps_taken == 0
     model.compile(small.optimizer(), loss=small.loss)
     model.fit(*small.data(), batch_size=10, verbose=0)
-    assert model.optimizer.charging.steps == 4
+    assert model.optimizer.steps_taken == 4
 
 
 def test_subclassed_models_are_checked_at_the_first_fit(small):
@@ -155,7 +155,7 @@ def test_other_input_shapes_get_a_plan_of_their_own(small):
     for length in (2, 5):
         x = generator.normal(size=(small.n, length, 3)).astype(np.float32)
         model.fit(small.poisson((x, small.data()[1])), verbose=0)
-    assert model.optimizer.charging.steps == 8
+    assert model.optimizer.steps_taken == 8
 
 
 def test_variables_used_only_by_the_loss_are_reported(small):

@@ -147,7 +147,7 @@ def test_fault_15_empty_draws_and_the_divisor(small):
     model.fit(empty, verbose=0)
     moved = np.abs(model.get_weights()[0] - before)
     assert 0 < moved.max() < 1e-3 / 10 * 9
-    assert model.optimizer.charging.steps == 1
+    assert model.optimizer.steps_taken == 1
     # Twice the drawn examples, twice the update: nothing divides by their number.
     norms = []
     for count in (5, 10):
@@ -196,10 +196,10 @@ def test_fault_17_a_step_is_a_step_everywhere(small, microbatch_size, steps_per_
         microbatch_size=microbatch_size, budget=tfdp.PrivacyBudget(4.0, 0.01), steps=6,
     )  # fmt: skip
     model.fit(small.poisson(), epochs=9, verbose=0)
-    assert model.optimizer.charging.steps == 6
+    assert model.optimizer.steps_taken == 6
     assert model.privacy_statement().steps == 6
     assert sum(e.count for e in model.ledger.entries) == 6
-    assert model.optimizer.charging.remaining == 0
+    assert model.optimizer.steps_left == 0
 
 
 def test_fault_18_noise_and_sum_have_the_same_scale(small):

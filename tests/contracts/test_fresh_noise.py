@@ -62,7 +62,7 @@ for way in ["keras", "weights", "checkpoint"]:
     model.fit(seen, verbose=0)
     noise = before - model.get_weights()[0]
     records = next(iter(batches))[0][:, 0].numpy()
-    assert model.optimizer.charging.steps == 2, model.optimizer.charging.steps
+    assert model.optimizer.steps_taken == 2, model.optimizer.charging.steps
     print(way, *noise.ravel()[:4], "|", *records[:6])
 """
 

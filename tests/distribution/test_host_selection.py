@@ -60,7 +60,7 @@ def test_without_noise_the_numbers_are_those_of_the_step(replicas, count, jit_co
     assert 0 < survivors.sum() < CAPACITY
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    assert model.optimizer.charging.steps == 2 and history["rows_cut"] == [0.0]
+    assert model.optimizer.steps_taken == 2 and history["rows_cut"] == [0.0]
 
 
 def drawn_rows(batch):

@@ -71,7 +71,7 @@ def test_dense_updates_and_losses_are_equal_on_1_2_and_4_replicas(replicas):
             compile_kwargs={"metrics": ["mae"]}, **SETTINGS,
         )  # fmt: skip
         changes, history = replicas.train(model, batches(dense_data()), epochs=2)
-        assert model.optimizer.charging.steps == 4
+        assert model.optimizer.steps_taken == 4
         found.append((changes, history, model.ledger))
     for changes, history, ledger in found[1:]:
         for a, b in zip(changes, found[0][0], strict=True):
@@ -145,7 +145,7 @@ def test_noise_and_charge_are_once_where_only_the_inner_optimizers_are_replicate
     with model.distribute_strategy.scope():
         model.compile(optimizer, loss="mse")
     model.fit(batches(sparse_data(), steps_per_epoch=1), verbose=0)
-    assert optimizer.charging.steps == 1
+    assert optimizer.steps_taken == 1
     assert replicas.in_agreement(model.trainable_variables)
 
 
@@ -179,7 +179,7 @@ def test_microbatches_and_steps_per_execution_work_on_replicas(replicas):
             **SETTINGS,
         )  # fmt: skip
         found.append(replicas.train(model, batches(dense_data()))[0])
-        assert model.optimizer.charging.steps == 2
+        assert model.optimizer.steps_taken == 2
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -190,7 +190,7 @@ def test_the_budget_ends_after_as_many_steps_as_on_one_replica(replicas):
         expected_batch_size=SIZE,
     )  # fmt: skip
     model.fit(poisson_batches(dense_data(), SIZE), epochs=9, verbose=0)
-    assert model.optimizer.charging.steps == 3
+    assert model.optimizer.steps_taken == 3
     assert model.ledger.epsilon(1e-3) <= 8.0
 
 

@@ -180,7 +180,7 @@ def test_fit_makes_it_once_and_trains_nothing_if_it_fails(tpus, monkeypatch):
     batches = tfdp.data.poisson_batches(data, 8, steps_per_epoch=1)
     model.fit(batches, verbose=0)
     model.fit(batches, verbose=0)
-    assert made == [model.distribute_strategy] and model.optimizer.charging.steps == 2
+    assert made == [model.distribute_strategy] and model.optimizer.steps_taken == 2
 
     def fails(strategy):
         raise PrivacyError("The self-check failed")
@@ -198,4 +198,4 @@ def test_fit_makes_it_once_and_trains_nothing_if_it_fails(tpus, monkeypatch):
         step()
     for a, b in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert model.optimizer.charging.steps == 2
+    assert model.optimizer.steps_taken == 2

@@ -61,7 +61,7 @@ def test_updates_losses_and_ledger_are_those_of_one_replica(replicas, tpus):
     for strategies, count in ((replicas, 1), (tpus, 4)):
         model = strategies.model(count, dense, inner=lambda: keras.optimizers.Adam(0.1), **SETTINGS)
         changes, history = strategies.train(model, batches(dense_data()))
-        assert model.optimizer.charging.steps == 2
+        assert model.optimizer.steps_taken == 2
         found.append((changes, history["loss"], model.ledger))
     assert len(tpus.programs) == 1 and tpus.in_agreement(model.trainable_variables)
     for a, b in zip(found[0][0], found[1][0], strict=True):
@@ -78,7 +78,7 @@ def test_survivors_and_sparse_updates_are_those_of_one_replica(replicas, tpus):
             **SETTINGS,
         )  # fmt: skip
         changes, history = strategies.train(model, batches(sparse_data()))
-        assert model.optimizer.charging.steps == 2
+        assert model.optimizer.steps_taken == 2
         found.append((changes, history))
     survivors = np.flatnonzero(np.any(found[0][0][0], axis=1))
     assert 0 < len(survivors) < V // 2
@@ -104,7 +104,7 @@ def test_noise_is_added_once_and_every_replica_agrees(tpus):
     (later,), _ = tpus.train(model, batches(data, steps_per_epoch=1))
     assert abs(np.corrcoef(kernel.ravel(), later.ravel())[0, 1]) < 0.01
     assert tpus.in_agreement(model.trainable_variables)
-    assert model.optimizer.charging.steps == 2
+    assert model.optimizer.steps_taken == 2
     for variable in model.optimizer.hidden_variables:
         assert len({v.numpy().tobytes() for v in variable.values}) == 1
 

@@ -71,7 +71,7 @@ def test_sums_and_survivors_are_those_of_one_piece(replicas, one_piece, count, j
     for found, exact in zip(trained(replicas, model, data()), one_piece, strict=True):
         np.testing.assert_allclose(found, exact, atol=2e-6)
         np.testing.assert_array_equal(np.any(found, axis=-1), np.any(exact, axis=-1))
-    assert model.optimizer.charging.steps == 2
+    assert model.optimizer.steps_taken == 2
 
 
 def test_survivors_are_noised_once_and_the_step_is_charged_once(replicas):

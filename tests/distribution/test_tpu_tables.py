@@ -126,7 +126,7 @@ def test_v0_changes_exactly_the_survivors_and_as_on_one_device(
     for a, b in zip(model.get_weights()[-2:], dense, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
     assert found["gradient_size"] == history["gradient_size"]
-    assert model.optimizer.charging.steps == 2
+    assert model.optimizer.steps_taken == 2
     assert model.optimizer.epsilon(1e-5) == other.optimizer.epsilon(1e-5)
     if rule == "adagrad":
         slots = [model.get_layer(n).held_table.to_arrays()["accumulators"] for n in TABLES]
@@ -165,7 +165,7 @@ def test_engines_that_update_by_themselves_are_given_the_same(
     for a, b in zip(model.get_weights(), dense, strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
     assert found["gradient_size"] == history["gradient_size"]
-    assert model.optimizer.charging.steps == 2
+    assert model.optimizer.steps_taken == 2
     assert int(model.optimizer.embedding_optimizer.iterations.numpy()) == 2
 
 
@@ -252,7 +252,7 @@ def test_a_model_is_saved_from_the_engine_and_served_without_one(kind, tmp_path)
         model.save(path)
         if kind == KINDS.V2:
             more = keras.saving.load_model(path)
-            assert more.optimizer.charging.steps == 2
+            assert more.optimizer.steps_taken == 2
             more.fit(batches(more, 1), verbose=0)  # starts from the saved rows
             for a, b in zip(tables(more), wanted, strict=True):
                 assert 0 < (a == b).all(1).sum() < V
@@ -298,7 +298,7 @@ def test_a_table_in_two_models_has_one_ledger_and_is_trained_by_both():
             assert sum(steps for _, steps in model.optimizer.charging.record.runs) == i + 1
         assert not np.array_equal(values[0], values[1]) and not np.array_equal(*values[1:])
         third = model_of_shared()
-        assert third.optimizer.charging.steps == 3
+        assert third.optimizer.steps_taken == 3
 
 
 def test_rows_chosen_for_other_tables_are_refused_and_would_train_nothing_without_noise():
@@ -342,7 +342,7 @@ def test_once_the_budget_is_spent_no_example_is_used():
             shown = model.fit(chosen, verbose=0).history
             assert shown["rows_cut"] == [0.0] and shown["gradient_size"] == [0.0]
             ended.append(tables(model))
-            assert model.optimizer.charging.steps == 0
+            assert model.optimizer.steps_taken == 0
     for a, b in zip(*ended, strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(a, 0)
@@ -440,7 +440,7 @@ def test_optimizers_and_uses_that_a_tpu_embedding_has_not_are_refused():
                 model.fit(drawn(30), verbose=0, **{argument: used})
         with pytest.raises(ValueError, match="BackupAndRestore"):
             model.fit(drawn(30), callbacks=[keras.callbacks.BackupAndRestore("x")], verbose=0)
-        assert model.optimizer.charging.steps == 0
+        assert model.optimizer.steps_taken == 0
         model.fit(drawn(30), verbose=0)
         with pytest.raises(PrivacyError, match="another shape"):
             model.fit(drawn(28), verbose=0)

@@ -280,7 +280,7 @@ def test_sequence_models_train_save_and_continue(cell, tmp_path):
     assert other.ledger == model.ledger
     np.testing.assert_allclose(model.predict(x, verbose=0), other.predict(x, verbose=0), atol=1e-5)
     other.fit(data, verbose=0)
-    assert other.optimizer.charging.steps == 6
+    assert other.optimizer.steps_taken == 6
 
 
 def test_a_release_is_charged_once_however_often_it_is_used(tmp_path):
@@ -300,7 +300,7 @@ def test_a_release_is_charged_once_however_often_it_is_used(tmp_path):
     for candidate in (model, other):
         entries = [e for e in candidate.ledger.entries if e.label == "item frequencies"]
         assert [e.count for e in entries] == [1]
-    assert other.optimizer.charging.steps == 9
+    assert other.optimizer.steps_taken == 9
 
 
 def test_two_releases_are_charged_twice():

@@ -67,7 +67,7 @@ def test_update_is_the_clipped_mean(small, compile_kwargs, microbatch_size):
         small, base=base, compile_kwargs=compile_kwargs, microbatch_size=microbatch_size
     )
     assert_step(before, after, wanted)
-    assert model.optimizer.charging.steps == int(model.optimizer.iterations) == 1
+    assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 1
 
 
 def test_microbatches_equal_the_whole_batch(small):
@@ -76,7 +76,7 @@ def test_microbatches_equal_the_whole_batch(small):
     for size in (None, 20, 7):
         keras.utils.set_random_seed(2)
         _, after, model = one_step(small, microbatch_size=size, epochs=3)
-        assert model.optimizer.charging.steps == 3
+        assert model.optimizer.steps_taken == 3
         results.append(np.concatenate([np.ravel(w) for w in after]))
     for other in results[1:]:
         np.testing.assert_allclose(results[0], other, rtol=0, atol=1e-6)
@@ -240,7 +240,7 @@ def test_steps_per_execution(small):
     keras.utils.set_random_seed(0)
     model = small.model(network(), None, {"steps_per_execution": 2}, noise_multiplier=0.0)
     model.fit(small.poisson(steps_per_epoch=6), epochs=2, verbose=0)
-    assert model.optimizer.charging.steps == int(model.optimizer.iterations) == 12
+    assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 12
 
 
 def test_several_outputs_with_loss_weights(small):

@@ -18,7 +18,7 @@ from tfdp.training import step as private_step
 
 
 def steps_of(model):
-    return model.optimizer.charging.steps
+    return model.optimizer.steps_taken
 
 
 def test_private_optimizer_in_a_plain_model_raises_at_the_first_step(small):
@@ -135,7 +135,7 @@ def test_budget_stops_training_exactly_at_its_steps(small, steps_per_execution):
     history = model.fit(small.poisson(), epochs=50, verbose=0)
     assert len(history.epoch) <= 3
     assert steps_of(model) == 7
-    assert model.optimizer.charging.remaining == 0
+    assert model.optimizer.steps_left == 0
     assert model.optimizer.epsilon() <= 3.0
     assert model.privacy_statement().epsilon <= 3.0
     with pytest.raises(BudgetError, match="spent"):
@@ -206,7 +206,7 @@ def test_privacy_meter_shows_epsilon_and_stops(small):
     history = model.fit(small.poisson(), epochs=20, verbose=0, callbacks=[meter]).history
     assert history["epsilon"] == sorted(history["epsilon"])
     assert history["epsilon"][-1] <= model.optimizer.epsilon() <= 3.0
-    assert model.optimizer.charging.epsilon_after(1, model.optimizer.default_delta) > 3.0
+    assert model.optimizer.epsilon_after(1, model.optimizer.default_delta) > 3.0
 
 
 @pytest.mark.parametrize(

@@ -236,9 +236,9 @@ def test_history_of_a_restored_budget_counts(small, tmp_path):
     model.fit(small.poisson(), epochs=2, verbose=0)
     model.save(tmp_path / "m.keras")
     other = keras.models.load_model(tmp_path / "m.keras")
-    assert other.optimizer.charging.remaining == 12
+    assert other.optimizer.steps_left == 12
     other.fit(small.poisson(), epochs=50, verbose=0)
-    assert other.optimizer.charging.steps == 20
+    assert other.optimizer.steps_taken == 20
     assert 3.9 < other.optimizer.epsilon() <= 4.0
 
 
@@ -251,7 +251,7 @@ def test_backup_does_not_enlarge_the_budget(small, tmp_path):
     other = small.model(**settings)
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     other.fit(small.poisson(), epochs=50, verbose=0, callbacks=[backup])
-    assert other.optimizer.charging.steps == 20
+    assert other.optimizer.steps_taken == 20
     assert other.optimizer.epsilon() <= 4.0
 
 
@@ -281,7 +281,7 @@ def test_files_load_after_importing_only_the_package(small, tmp_path):
     trained(small).save(tmp_path / "m.keras")
     script = (
         "import sys, keras, tfdp; m = keras.models.load_model(sys.argv[1]); "
-        "print(m.optimizer.charging.steps)"
+        "print(m.optimizer.steps_taken)"
     )
     output = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "m.keras")], capture_output=True, text=True,

@@ -92,7 +92,7 @@ def test_passes_that_are_cut_short_count(small):
     data = tfdp.data.shuffled_epochs(small.data(), 10)
     for _ in range(3):
         model.fit(data, verbose=0, callbacks=[Stop()])
-    assert model.optimizer.charging.steps == 3
+    assert model.optimizer.steps_taken == 3
     assert model.privacy_statement().appearances == 3
 
 

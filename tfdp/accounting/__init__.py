@@ -18,8 +18,15 @@ from tfdp.accounting.forward_noise import (
     visible_sampling_epsilon,
 )
 from tfdp.accounting.gdp import gdp_clt_epsilon
+from tfdp.accounting.history import ChargeHistory
 from tfdp.accounting.ledger import Ledger, LedgerEntry
-from tfdp.accounting.record import Record
+from tfdp.accounting.mechanisms import (
+    ForwardNoise,
+    NoPrivacy,
+    Notes,
+    PrivateTraining,
+    ReleasedData,
+)
 from tfdp.accounting.sampling import Sampling
 from tfdp.accounting.statement import Statement, privacy_statement
 from tfdp.accounting.truncation import overflow_probability, smallest_capacity, truncation_delta
@@ -29,12 +36,17 @@ from tfdp.errors import BudgetError
 __all__ = [
     "ADJACENCIES",
     "BudgetError",
+    "ChargeHistory",
     "FORWARD_ADJACENCIES",
+    "ForwardNoise",
     "Ledger",
     "LedgerEntry",
+    "NoPrivacy",
+    "Notes",
     "PaperForwardNoiseClaim",
     "PrivacyBudget",
-    "Record",
+    "PrivateTraining",
+    "ReleasedData",
     "Sampling",
     "Statement",
     "VisiblySampledGaussianDpEvent",

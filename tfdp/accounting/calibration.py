@@ -87,12 +87,12 @@ def _calibrate_cached(
     def epsilon_at(sigma):
         event = compose([*others, (training_event(sigma, q, mechanism), steps)])
         # Chosen anew for each σ, as the ledger will when it states ε.
-        by = best_accountant(event, adjacency) if accountant is None else accountant
+        by = best_accountant(event, adjacency, delta) if accountant is None else accountant
         return epsilon(event, delta, by, adjacency)
 
     if accountant is None:
         step = training_event(1.0, q, mechanism)
-        named = best_accountant(compose([*others, (step, 1)]), adjacency)
+        named = best_accountant(compose([*others, (step, 1)]), adjacency, delta)
     else:
         named = accountant
     if others and epsilon(compose(others), delta, named, adjacency) >= budget.epsilon:

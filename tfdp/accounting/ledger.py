@@ -11,6 +11,7 @@ from tfdp import _validate
 from tfdp.accounting.accountants import best_accountant, compose_accountant, epsilon_of
 from tfdp.accounting.adjacency import FEATURES as _FEATURES
 from tfdp.accounting.adjacency import strongest
+from tfdp.accounting.budget import check_delta
 from tfdp.accounting.composition import compose
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.truncation import truncation_delta
@@ -68,12 +69,10 @@ class LedgerEntry:
         return self.details.get("adjacency")
 
     @property
-    def is_training(self):
-        """Whether a run is a training step: its batch, and how it was drawn, matter."""
-        kind = self.details.get("kind")
-        if kind is None:
-            return isinstance(self.event, dp_accounting.PoissonSampledDpEvent)
-        return kind == "training"
+    def num_examples(self):
+        """n of the data that the mechanism ran on, or None."""
+        known = self.details.get("num_examples")
+        return (self.details.get("sampling") or {}).get("num_examples") if known is None else known
 
     def to_dict(self):
         """The entry as a JSON-able dict."""
@@ -126,10 +125,6 @@ class Ledger:
         for entry in tuple(other.entries):
             self._append(entry)
 
-    def copy(self):
-        """An independent ledger with the same entries."""
-        return Ledger(self._entries)
-
     @property
     def entries(self):
         """The entries, oldest first, as a tuple."""
@@ -143,6 +138,12 @@ class Ledger:
     def adjacency(self):
         """The weakest change of a record that everything in the ledger protects against."""
         return strongest(e.adjacency for e in self._entries)
+
+    @property
+    def num_examples(self):
+        """n of the largest data that a mechanism in the ledger ran on, or None if none says."""
+        known = (entry.num_examples for entry in self._entries)
+        return max((n for n in known if n is not None), default=None)
 
     def epsilon(self, delta, accountant=None, adjacency=None):
         """The epsilon at which everything in the ledger is (epsilon, delta)-private.
@@ -160,10 +161,12 @@ class Ledger:
             A float; 0 for an empty ledger, infinite if delta does not even cover truncation.
 
         Raises:
-            ValueError: as for `tfdp.accounting.epsilon`, or if an entry does not hold under the
-                adjacency.
+            ValueError: as for `tfdp.accounting.epsilon`; if an entry does not hold under the
+                adjacency; or for a delta above 1/n of the largest data in the ledger.
         """
         delta = _validate.open_unit("delta", delta)
+        if self.num_examples is not None:
+            check_delta(delta, self.num_examples)
         adjacency = self.adjacency if adjacency is None else adjacency
         if strongest([adjacency, self.adjacency]) != adjacency and adjacency not in _FEATURES:
             raise ValueError(
@@ -172,7 +175,8 @@ class Ledger:
                 f"Received: adjacency={adjacency!r}"
             )
         event = self.event()
-        accountant = best_accountant(event, adjacency) if accountant is None else accountant
+        if accountant is None:
+            accountant = best_accountant(event, adjacency, delta)
         composed = compose_accountant(event, accountant, adjacency)
         epsilon = epsilon_of(composed, delta)
         overflow = math.fsum(e.count * e.overflow_probability for e in self._entries)

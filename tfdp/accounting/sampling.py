@@ -24,7 +24,9 @@ class Sampling:
         expected_batch_size: q n; a float is allowed.
         max_batch_size: capacity at which a Poisson batch is cut off, or `None` if it never is.
         seeded: whether a fixed seed chose the batches, which only a test should do.
-        steps_per_epoch: batches per epoch, where that means something.
+        steps_per_epoch: batches in one pass over the data, or `None` if that is not known.
+        passes: the most passes over shuffled data that a run begins, where the batches of a pass
+            are not known.
         microbatches: M, for kind "microbatches".
         workers: number of workers that draw a Poisson batch together, each from its own share of
             the records and with its own share of the capacity.
@@ -41,6 +43,7 @@ class Sampling:
     steps_per_epoch: int | None = None
     microbatches: int = 1
     workers: int = 1
+    passes: int | None = None
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, KINDS)
@@ -50,6 +53,8 @@ class Sampling:
             _validate.count("max_batch_size", self.max_batch_size)
         if self.steps_per_epoch is not None:
             _validate.count("steps_per_epoch", self.steps_per_epoch)
+        if self.passes is not None:
+            _validate.count("passes", self.passes)
         _validate.count("microbatches", self.microbatches)
         if self.kind != "microbatches" and self.microbatches != 1:
             raise ValueError(
@@ -105,15 +110,16 @@ class Sampling:
         return min(1.0, self.workers * of_one)
 
     def appearances(self, steps):
-        """The most often one record can appear in `steps` shuffled batches: epochs begun.
+        """The most often that one record can be used in `steps` steps of one run.
 
-        Without `steps_per_epoch`, the last incomplete batch of an epoch is taken to be dropped
-        (n // B batches an epoch), which can only raise the count.
+        Of shuffled batches, once in each pass that was begun. Where it is not known how many
+        batches a pass has, each step may begin one, up to `passes`.
         """
-        per_epoch = self.steps_per_epoch
-        if per_epoch is None:
-            per_epoch = max(1, int(self.num_examples // self.expected_batch_size))
-        return -(-steps // per_epoch)
+        if self.is_poisson:
+            return steps * self.microbatches
+        if self.steps_per_epoch is None:
+            return steps if self.passes is None else min(steps, self.passes)
+        return -(-steps // self.steps_per_epoch)
 
     def to_dict(self):
         """The fields as a JSON-able dict."""

@@ -1,5 +1,6 @@
 """A privacy statement in words that a reader without a background in privacy can follow."""
 
+import decimal
 import math
 import textwrap
 
@@ -25,7 +26,7 @@ def render(statement):
         lines.append(_budget(statement))
     lines.append("Mechanisms that touched the data:" if statement.entries else _EMPTY)
     lines += [_entry(entry) for entry in statement.entries]
-    lines += _sampling(statement)
+    lines += _batches(statement)
     for title, items in (
         ("Not covered by this guarantee:", statement.uncovered),
         ("Asserted by the user, not checked:", statement.asserted),
@@ -41,15 +42,18 @@ _EMPTY = "No mechanism has touched the data yet."
 
 
 def _headline(statement):
-    if statement.epsilon is None:
-        lines = [f"NO EPSILON CAN BE STATED (delta = {statement.delta:.4g})."]
+    if statement.unstated:
+        lines = [
+            f"epsilon = infinity at delta = {statement.delta:.4g}: NO FINITE EPSILON CAN BE STATED."
+        ]
         return lines + [f"  - {reason}" for reason in statement.unstated]
     if math.isinf(statement.epsilon):
         return [f"epsilon = infinity at delta = {statement.delta:.4g}: NOT PRIVATE."]
     change = _NEIGHBOURS[statement.adjacency].format(unit=statement.unit)
+    of = "" if statement.num_examples is None else f", of {statement.num_examples}"
     lines = [
         f"epsilon = {round_up(statement.epsilon)}, delta = {statement.delta:.4g}",
-        f"Unit of privacy: {statement.unit}, of {statement.num_examples}.",
+        f"Unit of privacy: {statement.unit}{of}.",
         f"Adjacency: {statement.adjacency}. By {change}, the probability of any outcome changes "
         f"by at most a factor e^{round_up(statement.epsilon)}, except with probability "
         f"{statement.delta:.4g}.",
@@ -57,8 +61,8 @@ def _headline(statement):
     if statement.assumed_epsilon is not None:
         lines.append(
             f"This is the epsilon without amplification by sampling: a record was used at most "
-            f"{statement.appearances} times, once per epoch. An epsilon of "
-            f"{round_up(statement.assumed_epsilon)} assumes Poisson sampling which the pipeline "
+            f"{statement.appearances} times in shuffled batches, once per epoch. An epsilon of "
+            f"{round_up(statement.assumed_epsilon)} assumes Poisson sampling, which the pipeline "
             "did not do; it is not a guarantee."
         )
     return lines
@@ -67,8 +71,6 @@ def _headline(statement):
 def _budget(statement):
     budget = statement.budget
     line = f"Budget: epsilon = {budget.epsilon:g}, delta = {budget.delta:.4g}"
-    if statement.epsilon is None:
-        return f"{line}; whether it was kept cannot be said."
     kept = statement.epsilon <= budget.epsilon and statement.delta <= budget.delta
     return f"{line}; {'kept' if kept else 'NOT KEPT'}."
 
@@ -102,37 +104,60 @@ def describe(event):
     return str(event)
 
 
-def _sampling(statement):
-    sampling = statement.sampling
-    if sampling is None:
-        return []
-    size = f"{sampling.expected_batch_size:g} of {sampling.num_examples}"
-    if sampling.kind == "full_batch":
-        return [f"Batches: every record in every one of {statement.steps} steps."]
-    if sampling.is_poisson:
-        lines = [
-            f"Batches: Poisson sampled, each record with probability "
-            f"{sampling.sampling_probability:.6g} in each of {statement.steps} steps ({size} "
-            "expected)."
-        ]
-    else:
-        lines = [
-            f"Batches: shuffled, {size} in each of {statement.steps} steps; not Poisson sampled."
-        ]
+def _batches(statement):
+    """How the batches of each training were drawn, and what cutting them off costs."""
+    lines, capacities = [], []
+    for entry in statement.entries:
+        details = entry["details"]
+        if "sampling" not in details:
+            continue
+        sampling = details["sampling"]
+        steps = details.get("steps", entry["count"])
+        if details.get("kind") != "training":
+            steps = None
+        lines.append(_drawn(sampling, steps))
+        if details.get("overflow_probability", 0) > 0:
+            capacities.append(str(sampling["max_batch_size"]))
     if statement.overflow_delta > 0:
         lines.append(
-            f"Batches were cut off at {sampling.max_batch_size} records, which takes "
+            f"Batches were cut off at {' and '.join(capacities)} records, which takes "
             f"{statement.overflow_delta:.3g} of delta (included)."
         )
-    return lines
+    return list(dict.fromkeys(lines))
 
 
-def round_up(epsilon):
-    """Four significant digits, never below the value: a statement must not round down."""
-    if epsilon == 0 or math.isinf(epsilon):
-        return f"{epsilon:g}"
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
-    return f"{math.ceil(epsilon / unit - 1e-9) * unit:.4g}"
+def _drawn(sampling, steps):
+    kind = sampling["kind"].removeprefix("asserted_")
+    size, number = sampling["expected_batch_size"], sampling["num_examples"]
+    of = "" if steps is None else f" in each of {steps} steps"
+    if kind == "full_batch":
+        every = "step" if steps is None else f"one of {steps} steps"
+        return f"Batches: every record in every {every}."
+    if kind == "shuffled":
+        return f"Batches: shuffled, {size:g} of {number}{of}; not Poisson sampled."
+    return (
+        f"Batches: Poisson sampled, each record with probability {size / number:.6g}{of} "
+        f"({size:g} of {number} expected)."
+    )
+
+
+def round_up(value):
+    """Four significant digits, never below the value: what is printed must not be too small."""
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    exact = decimal.Decimal(value)
+    digit = decimal.Decimal(1).scaleb(exact.adjusted() - 3)
+    rounded = exact.quantize(digit, decimal.ROUND_CEILING)
+    return f"{rounded.normalize():f}"
+
+
+def round_up_to(value, decimals):
+    """The value rounded up to a number of decimals, as a float never below it."""
+    if not math.isfinite(value):
+        return value
+    digit = decimal.Decimal(1).scaleb(-decimals)
+    rounded = float(decimal.Decimal(value).quantize(digit, decimal.ROUND_CEILING))
+    return rounded if rounded >= value else math.nextafter(rounded, math.inf)
 
 
 def _wrap(line):

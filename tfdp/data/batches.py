@@ -28,4 +28,4 @@ def dataset_of_batches(records, sampling, draw_epoch):
         one_epoch, output_signature=records.signature(capacity)
     )
     steps = tf.data.experimental.assert_cardinality(sampling.steps_per_epoch)
-    return tag(dataset.apply(steps).prefetch(2), sampling)
+    return tag(dataset.apply(steps).prefetch(2), sampling, records.origin)

@@ -3,12 +3,14 @@
 import dataclasses
 import math
 import numbers
+import secrets
 from typing import Any
 
 import dp_accounting
 import numpy as np
 import tensorflow as tf
 
+from tfdp.accounting import LedgerEntry
 from tfdp.data._checks import check_positive_integer
 from tfdp.data.randomness import GeneratorSource
 from tfdp.noise import NoiseSource
@@ -26,7 +28,8 @@ class FrequencyRelease:
         event: `dp_accounting` event, under add-or-remove-one adjacency of whole sequences.
         label: the event's name in a ledger.
         num_examples: number of sequences n.
-        details: public parameters: mechanism, epsilon, delta, sensitivity, noise_stddev.
+        details: public parameters: mechanism, epsilon, delta, sensitivity, noise_stddev, and a
+            random name, by which one release costs once and two cost twice.
     """
 
     probabilities: np.ndarray = dataclasses.field(repr=False)
@@ -34,6 +37,12 @@ class FrequencyRelease:
     label: str
     num_examples: int
     details: dict[str, Any]
+
+    @property
+    def entry(self):
+        """The `LedgerEntry` of the release."""
+        details = {**self.details, "num_examples": self.num_examples}
+        return LedgerEntry(self.label, self.event, 1, details)
 
 
 def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_items=None):
@@ -118,6 +127,7 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
             "delta": float(delta),
             "sensitivity": float(sensitivity),
             "noise_stddev": float(stddev),
+            "release": secrets.token_hex(8),
         },
     )
 

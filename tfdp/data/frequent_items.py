@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from tfdp.data.datasets.sequences import Sequences
+from tfdp.data.provenance import Origin
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,15 +62,29 @@ class FrequentItems:
         sums = np.bincount(self._rows, self._probabilities, minlength=self.k + 2)
         sums = np.minimum(sums, 1.0)
         sums[0] = 1.0
-        if hasattr(self.frequency, "event"):
+        if hasattr(self.frequency, "entry"):
             return dataclasses.replace(self.frequency, probabilities=sums.astype(np.float32))
         return sums
 
     def encode(self, sequences):
-        """Ids of the full vocabulary to ids of the small one; arrays, or a pair (x, y)."""
-        if isinstance(sequences, tuple):
-            return Sequences(*(self._rows[ids] for ids in sequences), num_items=self.num_items)
-        return self._rows[sequences]
+        """Ids of the full vocabulary to ids of the small one; arrays, or a pair (x, y).
+
+        A pair carries the release that chose the items: batches drawn from it charge the release
+        to the model that is trained on them. Encoded arrays carry nothing: give the model
+        `.release`.
+        """
+        if not isinstance(sequences, tuple):
+            return self._rows[sequences]
+        origin = Origin.of(sequences)
+        if hasattr(self.frequency, "entry"):
+            origin = dataclasses.replace(
+                origin, releases=(*origin.releases, self.frequency.entry)
+            )
+        else:
+            assumed = "the item frequencies that FrequentItems chose by are public"
+            origin = dataclasses.replace(origin, assumptions=(*origin.assumptions, assumed))
+        pair = (self._rows[ids] for ids in sequences)
+        return Sequences(*pair, num_items=self.num_items, origin=origin)
 
     def decode(self, scores):
         """Scores (B, k + 2) of the small vocabulary to scores (B, num_items + 1) of all items.

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdp.accounting import Sampling
 
 _ATTRIBUTE = "_tfdp_sampling"
+_ORIGIN = "_tfdp_origin"
 
 # Transformations that hand on every batch they get, once, or stop early. `cache` and `repeat`
 # replay draws; `shuffle`, `filter`, `batch`, `unbatch`, `rebatch` and `zip` make other batches.
@@ -22,15 +23,53 @@ _BATCH_PRESERVING = frozenset(
 )
 
 
-def tag(dataset, sampling):
-    """Attaches `sampling` to `dataset`, and returns the dataset.
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where the records of a dataset come from.
+
+    Args:
+        releases: `LedgerEntry` tuple of the private releases that the records were made with.
+        assumptions: sentences about what was taken to be public in their making.
+    """
+
+    releases: tuple = ()
+    assumptions: tuple = ()
+
+    @classmethod
+    def of(cls, data):
+        """The origin that `data` (a `Sequences`, say) carries, or an empty one."""
+        return getattr(data, "origin", cls())
+
+
+def tag(dataset, sampling, origin=Origin()):
+    """Attaches how it was drawn, and where it comes from, to a dataset; returns the dataset.
 
     Args:
         dataset: `tf.data.Dataset` of batches.
         sampling: `tfdp.accounting.Sampling`, how they are drawn.
+        origin: the `Origin` of the records.
     """
     setattr(dataset, _ATTRIBUTE, sampling)
+    setattr(dataset, _ORIGIN, origin)
     return dataset
+
+
+def releases_of(dataset):
+    """`LedgerEntry` tuple of the releases that the records of a dataset were made with."""
+    return _origin_of(dataset).releases
+
+
+def assumptions_of(dataset):
+    """Sentences about what was taken to be public in the making of the records of a dataset."""
+    return _origin_of(dataset).assumptions
+
+
+def _origin_of(dataset):
+    for made_from in walk(dataset):
+        if getattr(made_from, _ATTRIBUTE, None) is not None:
+            return getattr(made_from, _ORIGIN, Origin())
+    # Not a dataset: arrays that know where they come from.
+    return getattr(dataset, _ORIGIN, None) or Origin.of(dataset)
 
 
 def sampling_of(dataset):
@@ -72,13 +111,23 @@ def walk(dataset):
 def _with_steps_of(dataset, sampling):
     # After `take`, passes are shorter: shuffled records come back after fewer steps, and the
     # number of their appearances is what is charged.
-    longest = sampling.steps_per_epoch
-    if longest is None:
-        longest = max(1, int(sampling.num_examples // sampling.expected_batch_size))
     steps = int(dataset.cardinality())
-    if 0 < steps < longest:
-        return dataclasses.replace(sampling, steps_per_epoch=steps)
-    return sampling
+    if steps > 0:
+        longest = sampling.steps_per_epoch
+        return dataclasses.replace(sampling, steps_per_epoch=min(steps, longest or steps))
+    if sampling.is_poisson or _has_all_batches(dataset):
+        return sampling
+    return dataclasses.replace(sampling, steps_per_epoch=None)
+
+
+def _has_all_batches(dataset):
+    """Whether no `take` stands between a dataset and the one that was sampled."""
+    for made_from in walk(dataset):
+        if getattr(made_from, _ATTRIBUTE, None) is not None:
+            return True
+        if type(made_from).__name__ == "_TakeDataset":
+            return False
+    return True
 
 
 def is_as_sampled(dataset):

@@ -3,6 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
+from tfdp.data.provenance import Origin
+
 
 class Records:
     """n records, from which batches `(x, y, sample_weight)` of a static shape are cut.
@@ -26,6 +28,7 @@ class Records:
                 "targets still needs a `y`: pass zeros. "
                 f"Received: data of type {type(data).__name__}{length}"
             )
+        self.origin = Origin.of(data)
         structure = _lists_as_tuples((data[0], data[1]))
         leaves = [_as_array(leaf) for leaf in tf.nest.flatten(structure)]
         lengths = sorted({len(leaf) for leaf in leaves})

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.accounting.run_entries import LABELS_UNCOVERED
+from tfdp.accounting.mechanisms import LABELS_UNCOVERED
 from tfdp.data._checks import check_expected_batch_size, check_positive_integer
 from tfdp.data.poisson import draw_poisson
 from tfdp.data.randomness import GeneratorSource
@@ -78,9 +78,6 @@ class Release:
             accounting.Ledger([self.entry]),
             delta=(self.details["delta"] or 0.1 / n) if delta is None else delta,
             accountant=accountant,
-            num_examples=n,
-            sampling=None,
-            steps=0,
         )
 
     def save(self, path):

@@ -26,6 +26,7 @@ class EffectiveError(keras.layers.Layer):
             name="effective_error", shape=(), initializer="zeros", trainable=False, dtype="float32",
             autocast=False,
         )  # fmt: skip
+        self.error.is_accounted_for = True  # computed from the optimizer's settings
 
     def bind_privacy(self, *, noise_multiplier, clip_norm, expected_batch_size, num_examples):
         """Called by `DPModel.compile`."""

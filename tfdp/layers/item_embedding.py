@@ -1,12 +1,10 @@
 """Where the noise of private training enters a sequence model: its embedding rows."""
 
-import hashlib
-
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import Ledger, LedgerEntry
+from tfdp.accounting import Ledger
 from tfdp.clipping import Instances, Rule, register_rule
 from tfdp.layers.effective_error import EffectiveError
 
@@ -30,18 +28,9 @@ class ItemFrequency(EffectiveError):
         self.privacy_releases = []
         self.privacy_asserted = []
         probabilities = np.ones(num_items + 1)
-        if hasattr(item_frequency, "event"):
+        if hasattr(item_frequency, "entry"):
             probabilities = np.asarray(item_frequency.probabilities, np.float64)
-            # Two releases cost twice, one release used by two layers costs once.
-            digest = hashlib.sha256(probabilities.tobytes()).hexdigest()[:16]
-            details = {
-                **item_frequency.details,
-                "num_examples": item_frequency.num_examples,
-                "release": digest,
-            }
-            self.privacy_releases.append(
-                LedgerEntry(item_frequency.label, item_frequency.event, 1, details)
-            )
+            self.privacy_releases.append(item_frequency.entry)
         elif item_frequency is not None:
             probabilities = np.asarray(item_frequency, np.float64)
             self.privacy_asserted.append("the item frequencies given to the model are public")
@@ -64,16 +53,10 @@ class ItemFrequency(EffectiveError):
             dtype="float32",
             autocast=False,
         )
+        self.frequency.is_accounted_for = True  # public, or charged
 
     def bind_privacy(self, *, num_examples, **kwargs):
         super().bind_privacy(num_examples=num_examples, **kwargs)
-        for release in self.privacy_releases:
-            if release.details["num_examples"] != num_examples:
-                raise ValueError(
-                    f"The item frequencies are a release about {release.details['num_examples']} "
-                    f"records, but the DPOptimizer was given num_examples={num_examples}. Release "
-                    "frequencies of the data that the model is trained on."
-                )
         # Never below 1/n: a row that nothing trains has no finite error.
         self.frequency.assign(np.maximum(self.frequency.numpy(), 1.0 / num_examples))
 

@@ -218,8 +218,8 @@ class TextClassifier(DPModel):
             ridge: as for `release_head`.
         """
         weights = release_head(release, ridge)
-        self._unite_records()
-        self._record.charge(release.entry)
+        self.join_histories()
+        self.charge_history.charge(release.entry)
         self.head.set_weights(weights)
 
     def get_config(self):

@@ -1,11 +1,15 @@
-"""The one place that charges training steps, and decides what noise they have."""
+"""The one place that charges steps of a DPOptimizer, and decides what noise they have."""
 
 import os
+import warnings
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
+from tfdp.accounting.adjacency import strongest
+from tfdp.errors import BudgetError
+from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime.replicas import of_first_replica
 
 _NO_LIMIT = np.iinfo(np.int64).max
@@ -13,11 +17,12 @@ _NO_LIMIT = np.iinfo(np.int64).max
 _TRUNCATION_SHARE = 1e-3
 
 
-class Charging:
-    """Counts the steps of a DPOptimizer into a record, and stops them at its budget.
+class Charging(RunCharging):
+    """Counts the steps of a DPOptimizer into a history, and stops them at its budget.
 
-    The variables here are known to this process only and invisible to checkpoints; what is saved
-    is the record.
+    `mechanism` binds what a step is (clip norm, noise, sampling, adjacency, unit), and everything
+    that speaks of ε reads it. The variables here are known to this process only and invisible to
+    checkpoints; what is saved is the history.
 
     Args:
         optimizer: the DPOptimizer, for its settings.
@@ -25,17 +30,14 @@ class Charging:
     """
 
     def __init__(self, optimizer, noise_multiplier):
+        super().__init__(accounting.ChargeHistory())
         self.requested_noise_multiplier = noise_multiplier
         self._optimizer = optimizer
-        self._record = accounting.Record()
-        self._record.attach(self)
-        self._run = None
-        self._settings_of_run = None
-        self._sampling = None
+        self._unit = "one example"
+        self._cap = None
         self._calibrations = {}
         self._host_stddev = None
         with tf.init_scope():
-            self._ran = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_of_run")
             self._limit = tf.Variable(0, dtype=tf.int64, trainable=False, name="step_limit")
             self._stddev = tf.Variable(
                 float("nan"), dtype=tf.float64, trainable=False, name="noise_stddev"
@@ -44,58 +46,17 @@ class Charging:
     @property
     def variables(self):
         """Steps of this run, how many it may have, and σ·C of its steps."""
-        return [self._ran, self._limit, self._stddev]
+        return [self._counter.steps, self._limit, self._stddev]
 
-    @property
-    def record(self):
-        """The `tfdp.accounting.Record` that is charged."""
-        return self._record
-
-    def flush(self):
-        """Writes the steps of the current run into the record."""
-        if self._run is None:
-            return
-        with tf.init_scope():
-            # Inside a plain tf.Graph (tf.saved_model.save) nothing can be read, and nothing ran.
-            if tf.executing_eagerly():
-                self._record.count(self._run, self._ran.numpy())
+    def share(self, history, unit):
+        """Makes the history of the weights and this optimizer's own one."""
+        history.join(self.history)
+        self._unit = unit
 
     @property
     def steps(self):
-        """Steps charged so far, under any settings."""
-        return self._record.steps
-
-    @property
-    def sampling(self):
-        """How the batches of the last `fit` were drawn; None if any step's batch is of unknown
-        origin."""
-        if any(settings["sampling"] is None for settings, _ in self._record.runs):
-            return None
-        return self._sampling
-
-    @property
-    def noise_multiplier(self):
-        """σ: as given, as the budget's earlier steps had it, or calibrated to what is left."""
-        if self.requested_noise_multiplier is not None:
-            return float(self.requested_noise_multiplier)
-        mine = self._runs_of_this_budget()
-        if mine:
-            return mine[-1][0]["noise_multiplier"]
-        ledger = self._record.ledger()
-        key = ledger.to_json()
-        if key not in self._calibrations:
-            optimizer = self._optimizer
-            self._calibrations[key] = accounting.calibrate_noise_multiplier(
-                optimizer.budget,
-                optimizer.sampling_probability,
-                optimizer.steps,
-                adjacency=ledger.adjacency,
-                other_events=[ledger.event()] if len(ledger) else [],
-                extra_delta=_TRUNCATION_SHARE * optimizer.budget.delta,
-                accountant=None,
-                mechanism=self._mechanism,
-            )
-        return self._calibrations[key]
+        """Steps of DPOptimizers charged so far, under any settings."""
+        return sum(steps for _, steps in self.history.private_runs)
 
     @property
     def remaining(self):
@@ -104,57 +65,68 @@ class Charging:
             return None
         return self._optimizer.steps - sum(steps for _, steps in self._runs_of_this_budget())
 
-    def share(self, record):
-        """Makes the record and this optimizer's own one."""
-        record.unite(self._record)
+    @property
+    def allowed(self):
+        """Steps that this run may still take: within the budget and below `limit_epsilon`."""
+        return int(self._limit.numpy()) - int(self._counter.steps.numpy())
 
-    def epsilon_after(self, steps, delta):
-        """ε at δ if `steps` more steps are run as they are now."""
-        further = [(self._settings(self._sampling), steps)] if steps else []
-        ledger = self._record.ledger(further)
-        return ledger.epsilon(delta) if len(ledger) else 0.0
+    @property
+    def noise_multiplier(self):
+        """σ: as given, as in the last run of this budget, or calibrated for Poisson batches."""
+        if self.requested_noise_multiplier is not None:
+            return float(self.requested_noise_multiplier)
+        mine = self._runs_of_this_budget()
+        if mine:
+            return mine[-1][0].noise_multiplier
+        return self._noise_multiplier_for(self._poisson())
 
-    def begin(self, sampling, strategy=None):
+    def begin(self, sampling, strategy=None, notes=accounting.Notes()):
         """Called eagerly before steps whose batches are drawn as `sampling` says (None: unknown).
+
+        Without a known sampling no step of a budget may run, and any other step costs ε = infinity.
 
         Args:
             sampling: a `Sampling`, or None.
             strategy: a `tf.distribute.Strategy` of several workers, all of which make this call:
                 their steps are one run, which costs once whoever's copy of it is loaded.
+            notes: the `tfdp.accounting.Notes` of the run.
 
         Raises:
             BudgetError: if the budget is spent, or the steps that are left would exceed it.
         """
-        self.flush()
-        self._ran.assign(0)
+        self._counter.end()
         self._limit.assign(0)  # what is refused below leaves no step that nobody would charge
-        self._run = None
-        if sampling is not None:
-            self._sampling = sampling
-        self._settings_of_run = settings = self._settings(sampling)
-        self._refresh_limit(strict=sampling is not None)
-        name = None
-        if strategy is not None:
-            name = of_first_replica(np.frombuffer(os.urandom(8), np.int64), strategy)
-        self._run = self._record.start(settings, None if name is None else name.tobytes().hex())
-        stddev = settings["noise_multiplier"] * self._optimizer.clip_norm
+        self._cap = self.mechanism = None
+        budget = self._optimizer.budget
+        if budget is None or sampling is not None:
+            if budget is not None:
+                self._check_steps_left(budget)
+            self.mechanism = self._mechanism_of(sampling, notes)
+            self._refresh_limit(strict=True)
+            name = None
+            if strategy is not None:
+                name = of_first_replica(np.frombuffer(os.urandom(8), np.int64), strategy)
+            self._counter.begin(self.mechanism, None if name is None else name.tobytes().hex())
+            if budget is not None and not self.mechanism.is_amplified:
+                self._warn_of_shuffling(budget)
+        sigma = self.noise_multiplier if self.mechanism is None else self.mechanism.noise_multiplier
         for variable in (self._stddev, self._host_stddev):
             if variable is not None:
-                variable.assign(stddev)
+                variable.assign(sigma * self._optimizer.clip_norm)
 
-    def _refresh_limit(self, strict):
-        """Sets how many steps this run may have; `strict` refuses what would break the budget."""
-        remaining = self.remaining
-        if remaining is None:
-            self._limit.assign(_NO_LIMIT)
-            return
-        if strict:
-            self._check_budget(self._optimizer.budget, remaining)
-        self._limit.assign(int(self._ran.numpy()) + max(remaining, 0))
+    def limit_epsilon(self, max_epsilon, delta):
+        """Lets this run take no step that would end above an ε; until the run ends.
+
+        Returns:
+            How many steps it may take.
+        """
+        self._cap = (max_epsilon, delta)
+        self._refresh_limit(strict=False)
+        return self.allowed
 
     def active(self):
         """Scalar bool tensor: whether the budget allows another step."""
-        return self._ran < self._limit
+        return self._counter.steps < self._limit
 
     def noise_stddev(self):
         """σ·C of the steps of this run, a float64 tensor."""
@@ -177,81 +149,139 @@ class Charging:
         Returns:
             The standard deviation of its noise, a float64 tensor.
         """
-        self._ran.assign_add(tf.cast(self.active(), tf.int64))
+        self._counter.count(self.active())
         return self._stddev.read_value()
 
-    def to_bytes(self):
-        """The record as a uint8 array."""
-        return np.frombuffer(self._record.to_json().encode(), np.uint8)
+    def ledger_after(self, steps):
+        if self.mechanism is not None:
+            return super().ledger_after(steps)
+        further = self._mechanism_of(self._poisson(), accounting.Notes())
+        return self.history.ledger(("ahead", further, steps))
 
     def merge_bytes(self, data):
-        """Adds the charges that `to_bytes` gave."""
-        self._record.merge_json(bytes(np.asarray(data, np.uint8)).decode())
-        if self._run is not None:
+        super().merge_bytes(data)
+        if self.mechanism is not None:
             # Loaded in the middle of a fit (BackupAndRestore): what was loaded counts, too.
             with tf.init_scope():
-                known = self._settings_of_run["sampling"] is not None
-                self._refresh_limit(strict=known and (self.remaining or 0) > 0)
+                self._refresh_limit(strict=(self.remaining or 0) > 0)
+
+    def _mechanism_of(self, sampling, notes):
+        """The `PrivateTraining` of steps on such batches."""
+        if self.requested_noise_multiplier is not None:
+            sigma = float(self.requested_noise_multiplier)
+        else:
+            sigma = self._noise_multiplier_for(sampling)
+        return self._setting(sampling, sigma, notes)
+
+    def _setting(self, sampling, noise_multiplier, notes=accounting.Notes()):
+        optimizer = self._optimizer
+        budget, selection = optimizer.budget, optimizer.selection
+        return accounting.PrivateTraining(
+            noise_multiplier=noise_multiplier,
+            clip_norm=optimizer.clip_norm,
+            sampling=sampling,
+            num_examples=optimizer.num_examples,
+            unit=self._unit,
+            mechanism="gaussian" if selection is None else selection.step_mechanism,
+            clipping=optimizer.clipping,
+            selection=selection.describe() if selection else None,
+            budget=(budget.epsilon, budget.delta, optimizer.steps) if budget else None,
+            notes=notes,
+        )
+
+    def _poisson(self):
+        """Poisson sampling as the optimizer's arguments describe it."""
+        optimizer = self._optimizer
+        return accounting.Sampling(
+            "poisson", optimizer.num_examples, optimizer.expected_batch_size
+        )
+
+    def _noise_multiplier_for(self, sampling):
+        """σ of the budget's runs on such batches, or calibrated to what is left."""
+        setting = self._setting(sampling, 1.0)
+        for mechanism, _ in reversed(self._runs_of_this_budget()):
+            if mechanism.is_amplified == setting.is_amplified:
+                return mechanism.noise_multiplier
+        ledger = self.history.ledger()
+        key = (ledger.to_json(), self.remaining, sampling)
+        if key not in self._calibrations:
+            self._calibrations[key] = self._calibrate(setting, ledger)
+        return self._calibrations[key]
+
+    def _calibrate(self, setting, ledger):
+        optimizer, steps = self._optimizer, self.remaining
+        budget = optimizer.budget
+        overflow = sum(e.count * e.overflow_probability for e in ledger.entries)
+        overflow += steps * setting.sampling.overflow_probability
+        extra = accounting.truncation_delta(budget.epsilon, 1, min(overflow, 1.0)) * 1.01
+        return accounting.calibrate_noise_multiplier(
+            budget,
+            setting.sampling.sampling_probability if setting.is_amplified else 1.0,
+            setting.count(steps),
+            adjacency=strongest([ledger.adjacency, setting.adjacency]),
+            other_events=[ledger.event()] if len(ledger) else [],
+            extra_delta=max(extra, _TRUNCATION_SHARE * budget.delta),
+            accountant=None,
+            mechanism=setting.mechanism,
+        )
+
+    def _warn_of_shuffling(self, budget):
+        """Says, once at the start of a run, what Poisson batches would save."""
+        sigma = self.mechanism.noise_multiplier
+        # With the other charges left out: this is advice, and no guarantee.
+        poisson = accounting.calibrate_noise_multiplier(
+            budget,
+            self._optimizer.sampling_probability,
+            self._optimizer.steps,
+            accountant=None,
+            mechanism=self.mechanism.mechanism,
+        )
+        if self.mechanism.sampling.kind != "full_batch" and poisson < sigma:
+            warnings.warn(
+                f"These batches are shuffled, not Poisson sampled: without amplification by "
+                f"sampling the budget (epsilon={budget.epsilon:g}) needs noise_multiplier="
+                f"{sigma:.4g}. With `tfdp.data.poisson_batches` {poisson:.4g} would do.",
+                stacklevel=2,
+            )
+
+    def _refresh_limit(self, strict):
+        """Sets how many steps this run may have; `strict` refuses what would break the budget."""
+        limits, ran = [_NO_LIMIT], int(self._counter.steps.numpy())
+        remaining = self.remaining
+        if remaining is not None:
+            if strict:
+                self._check_budget(self._optimizer.budget, remaining)
+            limits.append(ran + max(remaining, 0))
+        if self._cap is not None:
+            limits.append(ran + self.steps_within(*self._cap))
+        self._limit.assign(min(limits))
 
     def _runs_of_this_budget(self):
-        mine = {k: v for k, v in self._settings_without_noise().items() if k != "sampling"}
+        """(mechanism, steps) of earlier runs that spent the same budget under the same setting."""
+        mine = self._setting(None, 1.0)
         return [
-            (settings, steps)
-            for settings, steps in self._record.runs
-            if all(settings.get(k) == v for k, v in mine.items())
+            (mechanism, steps)
+            for mechanism, steps in self.history.private_runs
+            if mechanism.budget is not None and mechanism.same_setting(mine)
         ]
 
-    def _check_budget(self, budget, remaining):
-        if remaining <= 0:
-            raise accounting.BudgetError(
+    def _check_steps_left(self, budget):
+        if self.remaining <= 0:
+            raise BudgetError(
                 f"The budget (epsilon={budget.epsilon}, delta={budget.delta}) is spent: all "
                 f"{self._optimizer.steps} steps have run. Compile the model with a larger budget "
                 "to train on; what was spent stays charged."
             )
-        epsilon = self._record.ledger([(self._settings_of_run, remaining)]).epsilon(budget.delta)
+
+    def _check_budget(self, budget, remaining):
+        self._check_steps_left(budget)
+        epsilon = self.ledger_after(remaining).epsilon(budget.delta)
         if epsilon > budget.epsilon * (1 + 1e-9):
-            raise accounting.BudgetError(
+            raise BudgetError(
                 f"The {remaining} steps left would end at epsilon={epsilon:.6g}, beyond the "
                 f"budget's {budget.epsilon} at delta={budget.delta}: more was charged to these "
-                "weights than when the noise was calibrated, or `max_batch_size` cuts off batches "
-                "too often. Compile again with a new DPOptimizer, which calibrates to what is "
-                "left, or raise `max_batch_size` of `poisson_batches` (num_examples never cuts)."
+                "weights than when the noise was calibrated (of shuffled batches, every `fit` "
+                "begins a new pass), or `max_batch_size` cuts off batches too often. Compile "
+                "again with a new DPOptimizer, which calibrates to what is left, or raise "
+                "`max_batch_size` of `poisson_batches` (num_examples never cuts)."
             )
-
-    def _settings(self, sampling):
-        return {
-            **self._settings_without_noise(),
-            "noise_multiplier": self.noise_multiplier,
-            "sampling": sampling.to_dict() if sampling else None,
-        }
-
-    def _settings_without_noise(self):
-        optimizer = self._optimizer
-        budget = optimizer.budget
-        return {
-            "sampling_probability": optimizer.sampling_probability,
-            "clip_norm": optimizer.clip_norm,
-            "clipping": optimizer.clipping,
-            "seeded_noise": optimizer.seed is not None,
-            "budget": [budget.epsilon, budget.delta, optimizer.steps] if budget else None,
-            "mechanism": self._mechanism,
-            "selection": optimizer.selection.describe() if optimizer.selection else None,
-        }
-
-    @property
-    def _mechanism(self):
-        selection = self._optimizer.selection
-        return "gaussian" if selection is None else selection.step_mechanism
-
-
-class RecordState(tf.train.experimental.PythonState):
-    """Carries a record through tf.train.Checkpoint."""
-
-    def __init__(self, charging):
-        self._charging = charging
-
-    def serialize(self):
-        return bytes(self._charging.to_bytes())
-
-    def deserialize(self, string_value):
-        self._charging.merge_bytes(np.frombuffer(string_value, np.uint8))

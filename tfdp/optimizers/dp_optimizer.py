@@ -9,8 +9,9 @@ from tfdp.clipping.losses import REDUCTIONS
 from tfdp.errors import PrivacyError
 from tfdp.noise import NoiseSource
 from tfdp.optimizers.arguments import check_amount, check_optimizer, check_sizes
-from tfdp.optimizers.charging import Charging, RecordState
+from tfdp.optimizers.charging import Charging
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
+from tfdp.optimizers.run_charging import HistoryState
 from tfdp.optimizers.sparse_training import SparseTraining
 from tfdp.runtime import replicas
 from tfdp.selection import NO_ROW
@@ -134,7 +135,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         self._noise = NoiseSource(seed)
         self._charging = Charging(self, noise_multiplier)
         # tf.train.Checkpoint keeps Python state of this kind.
-        self.record_state = RecordState(self._charging)
+        self.history_state = HistoryState(self._charging)
 
     def __setattr__(self, name, value):
         if name in _FIXED and name in vars(self):
@@ -157,12 +158,22 @@ class DPOptimizer(keras.optimizers.Optimizer):
     @property
     def ledger(self):
         """Everything charged so far, as a `tfdp.accounting.Ledger`."""
-        return self._charging.record.ledger()
+        return self._charging.history.ledger()
 
     @property
     def charging(self):
-        """The `Charging`: steps so far, steps left, and how batches were drawn."""
+        """The `Charging`: what a step costs, and how many there may be."""
         return self._charging
+
+    @property
+    def steps_taken(self):
+        """Steps of private training charged to the model's weights so far."""
+        return self._charging.steps
+
+    @property
+    def steps_left(self):
+        """Steps that the budget still allows; None without a budget."""
+        return self._charging.remaining
 
     def epsilon(self, delta=None, accountant=None):
         """ε spent so far, at `delta` (default: the budget's, or 1/(10·n)).
@@ -171,9 +182,17 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """
         return self.ledger.epsilon(self.default_delta if delta is None else delta, accountant)
 
+    def epsilon_after(self, steps, delta=None):
+        """ε if `steps` more steps are run: as in this `fit`, or else on Poisson batches."""
+        delta = self.default_delta if delta is None else delta
+        return self._charging.epsilon_after(steps, delta)
+
     @property
     def default_delta(self):
-        return self.budget.delta if self.budget else 0.1 / self.num_examples
+        """δ where none is given: the budget's, or 1/(10·n) of the largest data trained on."""
+        if self.budget:
+            return self.budget.delta
+        return 0.1 / max(self.num_examples, self.ledger.num_examples or 0)
 
     def build(self, variables):
         """Creates the wrapped optimizer's variables and the step counter."""

@@ -111,6 +111,7 @@ def private_top_k(
             "epsilon": float(epsilon),
             "k": sum(kept.values()),
             "max_values": sum(limits.values()),
+            "num_examples": max(map(len, values.values())),
             # Two calls cost twice, even if nothing else tells them apart.
             "release": secrets.token_hex(8),
         },

@@ -4,7 +4,6 @@ import threading
 import warnings
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
@@ -20,44 +19,26 @@ from tfdp.clipping import (
     trained_variables,
 )
 from tfdp.clipping.recording import all_layers, ensure_built
-from tfdp.data.provenance import is_as_sampled
 from tfdp.distribution import checks, host_selection, self_check
 from tfdp.optimizers import DPOptimizer
+from tfdp.optimizers.run_charging import HistoryState, RunCharging
 from tfdp.runtime import replicas
 from tfdp.runtime.strategies import compiled_by_xla
 from tfdp.runtime.xla import compiling
-from tfdp.training import (
-    caveats as coverage,
-)
-from tfdp.training import (
-    held_tables,
-)
-from tfdp.training import (
-    preflight as fitting,
-)
-from tfdp.training import (
-    step as private_step,
-)
+from tfdp.training import held_tables, own_steps, preflight, run, step
 from tfdp.training.building import build_ahead
 from tfdp.training.multi_worker import MultiWorkerFit, as_results
-from tfdp.training.plain_training import (
-    begin_fit,
-    count_step,
-    refuse_noise_alone,
-    settings_outside_fit,
-)
+from tfdp.training.plain_training import count_step, mechanism_outside_fit
 from tfdp.training.row_selection import (
-    ROWS_ARE_CHECKED,
     SelectionMetrics,
     allow_compilation,
     refuse_unchecked_rows,
     rows_ahead,
-    trace_again_if_chosen_anew,
 )
 from tfdp.training.statements import statement_of
-from tfdp.training.step_charging import RecordState, StepCharging
+from tfdp.training.weights_origin import WeightOrigin
 
-_RECORD = "_tfdp_record"
+_HISTORY = "_tfdp_charges"
 # Whether a thread, of which each replica has one, keeps weight penalties out of the losses.
 _PENALTIES = threading.local()
 
@@ -126,12 +107,12 @@ class DPModel(MultiWorkerFit, keras.Model):
         refuse_layers_beyond_reach(self)
         if private:
             refuse_named_layers(self)
-            fitting.refuse_precision(self)
+            preflight.refuse_precision(self)
             checks.check_strategy(self.distribute_strategy, optimizer)
-            fitting.refuse_tensor_float_32(self.distribute_strategy)
+            preflight.refuse_tensor_float_32(self.distribute_strategy)
             register_keras_rs(self)
             allow_compilation(self, optimizer, jit_compile)
-            metrics, weighted_metrics = None, fitting.merge_metrics(metrics, weighted_metrics)
+            metrics, weighted_metrics = None, preflight.merge_metrics(metrics, weighted_metrics)
         if loss is not None:
             reduction = optimizer.per_example_reduction if private else "mean"
             per_example = PerExampleLoss if private else MeanExampleLoss
@@ -147,41 +128,47 @@ class DPModel(MultiWorkerFit, keras.Model):
         self._plans = {}
         self.checked_losses = set()
         self.devices_checked = False
-        self._uncovered, self._asserted = set(), set()
         vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
+        self.join_histories()
+        self.charge_releases()
         if private:
-            self._bind(optimizer)
+            optimizer.charging.share(self.charge_history, self.privacy_unit)
+            optimizer.charging.weights = self.weight_origin
+            optimizer.charging.begin(None, self.distribute_strategy)
+            optimizer.refresh_entropy(self.distribute_strategy)
+            self.bind_layers()
         else:
-            self._unite_records()
-            self._charge_releases()
             # tf.train.Checkpoint keeps Python state of this kind; a DPOptimizer brings its own.
-            self.record_state = RecordState(self._record)
-            self._step_charging.begin(settings_outside_fit(self))
+            self.history_state = HistoryState(self.plain_charging)
+            self.plain_charging.begin(mechanism_outside_fit(self))
 
-    def _bind(self, optimizer):
-        """Hands charges to the optimizer, and its noise to the layers that correct for it."""
-        self._unite_records()
-        self._charge_releases(optimizer)
-        optimizer.charging.share(self._record)
-        optimizer.charging.begin(None, self.distribute_strategy)
-        optimizer.refresh_entropy(self.distribute_strategy)
-        self._bind_layers()
+    def charge_releases(self, origin=()):
+        """Charges what was released before training; once, however often it is called.
 
-    def _charge_releases(self, optimizer=None):
-        """Charges what was released before training; once, however often it is called."""
-        for entry in [*self.privacy_charges(), *getattr(optimizer, "privacy_releases", ())]:
-            self._record.charge(entry)
+        Args:
+            origin: `LedgerEntry` list of the releases that the training data were made with.
 
-    def _unite_records(self):
-        """The record belongs to the weights: whatever else holds some of them shares it."""
+        Raises:
+            PrivacyError: for a release about other records than those that are trained on.
+        """
+        optimizer = getattr(self, "optimizer", None)
+        entries = [*self.privacy_charges(), *origin, *getattr(optimizer, "privacy_releases", ())]
+        if isinstance(optimizer, DPOptimizer):
+            preflight.refuse_other_data(entries, optimizer.num_examples, self.privacy_unit)
+        for entry in entries:
+            self.charge_history.charge(entry)
+
+    def join_histories(self):
+        """The history belongs to the weights: whatever else holds some of them shares it."""
         for variable in [*self.variables, *held_tables.tables_of(self)]:
-            if _RECORD in vars(variable):
-                self._record.unite(vars(variable)[_RECORD])
+            if _HISTORY in vars(variable):
+                self.charge_history.join(vars(variable)[_HISTORY])
         # Variables that are frozen now carry no trace of this model's data.
         for variable in trained_variables(self):
-            vars(variable)[_RECORD] = self._record
+            vars(variable)[_HISTORY] = self.charge_history
 
-    def _bind_layers(self):
+    def bind_layers(self):
+        """Tells layers that correct for the noise how large it is."""
         optimizer = self.optimizer
         for layer in all_layers(self):
             bind = getattr(layer, "bind_privacy", None)
@@ -194,29 +181,39 @@ class DPModel(MultiWorkerFit, keras.Model):
                 )
 
     @property
-    def _record(self):
-        """The `tfdp.accounting.Record` of these weights, whatever they are compiled with."""
-        return vars(self).setdefault("_privacy_record", accounting.Record())
+    def charge_history(self):
+        """The `tfdp.accounting.ChargeHistory` of these weights, whatever they are compiled with."""
+        return vars(self).setdefault("_charge_history", accounting.ChargeHistory())
 
     @property
-    def _step_charging(self):
+    def weight_origin(self):
+        """The `WeightOrigin` of the weights."""
+        if "_weight_origin" not in vars(self):
+            vars(self)["_weight_origin"] = WeightOrigin(self)
+        return vars(self)["_weight_origin"]
+
+    @property
+    def plain_charging(self):
         """Charges the steps that no DPOptimizer takes."""
-        if "_plain_steps" not in vars(self):
-            vars(self)["_plain_steps"] = StepCharging(self._record)
-        return vars(self)["_plain_steps"]
+        if "_plain_charging" not in vars(self):
+            vars(self)["_plain_charging"] = RunCharging(self.charge_history, self.weight_origin)
+        return vars(self)["_plain_charging"]
+
+    @property
+    def charging(self):
+        """What charges the steps of this model as it is compiled; for callbacks."""
+        private = isinstance(getattr(self, "optimizer", None), DPOptimizer)
+        return self.optimizer.charging if private else self.plain_charging
 
     @property
     def ledger(self):
         """Every mechanism that touched the training data, as a `tfdp.accounting.Ledger`."""
-        return self._record.ledger()
+        self.join_histories()
+        return self.charge_history.ledger()
 
     def privacy_charges(self):
         """`LedgerEntry` list of the private releases that the model itself was built from."""
         return [e for layer in all_layers(self) for e in getattr(layer, "privacy_releases", ())]
-
-    def privacy_assertions(self):
-        """Sentences about what the user declared public, for the statement."""
-        return [s for layer in all_layers(self) for s in getattr(layer, "privacy_asserted", ())]
 
     def privacy_statement(self, delta=None, accountant=None):
         """What was guaranteed to each record of the training data, and what was not.
@@ -248,55 +245,61 @@ class DPModel(MultiWorkerFit, keras.Model):
         kwargs.update(batch_size=batch_size, epochs=epochs, verbose=verbose)
         if isinstance(x, tf.data.Dataset):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
-        replica_count = self.distribute_strategy.num_replicas_in_sync
-        if not isinstance(self.optimizer, DPOptimizer):
-            held_tables.refuse_training_otherwise(self)
-            try:
-                begin_fit(self, x, y, kwargs)
-                x = checks.padded(x, replica_count)
-                build_ahead(self, x, y)
-                return super().fit(x, y, callbacks=callbacks, **kwargs)
-            finally:
-                self._step_charging.begin(settings_outside_fit(self))
-        sampling = fitting.sampling_of_fit(self.optimizer, x, y, kwargs)
-        strategy = self.distribute_strategy
-        checks.check_strategy(strategy, self.optimizer)
-        checks.check_data(strategy, x, sampling)
-        has_rows = host_selection.check_selected(x, self)
-        if isinstance(x, tf.data.Dataset) and not is_as_sampled(x):
-            self._asserted.add("what `map` did after sampling treats each row by itself")
-        x = fitting.apply_class_weight(x, kwargs)
-        self._uncovered |= coverage.of_callbacks(callbacks)
-        fitting.check_examples_do_not_mix(self, x, y)
-        refuse_noise_alone(self, x, y, kwargs)
-        x = held_tables.prepare(self, checks.padded(x, replica_count), callbacks, kwargs)
-        charging = self.optimizer.charging
-        self._unite_records()
-        self._charge_releases(self.optimizer)
         try:
-            charging.begin(sampling, strategy)
-            self._bind_layers()
-            trace_again_if_chosen_anew(self)
-            self.optimizer.refresh_entropy(strategy)
-            callbacks = fitting.with_budget_stop(callbacks, self.optimizer)
-            vars(self)[ROWS_ARE_CHECKED] = has_rows
-            build_ahead(self, x, y)
+            x, callbacks = run.begin(self, x, y, callbacks, kwargs)
             return super().fit(x, y, callbacks=callbacks, **kwargs)
         finally:
-            vars(self)[ROWS_ARE_CHECKED] = False
-            # Nobody knows how batches of steps outside `fit` are drawn.
-            charging.begin(None)  # not with the other workers: one of them may be gone
+            run.end(self)
+
+    def training_batches(self, batches):
+        """Batches for `train_on_batch`, charged by how they were drawn, as `fit` would.
+
+        ```python
+        for x, y, sample_weight in model.training_batches(batches):
+            model.train_on_batch(x, y, sample_weight)
+        ```
+
+        Args:
+            batches: a dataset of `tfdp.data`, or one of `tfdp.data.declare_sampling`. Each batch
+                that it gives may be trained on once.
+
+        Yields:
+            The batches of one pass.
+
+        Raises:
+            PrivacyError, BudgetError: as for `fit`.
+        """
+        return run.single_batches(self, batches)
 
     def train_on_batch(self, x, y=None, *args, **kwargs):
+        """As `keras.Model.train_on_batch`, on batches of `training_batches`.
+
+        Any other batch is of unknown origin: with a budget it is refused, and without one it
+        costs ε = infinity.
+
+        Raises:
+            PrivacyError: for a batch of unknown origin with a budget, or the second step on one.
+        """
         # Here too: the step may have been traced by `fit`, where rows are checked.
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
+        run.refuse_unknown_batch(self)
         build_ahead(self, x, y)
-        return super().train_on_batch(x, y, *args, **kwargs)
+        try:
+            return super().train_on_batch(x, y, *args, **kwargs)
+        finally:
+            self.join_histories()  # the step may have built the model
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "train_step" in vars(cls):
+            cls.train_step = own_steps.charged(cls.train_step)
 
     def train_step(self, data):
+        own_steps.reached(self)
         if not isinstance(self.optimizer, DPOptimizer):
             held_tables.refuse_training_otherwise(self)
             count_step(self, data)
+            self.join_histories()
             return as_results(super().train_step(data), self.distribute_strategy)
         with compiling(compiled_by_xla(self)):
             return self._private_step(data)
@@ -305,17 +308,18 @@ class DPModel(MultiWorkerFit, keras.Model):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         x, chosen = host_selection.unpack(x)
         self.plan(x)  # builds the model, if this is its first batch
+        self.join_histories()
         self_check.refuse_unchecked(self)
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
-        self._charge_releases(self.optimizer)
+        self.charge_releases()
         survivors = rows_ahead(self, chosen)
         with held_tables.looked_up(self, chosen):
             if self.optimizer.microbatch_size is None:
-                sums = private_step.sums_of_batch(self, x, y, sample_weight, survivors)
+                sums = step.sums_of_batch(self, x, y, sample_weight, survivors)
             else:
-                sums = private_step.sums_of_microbatches(self, x, y, sample_weight, survivors)
+                sums = step.sums_of_microbatches(self, x, y, sample_weight, survivors)
         variables = trained_variables(self)
-        regularization = private_step.regularization(variables)
+        regularization = step.regularization(variables)
         size = self.optimizer.apply_clipped_sums(sums, variables, regularization)
         results = self.get_metrics_result()
         self.selection_metrics.count_size(size)
@@ -375,7 +379,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         count = self.distribute_strategy.num_replicas_in_sync
         if not training and count > 1:
             # Keras weighs what replicas show by how many rows each of them has.
-            rows = tf.cast(fitting.batch_size_of(x), losses.dtype)
+            rows = tf.cast(preflight.batch_size_of(x), losses.dtype)
             losses *= tf.math.divide_no_nan(of_all_replicas(rows), count * rows)
         return losses + penalty / count
 
@@ -400,16 +404,12 @@ class DPModel(MultiWorkerFit, keras.Model):
 
     def save_own_variables(self, store):
         super().save_own_variables(store)
-        store[_RECORD] = np.frombuffer(self._record.to_json().encode(), np.uint8)
+        store[_HISTORY] = self.charging.to_bytes()
 
     def load_own_variables(self, store):
-        if _RECORD in store:
-            data = store[_RECORD][()]
-            if isinstance(getattr(self, "optimizer", None), DPOptimizer):
-                self.optimizer.charging.merge_bytes(data)
-            else:
-                self._record.merge_json(bytes(np.asarray(data, np.uint8)).decode())
-        super().load_own_variables({k: store[k] for k in store.keys() if k != _RECORD})
+        if _HISTORY in store:
+            self.charging.merge_bytes(store[_HISTORY][()])
+        super().load_own_variables({k: store[k] for k in store.keys() if k != _HISTORY})
 
     def get_compile_config(self):
         if not self.compiled:

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdp.accounting.run_entries import not_private
+from tfdp.accounting import NoPrivacy
 from tfdp.clipping import refuse_named_layers
 from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras
 from tfdp.errors import PrivacyError
@@ -77,25 +77,14 @@ class PrivateModel(DPModel):
         super().__init__(name=name or f"private_{model.name}", **kwargs)
         self.model = model
         self.privacy_asserted = []
-        self._public_steps = self._steps_without_privacy()
-        if self._public_steps:
+        steps = _StepsWithoutPrivacy(model, self.charge_history)
+        if steps.public:
             self.privacy_asserted.append(
-                f"the {self._public_steps} steps that {model.name!r} was trained before it was "
-                "made private used public data"
+                f"the {steps.public} steps that {model.name!r} was trained before it was made "
+                "private used public data"
             )
         if model.built:
             self.built = True
-
-    def _steps_without_privacy(self):
-        """Steps of a plain optimizer that the wrapped model was compiled with."""
-        optimizer = getattr(self.model, "optimizer", None)
-        return int(optimizer.iterations) if getattr(optimizer, "built", False) else 0
-
-    @property
-    def ledger(self):
-        if self._steps_without_privacy() > self._public_steps:
-            self._record.charge(not_private())
-        return super().ledger
 
     def build(self, input_shape):
         if not self.model.built:
@@ -132,3 +121,30 @@ class PrivateModel(DPModel):
             config["model"], custom_objects=custom_objects
         )
         return cls(**config)
+
+
+class _StepsWithoutPrivacy:
+    """Counts the steps of a plain optimizer that the wrapped model is compiled with.
+
+    Attributes:
+        public: steps before the model was made private, which are taken to have used public data.
+    """
+
+    def __init__(self, model, history):
+        self._model = model
+        self._history = history
+        self._run = history.start(NoPrivacy())
+        self._optimizer, self.public = self._now()
+        history.attach(self)
+
+    def flush(self):
+        """Writes the steps into the history."""
+        optimizer, steps = self._now()
+        if optimizer is self._optimizer:
+            steps -= self.public
+        if steps > 0:
+            self._history.count(self._run, steps)
+
+    def _now(self):
+        optimizer = getattr(self._model, "optimizer", None)
+        return optimizer, int(optimizer.iterations) if getattr(optimizer, "built", False) else 0

@@ -5,20 +5,19 @@ import math
 import keras
 import tensorflow as tf
 
+from tfdp.accounting import ForwardNoise, NoPrivacy, Notes, ReleasedData
 from tfdp.accounting.adjacency import strongest
-from tfdp.data.provenance import is_as_sampled
 from tfdp.data.releases import is_release, released_by
 from tfdp.distribution import checks
 from tfdp.errors import PrivacyError
 from tfdp.runtime import replicas
-from tfdp.training import preflight as fitting
+from tfdp.training import caveats, preflight
 from tfdp.training.data_paths import find_data_paths, forward_noise_layers
 from tfdp.training.independence import validate_noise_inputs
-from tfdp.training.step_charging import NO_PRIVACY
 
 
-def begin_fit(model, x, y, kwargs):
-    """Starts a run of a model that is not compiled with a DPOptimizer, charged truthfully.
+def mechanism_of_fit(model, x, y, callbacks, kwargs):
+    """What the steps of a fit cost in a model that is not compiled with a DPOptimizer.
 
     - Data of a release (`tfdp.data.release_once`, `release_mixtures`) are private already: the
       release is charged, once, and the steps cost nothing.
@@ -27,27 +26,27 @@ def begin_fit(model, x, y, kwargs):
 
     Args:
         model: a compiled `DPModel`.
-        x, y, kwargs: as given to `fit`.
+        x, y, callbacks, kwargs: as given to `fit`.
+
+    Returns:
+        A mechanism of `tfdp.accounting`.
 
     Raises:
         PrivacyError: for forward noise on data of unknown origin, or in a model whose
             representations mix examples.
     """
-    model._unite_records()
-    model._charge_releases()
+    notes = caveats.of_callbacks(callbacks) | caveats.of_model(model)
+    notes |= Notes(asserted=model.weight_origin.assumption())
     releases = released_by(x)
     if releases is not None:
         for release in releases:
-            model._record.charge(release)
+            model.charge_history.charge(release)
         if not is_release(x):
-            model._asserted.add("what was done to released data used no other data")
-        settings = {"kind": "released data"}
-    elif forward_noise_layers(model):
-        settings = _forward_noise(model, x, y, kwargs)
-    else:
-        settings = NO_PRIVACY
-    model._unite_records()  # again: the checks have built the model
-    model._step_charging.begin(settings)
+            notes |= Notes(asserted=("what was done to released data used no other data",))
+        return ReleasedData(notes)
+    if forward_noise_layers(model):
+        return _forward_noise(model, x, y, kwargs, notes)
+    return NoPrivacy(notes)
 
 
 def refuse_noise_alone(model, x, y, kwargs):
@@ -72,35 +71,35 @@ def count_step(model, data):
     """Charges one step of a model that is not compiled with a DPOptimizer, in its graph."""
     if forward_noise_layers(model):
         replicas.refuse_shared_examples(tf.nest.flatten(data)[0])
-    replicas.once(model._step_charging.count_step)
+    replicas.once(model.plain_charging.charge_step)
 
 
-def settings_outside_fit(model):
-    """How steps are charged whose batches nobody knows."""
+def mechanism_outside_fit(model):
+    """What steps cost whose batches nobody knows."""
     layers = forward_noise_layers(model)
     if not layers:
-        return NO_PRIVACY
-    return _settings(layers, None, (), ())
+        return NoPrivacy(caveats.of_model(model))
+    return _mechanism(model, layers, None, (), (), caveats.of_model(model))
 
 
-def _forward_noise(model, x, y, kwargs):
-    sampling = fitting.sampling_of_data(x, kwargs)
+def _forward_noise(model, x, y, kwargs, notes):
+    sampling = preflight.sampling_of_data(x, kwargs)
     checks.check_data(model.distribute_strategy, x, sampling)
-    if isinstance(x, tf.data.Dataset) and not is_as_sampled(x):
-        model._asserted.add("what `map` did after sampling treats each row by itself")
+    notes |= Notes(uncovered=(caveats.TRAINING_METRICS,)) | preflight.notes_of_data(x)
+    preflight.refuse_other_data(model.privacy_charges(), sampling.num_examples, model.privacy_unit)
     batch = _batch(x, y, kwargs.get("sample_weight"))
     paths = find_data_paths(model, *keras.utils.unpack_x_y_sample_weight(batch))
     _refuse_features_as_labels(batch)
     validate_noise_inputs(model, keras.utils.unpack_x_y_sample_weight(batch)[0])
     # A step that was compiled when other variables were trainable would still change those.
     model.train_function = None
-    return _settings(paths.noise, sampling, paths.variables, paths.bypasses)
+    return _mechanism(model, paths.noise, sampling, paths.variables, paths.bypasses, notes)
 
 
 def _batch(x, y, sample_weight):
     """A few records, for their shapes and for the check that examples do not mix."""
     if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-        return tf.nest.map_structure(lambda t: t[:4], fitting.first_batch(x))
+        return tf.nest.map_structure(lambda t: t[:4], preflight.first_batch(x))
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
     return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:4]), batch)
 
@@ -119,16 +118,25 @@ def _refuse_features_as_labels(batch):
                 )
 
 
-def _settings(layers, sampling, unprotected, bypasses):
+def _mechanism(model, layers, sampling, unprotected, bypasses, notes):
     sigmas = [layer.noise_multiplier for layer in layers]
     # Several noisy views of one record compose to one Gaussian: the inverse variances add up.
     private = bool(sigmas) and min(sigmas) > 0
     precision = math.fsum(s**-2 for s in sigmas) if private else math.inf
-    return {
-        "kind": "forward noise",
-        "noise_multiplier": precision**-0.5 if private else 0.0,
-        "adjacency": strongest(["zero_out", *(layer.adjacency for layer in layers)]),
-        "layers": [
+    if any(layer.seed is not None for layer in layers):
+        notes |= Notes(
+            remarks=(
+                "A fixed seed drew the forward noise: whoever knows it can remove the noise. This "
+                "run is a test, not a private one.",
+            )
+        )
+    return ForwardNoise(
+        noise_multiplier=precision**-0.5 if private else 0.0,
+        adjacency=strongest(["zero_out", *(layer.adjacency for layer in layers)]),
+        sampling=sampling,
+        num_examples=sampling.num_examples if sampling else None,
+        unit=model.privacy_unit,
+        layers=tuple(
             {
                 "name": layer.name,
                 "clip_norm": layer.clip_norm,
@@ -136,9 +144,8 @@ def _settings(layers, sampling, unprotected, bypasses):
                 "gradient": layer.gradient,
             }
             for layer in layers
-        ],
-        "seeded": any(layer.seed is not None for layer in layers),
-        "sampling": sampling.to_dict() if sampling else None,
-        "unprotected": list(unprotected),
-        "bypasses": list(bypasses),
-    }
+        ),
+        unprotected=tuple(unprotected),
+        bypasses=tuple(bypasses),
+        notes=notes,
+    )

@@ -1,12 +1,14 @@
 """Checks and adjustments between `DPModel.fit` and Keras' own."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import Sampling
+from tfdp.accounting import Notes, Sampling
 from tfdp.clipping.recording import all_layers
-from tfdp.data import sampling_of
+from tfdp.data import provenance, sampling_of
 from tfdp.distribution.host_selection import unpack
 from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import traces_once
@@ -90,6 +92,10 @@ def sampling_of_data(x, kwargs):
             kwargs["steps_per_epoch"] = kwargs.get("steps_per_epoch") or sampling.steps_per_epoch
         elif not sampling.is_asserted:
             _check_rows(x.element_spec, sampling)
+        if not sampling.is_poisson and sampling.steps_per_epoch is None:
+            # Keras begins at most one pass in each epoch.
+            epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
+            sampling = dataclasses.replace(sampling, passes=max(1, epochs))
     elif x is not None and all(hasattr(t, "shape") for t in tf.nest.flatten(x)):
         sampling = _sampling_of_arrays(x, kwargs)
     else:
@@ -121,6 +127,39 @@ def _sampling_of_arrays(x, kwargs):
     if batch_size >= count:
         return Sampling("full_batch", count, count, steps_per_epoch=1)
     return Sampling("shuffled", count, batch_size, steps_per_epoch=-(-count // batch_size))
+
+
+def notes_of_data(x):
+    """What was done to a dataset after it was sampled, and taken to be public when it was made."""
+    asserted = provenance.assumptions_of(x)
+    if isinstance(x, tf.data.Dataset) and not provenance.is_as_sampled(x):
+        asserted += ("what `map` did after sampling treats each row by itself",)
+    return Notes(asserted=asserted)
+
+
+def refuse_other_data(releases, num_examples, unit):
+    """Refuses releases about other records than those that are trained on.
+
+    Args:
+        releases: `LedgerEntry` list of what the model was made from.
+        num_examples: n of the training data.
+        unit: what one record of the training data is.
+
+    Raises:
+        PrivacyError: if n differs, or the unit where the release names one.
+    """
+    for entry in releases:
+        for name, found, expected in (
+            ("num_examples", entry.num_examples, num_examples),
+            ("unit", entry.details.get("unit"), unit),
+        ):
+            if found is not None and found != expected:
+                raise PrivacyError(
+                    f'The release "{entry.label}" is about {name}={found!r}, but the training '
+                    f"data have {name}={expected!r}: a record of one is not a record of the "
+                    "other, and their costs do not add up. Make the release from the records "
+                    "that the model is trained on."
+                )
 
 
 def _compare(name, found, expected):
@@ -201,7 +240,7 @@ def batch_size_of(x):
 
 
 class _BudgetStop(keras.callbacks.Callback):
-    """Ends `fit` when the budget allows no further step."""
+    """Ends `fit` when the budget, or a `PrivacyMeter`, allows no further step."""
 
     def __init__(self, optimizer):
         super().__init__()
@@ -209,15 +248,13 @@ class _BudgetStop(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         # After the user's callbacks, one of which may have restored a backup.
-        self._remaining = self._optimizer.charging.remaining
+        self._allowed = self._optimizer.charging.allowed
         self._seen = 0
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._remaining is None:
-            return
         # Counted here without touching the step counter: `batch` restarts in every epoch.
         self._seen += self.model.steps_per_execution
-        if self._seen >= self._remaining:
+        if self._seen >= self._allowed:
             self.model.stop_training = True
 
 

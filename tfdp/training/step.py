@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdp.clipping import SurvivorSums, backward, clipped_sums, presence, trained_variables
 from tfdp.errors import PrivacyError
-from tfdp.training import preflight as fitting
+from tfdp.training import preflight
 from tfdp.training.row_selection import restrict_to_survivors
 
 
@@ -19,7 +19,7 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
     Returns:
         For each trainable variable what `DPOptimizer.apply_clipped_sums` takes.
     """
-    there = presence(sample_weight, fitting.batch_size_of(x))
+    there = presence(sample_weight, preflight.batch_size_of(x))
     # Once the budget is spent every example is absent: what remains is noise alone.
     present = there & model.optimizer.charging.active()
 
@@ -44,7 +44,7 @@ def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
     size = model.optimizer.microbatch_size
     data = tf.nest.map_structure(
         lambda t: t if t is None else _in_microbatches(t, size),
-        (x, y, fitting.weights_or_ones(x, sample_weight)),
+        (x, y, preflight.weights_or_ones(x, sample_weight)),
     )
     variables = trained_variables(model)
     unused = {id(v) for v in model.plan(x).unused}

@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 
 from tfdp.data._checks import check_positive_integer
+from tfdp.data.provenance import Origin
 
 
 class Sequences(collections.namedtuple("Sequences", ["x", "y"])):
@@ -18,17 +19,20 @@ class Sequences(collections.namedtuple("Sequences", ["x", "y"])):
         x: int32 array (num_users, max_length), inputs; 0 is padding.
         y: int32 array (num_users, max_length), the item that follows each input; 0 is ignored.
         num_items: largest item id, public.
+        origin: the `Origin` of the sequences: releases and assumptions that they were made with.
     """
 
     num_items = None
+    origin = Origin()
 
-    def __new__(cls, x, y, num_items=None):
+    def __new__(cls, x, y, num_items=None, origin=Origin()):
         self = super().__new__(cls, x, y)
         self.num_items = num_items
+        self.origin = origin
         return self
 
     def __getnewargs__(self):
-        return (*self, self.num_items)
+        return (*self, self.num_items, self.origin)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,8 +88,10 @@ def leave_one_out_split(sequences, max_length, num_items=None):
     items = np.concatenate(sequences) if sequences else np.zeros(0, np.int64)
     if items.size == 0:
         raise ValueError("Argument `sequences` must hold at least one item. Received: none")
+    origin = Origin()
     if num_items is None:
         num_items = int(items.max())
+        origin = Origin(assumptions=("the number of items, the largest id in the data, is public",))
     check_positive_integer("num_items", num_items)
     if items.min() < 1 or items.max() > min(num_items, np.iinfo(np.int32).max):
         raise ValueError(
@@ -103,8 +109,8 @@ def leave_one_out_split(sequences, max_length, num_items=None):
             _right_align(test_x[row], history)
             test_y[row, -1] = sequence[-1]
     return SequenceData(
-        train=Sequences(train_x, train_y, num_items),
-        test=Sequences(test_x, test_y, num_items),
+        train=Sequences(train_x, train_y, num_items, origin),
+        test=Sequences(test_x, test_y, num_items, origin),
         num_items=num_items,
         num_users=len(sequences),
         max_length=max_length,

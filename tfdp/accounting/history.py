@@ -1,0 +1,138 @@
+"""What a set of weights has cost, kept with the weights however they are saved and restored."""
+
+import json
+import secrets
+
+from tfdp.accounting.ledger import Ledger
+from tfdp.accounting.mechanisms import Notes, PrivateTraining, mechanism_from_dict
+
+
+class ChargeHistory:
+    """Releases and runs of training steps, from which a ledger follows.
+
+    A run is a number of steps of one mechanism, in one process, under a random name. Merging two
+    histories takes the larger count of each run, so that copies of one history cost once, and a
+    history that was undone by loading older weights still costs. Histories that were joined are
+    one from then on, for everybody who holds either.
+    """
+
+    def __init__(self):
+        self._parent = None
+        self._releases = []
+        self._runs = {}
+        self._counters = []
+
+    @property
+    def runs(self):
+        """List of (mechanism, steps) of the runs that have steps, oldest first."""
+        return [(m, steps) for m, steps in self._synced()._runs.values() if steps]
+
+    @property
+    def private_runs(self):
+        """The same of the runs of DPOptimizers."""
+        return [(m, steps) for m, steps in self.runs if isinstance(m, PrivateTraining)]
+
+    @property
+    def notes(self):
+        """The `Notes` of all runs that have steps."""
+        notes = Notes()
+        for mechanism, _ in self.runs:
+            notes |= mechanism.notes
+        return notes
+
+    def attach(self, counter):
+        """Has `counter.flush()` called before the history is read, as long as the history lives.
+
+        The counter is held: steps that were taken cost, whoever took them and whatever became of
+        it.
+        """
+        counters = self._root()._counters
+        if counter not in counters:
+            counters.append(counter)
+
+    def charge(self, entry):
+        """Charges a release; one that is charged already (equal in everything) is not again."""
+        releases = self._root()._releases
+        if entry not in releases:
+            releases.append(entry)
+
+    def start(self, mechanism, name=None):
+        """Begins a run; returns its name.
+
+        Args:
+            mechanism: one of `tfdp.accounting.mechanisms`.
+            name: a random one, shared by the workers that run it; None makes one.
+        """
+        name = secrets.token_hex(8) if name is None else name
+        self._root()._runs[name] = (mechanism, 0)
+        return name
+
+    def count(self, name, steps):
+        """Sets the steps of a run; a count never falls."""
+        runs = self._root()._runs
+        mechanism, known = runs[name]
+        runs[name] = (mechanism, max(known, int(steps)))
+
+    def join(self, other):
+        """Makes this history and another one history, with the charges of both."""
+        root, other = self._root(), other._root()
+        if other is not root:
+            root._merge(other)
+            for counter in other._counters:
+                root.attach(counter)
+            other._parent = root
+
+    def ledger(self, ahead=None):
+        """The ledger of it all.
+
+        Args:
+            ahead: for looking ahead, (name of a run, mechanism, steps): as if that run, begun or
+                not, had so many steps more.
+        """
+        root = self._synced()
+        runs = dict(root._runs)
+        if ahead is not None:
+            name, mechanism, steps = ahead
+            runs[name] = (mechanism, runs.get(name, (mechanism, 0))[1] + steps)
+        ledger = Ledger(root._releases)
+        for name, (mechanism, steps) in runs.items():
+            if steps:
+                ledger.merge(Ledger(mechanism.entries(steps, name)))
+        return ledger
+
+    def to_json(self):
+        """The history as text, without runs that have no steps."""
+        root = self._synced()
+        runs = {
+            name: {"mechanism": mechanism.to_dict(), "steps": steps}
+            for name, (mechanism, steps) in root._runs.items()
+            if steps
+        }
+        return json.dumps({"releases": Ledger(root._releases).to_json(), "runs": runs})
+
+    def merge_json(self, text):
+        """Merges what `to_json` gave."""
+        state = json.loads(text)
+        other = ChargeHistory()
+        other._releases = list(Ledger.from_json(state["releases"]).entries)
+        other._runs = {
+            name: (mechanism_from_dict(run["mechanism"]), run["steps"])
+            for name, run in state["runs"].items()
+        }
+        self._root()._merge(other)
+
+    def _root(self):
+        return self if self._parent is None else self._parent._root()
+
+    def _synced(self):
+        root = self._root()
+        for counter in list(root._counters):
+            counter.flush()
+        return root
+
+    def _merge(self, other):
+        for entry in other._releases:
+            self.charge(entry)
+        for name, (mechanism, steps) in other._runs.items():
+            _, known = self._runs.get(name, (None, 0))
+            self._runs[name] = (mechanism, max(known, steps))

@@ -1,0 +1,129 @@
+"""The begin and the end of a run of training: what is checked before, and what is charged."""
+
+import tensorflow as tf
+
+from tfdp.accounting import Notes
+from tfdp.data import provenance
+from tfdp.distribution import checks, host_selection
+from tfdp.errors import PrivacyError
+from tfdp.optimizers import DPOptimizer
+from tfdp.training import caveats, held_tables, plain_training, preflight
+from tfdp.training.building import build_ahead
+from tfdp.training.row_selection import ROWS_ARE_CHECKED, trace_again_if_chosen_anew
+
+#: Attribute of a model while it trains on `training_batches`: steps that the batch still allows.
+_STEPS_OF_BATCH = "_tfdp_steps_of_batch"
+
+
+def begin(model, x, y, callbacks, kwargs):
+    """Checks data and model, and begins a run.
+
+    Args:
+        model: the `DPModel`.
+        x, y, callbacks, kwargs: as given to `fit`; kwargs may be changed.
+
+    Returns:
+        The data and the callbacks to train with.
+
+    Raises:
+        PrivacyError, BudgetError: as `DPModel.fit`.
+    """
+    private = isinstance(model.optimizer, DPOptimizer)
+    begin_run = _begin_private_run if private else _begin_plain_run
+    return begin_run(model, x, y, callbacks, kwargs)
+
+
+def _begin_private_run(model, x, y, callbacks, kwargs):
+    optimizer, strategy = model.optimizer, model.distribute_strategy
+    sampling = preflight.sampling_of_fit(optimizer, x, y, kwargs)
+    checks.check_strategy(strategy, optimizer)
+    checks.check_data(strategy, x, sampling)
+    has_rows = host_selection.check_selected(x, model)
+    notes = Notes(uncovered=(caveats.TRAINING_METRICS,)) | caveats.of_callbacks(callbacks)
+    notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)
+    notes |= preflight.notes_of_data(x)
+    releases = provenance.releases_of(x)
+    x = preflight.apply_class_weight(x, kwargs)
+    preflight.check_examples_do_not_mix(model, x, y)
+    plain_training.refuse_noise_alone(model, x, y, kwargs)
+    x = checks.padded(x, strategy.num_replicas_in_sync)
+    x = held_tables.prepare(model, x, callbacks, kwargs)
+    model.join_histories()
+    model.charge_releases(releases)
+    notes |= Notes(asserted=model.weight_origin.assumption())
+    optimizer.charging.begin(sampling, strategy, notes)
+    model.weight_origin.begin()
+    model.bind_layers()
+    trace_again_if_chosen_anew(model)
+    optimizer.refresh_entropy(strategy)
+    vars(model)[ROWS_ARE_CHECKED] = has_rows
+    build_ahead(model, x, y)
+    return x, preflight.with_budget_stop(callbacks, optimizer)
+
+
+def _begin_plain_run(model, x, y, callbacks, kwargs):
+    held_tables.refuse_training_otherwise(model)
+    model.join_histories()
+    model.charge_releases(provenance.releases_of(x))
+    mechanism = plain_training.mechanism_of_fit(model, x, y, callbacks, kwargs)
+    model.join_histories()  # again: the checks have built the model
+    model.plain_charging.begin(mechanism)
+    model.weight_origin.begin()
+    x = checks.padded(x, model.distribute_strategy.num_replicas_in_sync)
+    build_ahead(model, x, y)
+    return x, callbacks
+
+
+def end(model):
+    """Ends a run, or what was left of it when it was refused; nobody knows what batches follow."""
+    vars(model).pop(_STEPS_OF_BATCH, None)
+    vars(model)[ROWS_ARE_CHECKED] = False
+    model.join_histories()  # variables may have been made by the run
+    model.weight_origin.end()
+    if isinstance(model.optimizer, DPOptimizer):
+        model.optimizer.charging.begin(None)  # not with the other workers: one may be gone
+    else:
+        model.plain_charging.begin(plain_training.mechanism_outside_fit(model))
+
+
+def single_batches(model, batches):
+    """What `DPModel.training_batches` gives."""
+    if not isinstance(batches, tf.data.Dataset):
+        raise PrivacyError(
+            "Argument `batches` must be a tf.data.Dataset made by tfdp.data, or one that "
+            f"`tfdp.data.declare_sampling` describes. Received: {type(batches)}"
+        )
+    private = isinstance(model.optimizer, DPOptimizer)
+    try:
+        batches, _ = begin(model, batches, None, None, {"epochs": 1})
+        for batch in batches:
+            if private and model.optimizer.charging.allowed <= 0:
+                return
+            vars(model)[_STEPS_OF_BATCH] = 1
+            yield batch
+    finally:
+        end(model)
+
+
+def refuse_unknown_batch(model):
+    """Refuses a step of `train_on_batch` that nobody could charge truthfully.
+
+    Raises:
+        PrivacyError: for a batch of unknown origin with a budget, or the second step on one that
+            `training_batches` gave.
+    """
+    left = vars(model).get(_STEPS_OF_BATCH)
+    if left is not None:
+        if left == 0:
+            raise PrivacyError(
+                "This batch was trained on already: a second step on it would not be the sample "
+                "that is accounted for. Take the next batch of `training_batches`."
+            )
+        vars(model)[_STEPS_OF_BATCH] = 0
+        return
+    if isinstance(model.optimizer, DPOptimizer) and model.optimizer.budget is not None:
+        raise PrivacyError(
+            "It is not known how this batch was drawn, so that the budget could not be kept. "
+            "Train with `fit`, or take the batches from `model.training_batches(batches)`, where "
+            "`batches` come from tfdp.data."
+        )

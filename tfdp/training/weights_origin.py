@@ -1,0 +1,153 @@
+"""Where weights come from: an initializer, training that is charged, or elsewhere.
+
+What training costs travels with the weights. Values that came another way (`set_weights`, a copy
+of a model, a loop of the user's own, training before tfdp saw the model) have no history: the
+statement then says that they are assumed to have learned nothing from the records.
+"""
+
+import hashlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.clipping.recording import all_layers
+
+_STATE = "_tfdp_state"
+_TRAINING = "training"  # instead of a fingerprint, while a charged run changes the values
+_WHOLE = 1 << 22  # larger variables are known by some of their rows
+_ROWS = 4096
+
+
+class WeightOrigin:
+    """Knows which values of a model's variables are accounted for.
+
+    A value is accounted for if an initializer made it, or if it is what a charged run left or a
+    file with its charges restored. Fingerprints of the values are kept on the variables.
+
+    Variables with a true attribute `is_accounted_for` are what a layer was told, publicly or by a
+    charged release.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self._restored = set()
+        self._before = None
+
+    def begin(self):
+        """Called eagerly before a charged run."""
+        self._before = {id(v) for v in self._variables()}
+        for variable in self._variables():
+            vars(variable)[_STATE] = _TRAINING
+
+    def end(self):
+        """Called eagerly after it; values made by the run itself are accounted for, too."""
+        if self._before is None:
+            return
+        for variable in self._variables():
+            state = vars(variable).get(_STATE)
+            if state == _TRAINING or (state is None and id(variable) not in self._before):
+                vars(variable)[_STATE] = _fingerprint(variable)
+        self._before = None
+
+    def elsewhere(self):
+        """Paths of the variables whose values are not accounted for."""
+        fresh = _initializers(self._model)
+        return [
+            v.path
+            for v in self._variables()
+            if not self._is_known(v) and not _is_initial(v, fresh.get(id(v), ()))
+        ]
+
+    def assumption(self):
+        """The sentences for the statement: none, or one that names a variable."""
+        paths = self.elsewhere()
+        if not paths:
+            return ()
+        of = f"variable {paths[0]}" if len(paths) == 1 else f"{len(paths)} variables ({paths[0]} …)"
+        return (
+            f"the values that {of} had before training came from elsewhere, and learned nothing "
+            "from these records",
+        )
+
+    def states(self):
+        """Fingerprints of the values that are accounted for, to be stored with the charges."""
+        found = []
+        for variable in self._variables():
+            state = vars(variable).get(_STATE)
+            found.append(_fingerprint(variable) if state == _TRAINING else state)
+        return [state for state in found if state is not None]
+
+    def restore(self, states):
+        """Takes over what `states` gave when the charges were stored."""
+        self._restored |= set(states)
+
+    def _is_known(self, variable):
+        state = vars(variable).get(_STATE)
+        if state == _TRAINING:
+            return True
+        if state is None and not self._restored:
+            return False
+        current = _fingerprint(variable)
+        return current == state or current in self._restored
+
+    def _variables(self):
+        return [
+            v
+            for v in (*self._model.trainable_variables, *self._model.non_trainable_variables)
+            if tf.as_dtype(v.dtype).is_floating and not getattr(v, "is_accounted_for", False)
+        ]
+
+
+def _fingerprint(variable):
+    rows = _some_rows(variable)
+    digest = hashlib.blake2b(str((variable.shape, rows.dtype)).encode(), digest_size=12)
+    digest.update(np.ascontiguousarray(rows).tobytes())
+    return digest.hexdigest()
+
+
+def _some_rows(variable):
+    if int(np.prod(variable.shape)) <= _WHOLE:
+        return np.asarray(variable.value)
+    # Never the whole table: reading it would copy it.
+    count = variable.shape[0]
+    rows = np.unique(np.linspace(0, count - 1, min(count, _ROWS)).astype(np.int64))
+    return np.asarray(tf.gather(variable.value, rows))
+
+
+def _initializers(model):
+    """Dict of a variable's id to the initializers of its layer."""
+    found = {}
+    for layer in all_layers(model):
+        own = [v for v in vars(layer).values() if isinstance(v, keras.initializers.Initializer)]
+        for variable in layer.weights:
+            found.setdefault(id(variable), []).extend(own)
+    return found
+
+
+def _is_initial(variable, initializers):
+    """Whether an initializer of the layer gives this value: Keras' give the same at each call."""
+    if int(np.prod(variable.shape)) > _WHOLE:
+        return any(_is_initial_table(variable, one) for one in initializers)
+    value = np.asarray(variable.value)
+    if np.isin(value, (0, 1)).all():
+        return True  # zeros, ones and the like hold nothing
+    return any(np.array_equal(value, _drawn(one, variable)) for one in initializers)
+
+
+def _drawn(initializer, variable, shape=None):
+    try:
+        drawn = initializer(variable.shape if shape is None else shape, dtype=variable.dtype)
+    except (TypeError, ValueError):
+        return None  # an initializer of another variable of the layer: another shape
+    return np.asarray(drawn)
+
+
+def _is_initial_table(variable, initializer):
+    # The first rows alone: initializers of look-up tables do not depend on how many rows there are.
+    rows = min(variable.shape[0], _ROWS)
+    first = np.asarray(tf.gather(variable.value, np.arange(rows)))
+    return np.array_equal(first, _drawn(initializer, variable, (rows, *variable.shape[1:])))
