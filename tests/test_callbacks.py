@@ -25,7 +25,8 @@ def test_epsilon_in_the_logs_is_the_ledgers():
     history = model.fit(
         batches(), epochs=2, verbose=0, callbacks=[tfdp.callbacks.PrivacyMeter(delta=1e-3)]
     ).history
-    assert history["epsilon"][1] == model.ledger.epsilon(1e-3)
+    spent = model.ledger.epsilon(1e-3)
+    assert spent <= history["epsilon"][1] < spent + 1e-4
     assert 0 < history["epsilon"][0] < history["epsilon"][1]
 
 

@@ -109,9 +109,9 @@ def test_steps_outside_fit_have_unknown_batches(small, how, fit_first):
         model.train_step((tf.constant(x[:1]), tf.constant(y[:1])))
     statement = model.privacy_statement()
     assert statement.steps == 1 + 4 * fit_first
-    assert statement.epsilon is None and statement.unstated
+    assert statement.epsilon == math.inf and statement.unstated
     model.fit(small.poisson(), verbose=0)
-    assert model.privacy_statement().epsilon is None
+    assert model.privacy_statement().epsilon == model.optimizer.epsilon() == math.inf
 
 
 def test_declared_sampling_is_said_to_be_asserted(small):

@@ -284,6 +284,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
         run.refuse_unknown_batch(self)
         build_ahead(self, x, y)
+        self.weight_origin.begin()
         try:
             return super().train_on_batch(x, y, *args, **kwargs)
         finally:

@@ -38,7 +38,9 @@ class WeightOrigin:
         self._before = None
 
     def begin(self):
-        """Called eagerly before a charged run."""
+        """Called eagerly before a charged run, or before charged steps outside of one."""
+        if self._before is not None:
+            return
         self._before = {id(v) for v in self._variables()}
         for variable in self._variables():
             vars(variable)[_STATE] = _TRAINING
