@@ -18,7 +18,7 @@ Formal guarantees:
   the true one.
 - The arithmetic is exact. All three terms and their sum are integers below 2⁵² times γ in float64:
   s is cut to ±2⁵¹·γ, the same for all data and 1-Lipschitz; γ is raised where the noise would not
-  fit. Scaling by a power of two is exact.
+  fit (to σ = 10⁹; more is no training). Scaling by a power of two is exact.
 - z is a float64 function of 93 random bits and a sign. Its distribution function is wrong by at
   most φ(z)·(|z| + 1)·2⁻⁵⁰ (measured against 200 bits). A cell of the grid can be so narrow that
   this is 2⁻²⁰ of its probability. Summed with w, each probability is that of a window of between 2⁻⁷
@@ -40,7 +40,7 @@ from tfdp.runtime.strategies import traces_once
 CLIPPED = 2.0**-19
 _FINEST = 2.0**-20  # γ·√d in units of C
 _LARGEST_SUM = 2.0**51  # in units of γ
-_LARGEST_STDDEV = 2.0**44  # in units of γ; a Laplace draw may be 66 of them
+_LARGEST_STDDEV = 2.0**43  # in units of γ; a normal draw is at most 12 of them, a Laplace one 66
 _WINDOW = 2.0**-6  # W in standard deviations, at most
 _LOG_LARGEST_WINDOW = 31
 #: Values of Philox' counter for each coordinate.
@@ -72,7 +72,7 @@ class Grid:
         rounding: how much one record may move what is released beyond C, relative to C.
 
     Attributes:
-        step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > 2⁴⁴·γ.
+        step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > 2⁴³·γ.
         stddev: float64 scalar, σ·(C·(1 + rounding) + γ·√d).
         window: float64 scalar, the number of values of w, a power of two.
     """
@@ -84,11 +84,8 @@ class Grid:
         stddev = tf.cast(tf.convert_to_tensor(stddev, dtype_hint=tf.float64), tf.float64)
         self.step = finest * _power_of_two(stddev / (finest * _LARGEST_STDDEV), 64)
         self.stddev = stddev * (1.0 + rounding + self.step * (root / sensitivity))
-        # The largest power that is not above the window, where `_power_of_two` is not below.
-        self.window = 0.5 * _power_of_two(
-            2.0 * _WINDOW * self.stddev / self.step, _LOG_LARGEST_WINDOW, included=True
-        )
-        self.window = tf.maximum(self.window, 1.0)
+        window = self.stddev * (_WINDOW / self.step)
+        self.window = tf.maximum(0.5 * _power_of_two(window, _LOG_LARGEST_WINDOW + 1, above=True), 1.0)
 
     @property
     def tensors(self):
@@ -96,12 +93,12 @@ class Grid:
         return self.step, self.stddev, self.window
 
 
-def _power_of_two(x, most, included=False):
-    """The smallest 2^k ≥ x (> x if `included`), k from 0 to `most`; exact on every device."""
+def _power_of_two(x, most, above=False):
+    """The smallest 2^k ≥ x (> x if `above`), k from 0 to `most`; exact on every device."""
     powers = tf.constant([2.0**k for k in range(most)], tf.float64)
-    below = powers <= x if included else powers < x
+    smaller = powers <= x if above else powers < x
     # 1 + 1 + 2 + 4 + ...
-    return 1.0 + tf.reduce_sum(tf.where(below, powers, tf.zeros_like(powers)))
+    return 1.0 + tf.reduce_sum(tf.where(smaller, powers, tf.zeros_like(powers)))
 
 
 def laplace_of_tail(tail):

@@ -124,12 +124,12 @@ class NoiseSource:
         blocks = self._blocks(
             number,
             _SMALL_DRAW,
-            lambda start, size: self._release(padded[start : start + size], grid, normal_of_tail),
+            lambda start, size: self._release(tf.slice(padded, [start], [size]), grid),
             tf.float32,
         )
         return blocks.concat()[: tf.size(values)]
 
-    def _release(self, values, grid, quantile, dtype=tf.float32):
+    def _release(self, values, grid, quantile=normal_of_tail, dtype=tf.float32):
         """(n,) values of a static size."""
         size = values.shape[0]
 
