@@ -100,8 +100,8 @@ def rounded(covariance, ridge):
 
     No noise is added to it that a grid could be shared with: it is a product of the input's
     Cholesky factor and noise, and which float64 values occur depends on the factor. Multiples of
-    2^-20 ridge / n occur for all inputs, each with the probability of its cell but for a relative
-    2^-20 (docs/noise.md).
+    2^-20 ridge / n occur for all inputs, each with about the probability of its cell
+    (docs/noise.md).
 
     Args:
         covariance: float64 tensor (..., n, n).
