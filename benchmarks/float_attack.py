@@ -2,8 +2,8 @@
 
 Draws of a release with and without one record, and the event of low bits that tells them apart
 best on half of them, tried on the other half: a lower bound of δ at ε = 3, which is wrong with a
-probability of 1e-6, beside the δ that is claimed there. Then the attack from end to end: one step of
-SGD on a bias of zeros, σ = 4, and a guess from the released weights whether its batch held an
+probability of 1e-6, beside the δ that is claimed there. Then the attack from end to end: one step
+of SGD on a bias of zeros, σ = 4, and a guess from the released weights whether its batch held an
 example. Writes JSON.
 
     python benchmarks/float_attack.py [--draws 1000000] [--runs 1000] [--out FILE]

@@ -24,7 +24,9 @@ def numbers(grid):
 
 
 @pytest.mark.parametrize("sigma", [1e-3, 0.5, 20.0, 1e9])
-@pytest.mark.parametrize("clip_norm, coordinates", [(1.0, 3), (0.37, 10_000), (3e5, 1), (1e-6, 10**9)])
+@pytest.mark.parametrize(
+    "clip_norm, coordinates", [(1.0, 3), (0.37, 10_000), (3e5, 1), (1e-6, 10**9)]
+)
 def test_the_step_is_a_power_of_two_that_moves_the_sensitivity_by_a_millionth(
     clip_norm, coordinates, sigma
 ):

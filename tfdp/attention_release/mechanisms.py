@@ -109,4 +109,3 @@ def rounded(covariance, ridge):
     """
     step = Grid(0.0, ridge, covariance.shape[-1] ** 2).step
     return tf.round(covariance / step) * step
-

@@ -82,15 +82,26 @@ class Grid:
         # frexp: x = m·2^e with m in [1/2, 1), so that 2^(e−1) is the power of two below x.
         finest = math.ldexp(1.0, math.frexp(_FINEST * sensitivity / root)[1] - 1)
         stddev = tf.cast(tf.convert_to_tensor(stddev, dtype_hint=tf.float64), tf.float64)
-        self.step = finest * _power_of_two(stddev / (finest * _LARGEST_STDDEV), 64)
-        self.stddev = stddev * (1.0 + rounding + self.step * (root / sensitivity))
-        window = self.stddev * (_WINDOW / self.step)
-        self.window = tf.maximum(0.5 * _power_of_two(window, _LOG_LARGEST_WINDOW + 1, above=True), 1.0)
+        known = (tf.constant(x, tf.float64) for x in (finest, rounding, root / sensitivity))
+        # One call instead of thirty small ones, each of which costs as much.
+        numbers = _numbers_at_once if tf.executing_eagerly() else _numbers
+        self.step, self.stddev, self.window = numbers(stddev, *known)
 
     @property
     def tensors(self):
         """(step, stddev, window), float64 scalars."""
         return self.step, self.stddev, self.window
+
+
+def _numbers(stddev, finest, rounding, root):
+    """(step, stddev, window) of a `Grid`; `root` is √d/C."""
+    step = finest * _power_of_two(stddev / (finest * _LARGEST_STDDEV), 64)
+    stddev *= 1.0 + rounding + step * root
+    window = _power_of_two(stddev * (_WINDOW / step), _LOG_LARGEST_WINDOW + 1, above=True)
+    return step, stddev, tf.maximum(0.5 * window, 1.0)
+
+
+_numbers_at_once = tf.function(_numbers, autograph=False)
 
 
 def _power_of_two(x, most, above=False):
@@ -133,8 +144,8 @@ def released(values, step, stddev, window, key, counter, quantile, dtype, scale=
     bits = philox_bits(key, counter, shape)
     more = philox_bits(key, later(counter, size), shape)
     # 31 bits at a time: CPUs convert no wider unsigned integers quickly.
-    tail = (_bits(bits, 33) * 2.0**31 + _bits(bits, 1) + (_bits(more, 0) + 0.5) * 2.0**-31) * 2.0**-63
-    noise = quantile(tail) * (stddev / step)
+    tail = _bits(bits, 33) * 2.0**31 + _bits(bits, 1) + (_bits(more, 0) + 0.5) * 2.0**-31
+    noise = quantile(tail * 2.0**-63) * (stddev / step)
     noise = tf.where(tf.equal(tf.bitwise.bitwise_and(bits, _uint64(1)), 1), -noise, noise)
     if scale is not None:
         noise *= scale

@@ -182,7 +182,8 @@ def _count(name, ids, size, limit, padding_id):
 
 def _noisy(counts, mechanism, scale, source):
     """(V,) counts with noise, by which the largest are chosen."""
-    if mechanism == "laplace":  # private as a whole, and on a grid of which whole numbers are a part
+    if mechanism == "laplace":
+        # Private as a whole: on a grid, of which whole numbers are a part.
         grid = Grid(scale, 1.0, len(counts), rounding=0.0)
         (noisy,) = source.release([tf.constant(counts)], grid, laplace_of_tail, tf.float64)
         return noisy.numpy()
