@@ -62,7 +62,7 @@ def paper_plan(setting):
 
 def release(plan, x, source):
     if plan.mechanism == "gaussian_noise":
-        matrix = noisy_gram(x, plan.noise_multiplier * plan.sensitivity, source)
+        matrix = noisy_gram(x, plan.sensitivity, plan.noise_multiplier, source)
     else:
         matrix = sampled_covariance(x, plan.ridge, plan.num_samples, source)
         matrix -= plan.ridge * tf.eye(x.shape[-2], dtype=x.dtype)

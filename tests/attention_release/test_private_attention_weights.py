@@ -87,9 +87,9 @@ def test_errors_stay_within_what_was_said_before_the_release(plan, activation):
     else:
         stddev = plan.noise_multiplier * plan.sensitivity
         matrix = (
-            noisy_gram(batch, stddev, source)
+            noisy_gram(batch, 1.0, stddev, source)
             if setting.symmetric
-            else noisy_product(batch, batch, stddev, source)
+            else noisy_product(batch, batch, 1.0, stddev, source)
         )
     logits, exact = matrix / np.sqrt(d), tf.constant(x @ x.T / np.sqrt(d))
     assert np.abs(exact).max() <= setting.logit_range * (1 + 1e-12)

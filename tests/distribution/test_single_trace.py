@@ -148,7 +148,7 @@ def test_a_tpu_that_is_reached_over_the_network_is_no_cluster_of_workers(tpus):
 
 def test_noise_drawn_in_parts_is_that_of_one_device(tpus, monkeypatch):
     # The counter is advanced in a loop then, in each replica's own copy.
-    monkeypatch.setattr(noise.source, "_LARGEST_DRAW", 64)
+    monkeypatch.setattr(noise.training_source, "_LARGEST_DRAW", 64)
     strategy = tpus.strategy(2)
     with strategy.scope():
         there = noise.NoiseSource(seed=5)

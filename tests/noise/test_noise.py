@@ -132,17 +132,6 @@ def test_seed_must_be_an_integer(seed):
         NoiseSource(seed=seed)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_as_many_values_as_are_asked_for_in_the_step(compiled):
-    source = NoiseSource(1)
-    draw = tf.function(source.normal_values, autograph=False) if compiled else source.normal_values
-    for count in (0, 1, 16_384, 40_000):
-        drawn = draw(tf.constant(count), tf.constant(3.0, tf.float64)).numpy()
-        assert len(drawn) == count
-    # False alarm: 5 standard deviations of the estimate.
-    assert abs(drawn.std() / 3.0 - 1) < 5 / np.sqrt(2 * 40_000) and len(set(drawn)) > 39_900
-
-
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_large_variable_is_noised_in_parts_that_share_nothing(jit_compile):
     source = NoiseSource(1)
@@ -158,7 +147,7 @@ def test_a_large_variable_is_noised_in_parts_that_share_nothing(jit_compile):
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_parts_of_a_compiled_draw_share_nothing(jit_compile):
     source, other = NoiseSource(1), NoiseSource(1)
-    part = noise.source._PART_OF_A_COMPILED_DRAW
+    part = noise.training_source._PART_OF_A_COMPILED_DRAW
     for one in (source, other):
         one._counter.assign([-part, 5])  # 2^64 − part: the second part carries over
 

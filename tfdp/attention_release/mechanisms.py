@@ -4,52 +4,55 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.attention_release.chi_square import WORDS, chi_square_from_bits
-from tfdp.noise import standard_normal_from_bits
+from tfdp.noise import Grid, standard_normal_from_bits
 
 
-def noisy_gram(x, stddev, source):
+def noisy_gram(x, sensitivity, noise_multiplier, source):
     """X X' plus symmetric Gaussian noise.
 
-    Formal guarantees: the Gaussian mechanism with standard deviation `stddev` in the coordinates
-    (diagonal, sqrt(2) * upper triangle), whose l2 norm is the Frobenius norm; off the diagonal
-    the noise has standard deviation stddev / sqrt(2). Private if `stddev` is noise_multiplier
-    times the Delta_F of form "gram" and the rows or columns of `x` are clipped.
+    Formal guarantees: the Gaussian mechanism with standard deviation noise_multiplier * Delta_F in
+    the coordinates (diagonal, sqrt(2) * upper triangle), whose l2 norm is the Frobenius norm; off
+    the diagonal the noise is smaller by sqrt(2). On a grid (`tfdp.noise.grid`). Private if the rows
+    or columns of `x` are clipped.
 
     Args:
-        x: float64 tensor (..., n, d), clipped.
-        stddev: noise_multiplier * Delta_F.
-        source: object with `bits(shape)`.
+        x: float64 tensor (..., n, d), clipped, n static.
+        sensitivity: Delta_F of form "gram".
+        noise_multiplier: relative to it.
+        source: object with `release(values, grid, scale)`.
 
     Returns:
         A symmetric float64 tensor (..., n, n).
 
     Source: MATH.md section 6.
     """
-    noise = _square_normal(x, source)
-    # Adding the transpose to the strict lower triangle uses each of its variates once.
-    lower = tf.linalg.band_part(noise, -1, 0)
-    diagonal = tf.linalg.band_part(noise, 0, 0)
-    strict = (lower - diagonal) / np.sqrt(2.0)
-    noise = strict + tf.linalg.matrix_transpose(strict) + diagonal
-    return tf.matmul(x, x, transpose_b=True) + stddev * noise
+    n = x.shape[-2]
+    grid = Grid(noise_multiplier * sensitivity, sensitivity, n * n)
+    scale = np.where(np.eye(n) > 0, 1.0, np.sqrt(0.5))
+    # The lower triangle is released; the upper one, which is the same, repeats it.
+    noisy = source.release(tf.matmul(x, x, transpose_b=True), grid, scale)
+    lower = tf.linalg.band_part(noisy, -1, 0)
+    return lower + tf.linalg.matrix_transpose(lower) - tf.linalg.band_part(noisy, 0, 0)
 
 
-def noisy_product(q, k, stddev, source):
+def noisy_product(q, k, sensitivity, noise_multiplier, source):
     """Q K' plus independent Gaussian noise on every entry.
 
-    Formal guarantees: the Gaussian mechanism. Private if `stddev` is noise_multiplier times the
-    Delta_F of form "product" and the rows, or the columns of [Q; K], are clipped.
+    Formal guarantees: the Gaussian mechanism, on a grid (`tfdp.noise.grid`). Private if the rows, or
+    the columns of [Q; K], are clipped.
 
     Args:
-        q: float64 tensor (..., n, d), clipped.
+        q: float64 tensor (..., n, d), clipped, n static.
         k: float64 tensor (..., n, d), clipped.
-        stddev: noise_multiplier * Delta_F.
-        source: object with `bits(shape)`.
+        sensitivity: Delta_F of form "product".
+        noise_multiplier: relative to it.
+        source: object with `release(values, grid)`.
 
     Returns:
         A float64 tensor (..., n, n).
     """
-    return tf.matmul(q, k, transpose_b=True) + stddev * _square_normal(q, source)
+    grid = Grid(noise_multiplier * sensitivity, sensitivity, q.shape[-2] ** 2)
+    return source.release(tf.matmul(q, k, transpose_b=True), grid)
 
 
 def sampled_covariance(x, ridge, num_samples, source):
@@ -92,6 +95,17 @@ def sampled_covariance(x, ridge, num_samples, source):
     return tf.matmul(root, root, transpose_b=True) / num_samples
 
 
-def _square_normal(x, source):
-    shape = tf.concat([tf.shape(x)[:-1], [x.shape[-2]]], 0)
-    return standard_normal_from_bits(source.bits(shape))
+def rounded(covariance, ridge):
+    """A sampled covariance without its low bits, whose patterns depend on the input.
+
+    No noise is added to it that a grid could be shared with: it is a product of the input's
+    Cholesky factor and noise, and which float64 values occur depends on the factor. Multiples of
+    2^-20 ridge / n occur for all inputs, each with about the probability of its cell
+    (docs/noise.md).
+
+    Args:
+        covariance: float64 tensor (..., n, n).
+        ridge: eta.
+    """
+    step = Grid(0.0, ridge, covariance.shape[-1] ** 2).step
+    return tf.round(covariance / step) * step

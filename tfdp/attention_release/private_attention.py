@@ -273,13 +273,14 @@ class PrivateAttention(keras.layers.Layer):
         z = clip_norms(z, self.max_norm, axis=-2 if self.unit == "feature" else -1)
         if plan.mechanism == "gaussian_sampling":
             z = mechanisms.sampled_covariance(z, plan.ridge, plan.num_samples, self._noise)
+            z = mechanisms.rounded(z, plan.ridge)
             matrix = z - plan.ridge * tf.eye(n, dtype=z.dtype) if k is None else z[..., :n, n:]
         else:
-            stddev = plan.noise_multiplier * plan.sensitivity
+            amount = plan.sensitivity, plan.noise_multiplier, self._noise
             if k is None:
-                matrix = mechanisms.noisy_gram(z, stddev, self._noise)
+                matrix = mechanisms.noisy_gram(z, *amount)
             else:
-                matrix = mechanisms.noisy_product(z[..., :n, :], z[..., n:, :], stddev, self._noise)
+                matrix = mechanisms.noisy_product(z[..., :n, :], z[..., n:, :], *amount)
         return matrix / np.sqrt(plan.setting.width)
 
 

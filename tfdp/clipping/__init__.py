@@ -18,7 +18,6 @@ from tfdp.clipping.refusals import refuse_layers_beyond_reach, refuse_named_laye
 from tfdp.clipping.registry import Rule, register_rule
 from tfdp.clipping.rules.embed_reduce import is_embed_reduce, register_keras_rs
 from tfdp.clipping.surviving_rows import (
-    SurvivorActivations,
     SurvivorSums,
     activated_rows,
     place_among,
@@ -38,7 +37,6 @@ __all__ = [
     "PrivacyError",
     "Rows",
     "Rule",
-    "SurvivorActivations",
     "SurvivorSums",
     "activated_rows",
     "backward",

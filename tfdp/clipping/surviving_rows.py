@@ -24,31 +24,6 @@ class SurvivorSums:
     rows: tf.Tensor
     values: tf.Tensor
 
-    @property
-    def noise_shape(self):
-        """Shape of the noise, (S, d); static as far as it is known."""
-        return self.values.shape
-
-
-@dataclasses.dataclass
-class SurvivorActivations:
-    """Clipped gradients of single activations, which an embedding engine sums by itself.
-
-    Attributes:
-        rows: (S,) int64, the surviving rows; only these are to be noised.
-        values: (B, T, d) float32; zero wherever the id did not survive. Their sums over equal ids
-            are the `SurvivorSums.values`.
-    """
-
-    rows: tf.Tensor
-    values: tf.Tensor
-
-    @property
-    def noise_shape(self):
-        """Shape of the noise, (S, d); static as far as it is known."""
-        return tf.TensorShape([self.rows.shape[0], self.values.shape[2]])
-
-
 def table_name(variable):
     """The name of the sparse table that a variable is, or None for any other variable."""
     return getattr(variable, "sparse_table", None)
@@ -94,16 +69,10 @@ def restrict(result, survivors):
         survivors: dict of place among the trained variables to sorted int64 rows.
 
     Returns:
-        A `Backward` whose `clipped_sums` are `SurvivorSums` for these variables, and
-        `SurvivorActivations` for those that an embedding engine holds.
+        A `Backward` whose `clipped_sums` are `SurvivorSums` for these variables.
     """
-
-    def restricted(gradient, rows):
-        unsummed = getattr(gradient.variable, "is_held", False)
-        return (UnsummedSurvivingRows if unsummed else SurvivingRows)(gradient, rows)
-
     gradients = [
-        (i, restricted(g, survivors[i]) if i in survivors else g, group)
+        (i, SurvivingRows(g, survivors[i]) if i in survivors else g, group)
         for i, g, group in result.gradients
     ]
     return dataclasses.replace(result, gradients=gradients)
@@ -136,23 +105,12 @@ class SurvivingRows:
     def squared_norm(self):
         return self.masked.squared_norm()
 
-    def clipped_values(self, factors, finite):
-        """(B, T, d) clipped gradients of the activations; zero where the id did not survive."""
-        (values,) = only_finite(finite, self.masked.values)
-        return scale(values, factors)
-
     def clipped_sum(self, factors, finite):
-        values = self.clipped_values(factors, finite)
+        (values,) = only_finite(finite, self.masked.values)
+        values = scale(values, factors)
         sums = tf.math.unsorted_segment_sum(
             tf.reshape(values, [-1, values.shape[2]]),
             tf.reshape(self.place, [-1]),
             tf.size(self.survivors),
         )
         return SurvivorSums(self.survivors, sums)
-
-
-class UnsummedSurvivingRows(SurvivingRows):
-    """The same, of a table whose engine sums the activations' gradients."""
-
-    def clipped_sum(self, factors, finite):
-        return SurvivorActivations(self.survivors, self.clipped_values(factors, finite))

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from tfdp.accounting import LedgerEntry
 from tfdp.data._checks import check_positive_integer
-from tfdp.data.randomness import GeneratorSource
-from tfdp.noise import NoiseSource
+from tfdp.noise import Grid, NoiseSource, laplace_of_tail, normal_of_tail
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,8 +94,8 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
         sensitivity = math.sqrt(items_per_record)
         noise_multiplier = dp_accounting.get_sigma_gaussian(epsilon, delta)
         event = dp_accounting.GaussianDpEvent(noise_multiplier)
-        noise = _gaussian_noise(num_items, noise_multiplier * sensitivity)
-        stddev = noise_multiplier * sensitivity
+        quantile = normal_of_tail
+        scale = stddev = noise_multiplier * sensitivity
     elif mechanism == "laplace":
         if delta is not None:
             raise ValueError(
@@ -106,16 +105,16 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
         delta = 0.0
         sensitivity = items_per_record
         event = dp_accounting.LaplaceDpEvent(1 / epsilon)
-        noise = _laplace_noise(num_items, sensitivity / epsilon)
-        stddev = math.sqrt(2) * sensitivity / epsilon
+        quantile, scale = laplace_of_tail, sensitivity / epsilon
+        stddev = math.sqrt(2) * scale
     else:
         raise ValueError(
             "Argument `mechanism` must be 'gaussian' or 'laplace'. "
             f"Received: mechanism={mechanism!r}"
         )
 
-    counts = _count_records(x, y, num_items)
-    probabilities = np.clip((counts + noise) / n, 1 / n, 1.0)
+    noisy = _noisy(_count_records(x, y, num_items), scale, quantile)
+    probabilities = np.clip(noisy / n, 1 / n, 1.0)
     return FrequencyRelease(
         probabilities=np.concatenate([[1.0], probabilities]).astype(np.float32),
         event=event,
@@ -165,12 +164,8 @@ def _count_records(x, y, num_items):
     return counts[1:].astype(np.float64)
 
 
-def _gaussian_noise(size, stddev):
-    return NoiseSource().normal((size,), stddev, tf.float64).numpy()
-
-
-def _laplace_noise(size, scale):
-    # The difference of two exponentials: numpy's ziggurat has true tails, its inverse-CDF Laplace
-    # ends at 37 scales.
-    generator = GeneratorSource().fresh()
-    return scale * (generator.standard_exponential(size) - generator.standard_exponential(size))
+def _noisy(counts, scale, quantile):
+    """float64 counts with noise, on a grid of which whole numbers are a part."""
+    grid = Grid(scale, 1.0, len(counts), rounding=0.0)
+    (noisy,) = NoiseSource().release([tf.constant(counts)], grid, quantile, tf.float64)
+    return noisy.numpy()

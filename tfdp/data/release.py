@@ -16,7 +16,7 @@ from tfdp.data._checks import check_expected_batch_size, check_positive_integer
 from tfdp.data.poisson import draw_poisson
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.releases import tag_release
-from tfdp.noise import NoiseSource
+from tfdp.noise import Grid, NoiseSource
 
 _CHUNK = 4096  # rows that receive noise at once
 _ENCODER = "the encoder of the released representations learned nothing from these examples"
@@ -158,7 +158,7 @@ def release_once(
         "release_once", len(h), clip_norm, noise_multiplier, delta,
         adjacency=adjacency, uncovered=[LABELS_UNCOVERED],
     )  # fmt: skip
-    noisy = _with_noise(_clipped(h, clip_norm), noise_multiplier * clip_norm)
+    noisy = _with_noise(_clipped(h, clip_norm), noise_multiplier, clip_norm)
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     entry = accounting.LedgerEntry("released representations", event, 1, details)
     release = Release(noisy, np.asarray(labels), entry)
@@ -247,7 +247,7 @@ def release_mixtures(
         sums[t] = rows[draw_poisson(generator, n, q, n)].sum(axis=0)
     # In units of each part's scale one record has norm at most 1: one Gaussian for both.
     units = np.concatenate([np.full(k, scale[0]), np.full(num_classes, scale[1])])
-    noisy = _with_noise(sums / units, sigma) * units.astype(np.float32)
+    noisy = _with_noise(sums / units, sigma, 1.0) * units.astype(np.float32)
     event = accounting.training_event(sigma, q)
     entry = accounting.LedgerEntry("released mixtures", event, num_mixtures, details)
     release = Release(noisy[:, :k], noisy[:, k:], entry)
@@ -319,10 +319,12 @@ def _clipped(h, clip_norm):
     return h * np.minimum(1.0, clip_norm / np.maximum(norms, 1e-300))
 
 
-def _with_noise(values, stddev):
+def _with_noise(values, noise_multiplier, clip_norm):
+    """float32 rows with noise, each a release of its own."""
     source = NoiseSource()
+    grid = Grid(noise_multiplier * clip_norm, clip_norm, values.shape[1])
     noisy = np.empty(values.shape, np.float32)
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]
-        noisy[start : start + len(part)] = part + source.normal(part.shape, stddev, tf.float64)
+        (noisy[start : start + len(part)],) = source.release([tf.constant(part)], grid)
     return noisy

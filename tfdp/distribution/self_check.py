@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.errors import PrivacyError
-from tfdp.noise import NoiseSource, gaussian
+from tfdp.noise import Grid, NoiseSource, gaussian, grid, sum_rounding
 from tfdp.optimizers import DPOptimizer
 from tfdp.runtime import replicas
 from tfdp.runtime.strategies import traces_once
@@ -155,7 +155,7 @@ class _Program:
         ids = [[rank * _ID, -1 - rank, tf.int64.max] for rank in range(count)]
         flags = [[rank % 2 == 0, True] for rank in range(count)]
         total = np.array([count * (count + 1) / 2, count])
-        z = _of_host(self._states[1], 2)
+        with_noise = _released_on_host(self._states[1], total)
         with tf.device("CPU:0"):
             tails = gaussian.standard_normal_from_bits(tf.constant(_TAILS)).numpy()
         low = (int(_COUNTER[0]) + _DRAWS + 1) % 2**64
@@ -169,7 +169,7 @@ class _Program:
             "calls": (np.array(1), 0),
             "applied": (np.array([-1.0, -2.0]), 0),
             "charged": (np.array(1), 0),
-            "stepped": (-(total + _SIGMA * _CLIP_NORM * z) / _BATCH, _TOLERANCE),
+            "stepped": (-with_noise / _BATCH, _TOLERANCE),
         }
 
     def _called(self, ids, flags):
@@ -183,6 +183,14 @@ def _of_host(state, size):
     with tf.device("CPU:0"):
         bits = gaussian.philox_bits(key, counter, [size])
         return gaussian.standard_normal_from_bits(bits).numpy()
+
+
+def _released_on_host(state, total):
+    """What a step of `_Program` releases of this total, float64."""
+    key, counter = (tf.bitcast(tf.constant(words), tf.uint64) for words in state)
+    with tf.device("CPU:0"):
+        on = Grid(_SIGMA * _CLIP_NORM, _CLIP_NORM, total.size, sum_rounding(_BATCH))
+        return grid.release(tf.constant(total), on, key, counter, dtype=tf.float64).numpy()
 
 
 def _agree(value, expected, tolerance):

@@ -4,9 +4,10 @@ import keras
 import tensorflow as tf
 
 from tfdp.accounting import FORWARD_ADJACENCIES
-from tfdp.noise import ReplicaNoiseSource
+from tfdp.noise import Grid, ReplicaNoiseSource
 
 GRADIENTS = ("stop", "propagate")
+_ANY_NUMBER = 1 << 40  # stands for the coordinates of an example where an axis has no fixed size
 _FIXED = ("clip_norm", "noise_multiplier", "gradient", "adjacency", "seed")
 
 
@@ -121,8 +122,10 @@ class DPForwardNoise(keras.layers.Layer):
                 f"for each example. Received: shape {inputs.shape}"
             )
         clipped = clip_examples(inputs, self.clip_norm, mask)
-        stddev = self.noise_multiplier * self.clip_norm
-        noisy = clipped + self._noise.normal(clipped.shape, stddev, like=clipped)
+        size = clipped.shape[1:].num_elements() or _ANY_NUMBER
+        grid = Grid(self.noise_multiplier * self.clip_norm, self.clip_norm, size)
+        # The gradient is that of the clipping: noise and grid depend on nothing.
+        noisy = tf.grad_pass_through(lambda h: self._noise.release(h, grid))(clipped)
         if self.gradient == "stop":
             noisy = tf.stop_gradient(noisy)
         return tf.cast(noisy, self.compute_dtype)

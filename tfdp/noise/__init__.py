@@ -3,13 +3,14 @@
 A sampler is part of a privacy guarantee (MATH.md section 1). This one
 
 - has true tails (`gaussian.py`);
+- adds noise on a grid, so that no bit of what is released excludes a record (`grid.py`);
 - is keyed by the operating system's entropy, never by the global seed of Keras or TensorFlow;
 - keeps its key and counter in variables that no checkpoint, `.keras` file or SavedModel can hold.
 
 It runs under eager execution, `tf.function` and XLA alike, from stateless operations only.
-`NoiseSource` draws in training, `PipelineNoiseSource` in input pipelines (`source.py`);
+`NoiseSource` draws in training, `PipelineNoiseSource` in input pipelines (`training_source.py`);
 `ServingNoiseSource` in layers at inference and `ReplicaNoiseSource` in layers in training
-(`serving.py`).
+(`layer_sources.py`). What is released with noise in it is a `release` of one of them.
 """
 
 from tfdp.noise.gaussian import (
@@ -17,15 +18,19 @@ from tfdp.noise.gaussian import (
     philox_bits,
     standard_normal_from_bits,
 )
+from tfdp.noise.grid import Grid, laplace_of_tail, sum_rounding
 from tfdp.noise.layer_sources import ReplicaNoiseSource, ServingNoiseSource
 from tfdp.noise.training_source import NoiseSource, PipelineNoiseSource
 
 __all__ = [
+    "Grid",
     "NoiseSource",
     "PipelineNoiseSource",
     "ReplicaNoiseSource",
     "ServingNoiseSource",
+    "laplace_of_tail",
     "normal_of_tail",
     "philox_bits",
     "standard_normal_from_bits",
+    "sum_rounding",
 ]

@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.errors import PrivacyError
-from tfdp.noise.gaussian import PHILOX, philox_bits, standard_normal, standard_normal_from_bits
+from tfdp.noise import grid as on_grid
+from tfdp.noise.gaussian import PHILOX, philox_bits
 from tfdp.runtime.strategies import traces_once
 
 
@@ -84,6 +85,20 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
         """
         return philox_bits(*self.advance(shape), shape)
 
+    def release(self, values, grid, scale=None):
+        """Values with noise: what may be seen of them (`tfdp.noise.grid`).
+
+        Args:
+            values: float tensor of any shape, static or not.
+            grid: a `Grid`.
+            scale: as for `tfdp.noise.grid.release`.
+
+        Returns:
+            A float64 tensor on the grid.
+        """
+        key, counter = self.advance(tf.shape(values))
+        return on_grid.release(values, grid, key, counter, dtype=tf.float64, scale=scale)
+
     def advance(self, shape):
         """Key and counter for a tensor of this shape; nobody else gets them.
 
@@ -131,17 +146,17 @@ class ReplicaNoiseSource:
         self.seed = seed
         self._source = ServingNoiseSource(seed)
 
-    def normal(self, shape, stddev, like):
-        """Independent N(0, stddev²) float32 values, drawn in float64 and rounded once.
+    def release(self, values, grid):
+        """Values with noise: what may be seen of them (`tfdp.noise.grid`).
 
         Args:
-            shape: tf.TensorShape; where it is not static, the tensor `like` has it.
-            stddev: standard deviation.
-            like: a tensor of that shape.
+            values: float tensor.
+            grid: the `Grid` of each example.
+
+        Returns:
+            A float32 tensor of the same shape.
         """
-        if shape.is_fully_defined():
-            shape = tuple(shape.as_list())
-            draws = standard_normal(*self._source.advance(shape), shape)
-        else:
-            draws = standard_normal_from_bits(self._source.bits(tf.shape(like)))
-        return tf.cast(draws * tf.cast(stddev, tf.float64), tf.float32)
+        if values.shape.is_fully_defined():
+            state = self._source.advance(values.shape.as_list())
+            return on_grid.compiled_release(values, grid, *state)
+        return on_grid.release(values, grid, *self._source.advance(tf.shape(values)))

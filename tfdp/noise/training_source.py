@@ -7,7 +7,8 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from tfdp.noise.gaussian import later, philox_bits, standard_normal
+from tfdp.noise import grid as on_grid
+from tfdp.noise.gaussian import later, normal_of_tail, philox_bits, standard_normal
 from tfdp.noise.layer_sources import ServingNoiseSource
 from tfdp.runtime.replicas import of_first_replica
 from tfdp.runtime.xla import is_compiling
@@ -78,52 +79,119 @@ class NoiseSource:
     def normal(self, shape, stddev, dtype=tf.float32):
         """Independent N(0, stddev^2) values, drawn in float64 and rounded once to `dtype`.
 
-        Many of them are drawn in parts, so that no float64 (or uint64) tensor of the size of a
-        large variable is made.
+        For choices: what is released with noise in it is a `release`. Many values are drawn in
+        parts, so that no float64 (or uint64) tensor of the size of a large variable is made.
         """
-        size = math.prod(shape)
-        if is_compiling() and size > _PART_OF_A_COMPILED_DRAW:
-            return tf.reshape(self._compiled_draw(size, stddev, dtype), shape)
-        if size > _LARGEST_DRAW:
-            whole = self._blocks(size // _LARGEST_DRAW, _LARGEST_DRAW, stddev, dtype).stack()
-            rest = self.normal((size % _LARGEST_DRAW,), stddev, dtype)
-            return tf.reshape(tf.concat([tf.reshape(whole, [-1]), rest], 0), shape)
-        key, counter = self._advance(size)
-        draws = standard_normal(key, counter, tuple(shape))
-        return tf.cast(draws * tf.cast(stddev, tf.float64), dtype)
 
-    def _compiled_draw(self, size, stddev, dtype):
-        """As `normal`, (size,) values, by a loop whose body is small enough to compile."""
+        def draw(key, counter, start, count):
+            draws = standard_normal(key, counter, (count,))
+            return tf.cast(draws * tf.cast(stddev, tf.float64), dtype)
+
+        return tf.reshape(self._in_parts(draw, math.prod(shape), 1, dtype), shape)
+
+    def release(self, tensors, grid, quantile=normal_of_tail, dtype=tf.float32):
+        """Clipped sums with noise: what may be seen of them (`tfdp.noise.grid`).
+
+        Args:
+            tensors: list of float tensors of static shapes.
+            grid: the `Grid` of all of them together.
+            quantile: as for `tfdp.noise.grid.release`.
+            dtype: of the results.
+
+        Returns:
+            List of tensors of the same shapes. Small ones share a draw; of large ones no float64
+            (or uint64) tensor of their size is made.
+        """
+        sizes = [math.prod(t.shape) for t in tensors]
+        released, start = [], 0
+        while start < len(sizes):
+            stop = start + 1
+            while stop < len(sizes) and sum(sizes[start : stop + 1]) <= _LARGEST_DRAW:
+                stop += 1
+            flat = [tf.reshape(t, [-1]) for t in tensors[start:stop]]
+            flat = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+            parts = tf.split(self._release(flat, grid, quantile, dtype), sizes[start:stop])
+            released += [
+                tf.reshape(p, t.shape) for p, t in zip(parts, tensors[start:stop], strict=True)
+            ]
+            start = stop
+        return released
+
+    def release_any(self, values, grid):
+        """As `release`, of one tensor (n,) whose size is only known in the step; float32."""
+        number = tf.size(values) // _SMALL_DRAW + 1
+        padded = tf.pad(values, [[0, number * _SMALL_DRAW - tf.size(values)]])
+        blocks = self._blocks(
+            number,
+            _SMALL_DRAW,
+            lambda start, size: self._release(tf.slice(padded, [start], [size]), grid),
+            tf.float32,
+        )
+        return blocks.concat()[: tf.size(values)]
+
+    def _release(self, values, grid, quantile=normal_of_tail, dtype=tf.float32):
+        """(n,) values of a static size."""
+        size = values.shape[0]
+
+        def draw(key, counter, start, count):
+            part = tf.slice(values, [start], [count]) if count < size else values
+            part = tf.ensure_shape(part, [count])
+            return on_grid.compiled_release(part, grid, key, counter, quantile, dtype)
+
+        return self._in_parts(draw, size, on_grid.WORDS, dtype)
+
+    def _in_parts(self, draw, size, words, dtype):
+        """(size,) values.
+
+        Args:
+            draw: function of key, counter, the first place and a number of places, which gives
+                the values of these places.
+            size: a Python integer.
+            words: values of the counter that one place uses.
+            dtype: of the values.
+        """
+        if is_compiling() and size > _PART_OF_A_COMPILED_DRAW:
+            return self._compiled_parts(draw, size, words, dtype)
+        if size <= _LARGEST_DRAW:
+            return draw(*self._advance(words * size), 0, size)
+
+        def block(start, count):
+            return draw(*self._advance(words * count), start, count)
+
+        whole = size - size % _LARGEST_DRAW
+        blocks = self._blocks(size // _LARGEST_DRAW, _LARGEST_DRAW, block, dtype)
+        return tf.concat([blocks.concat(), block(whole, size - whole)], 0)
+
+    def _compiled_parts(self, draw, size, words, dtype):
+        """As `_in_parts`, by a loop whose body is small enough to compile."""
         part = _PART_OF_A_COMPILED_DRAW
         number = -(-size // part)
         # Counters of the parts do not overlap: each steps over a whole draw of its own.
-        key, first = self._advance(number * (part + 1))
+        key, first = self._advance(number * (words * part + 1))
 
-        def draw(i, drawn):
-            counter = later(first, tf.cast(i, tf.uint64) * tf.constant(part + 1, tf.uint64))
-            z = standard_normal(key, counter, (part,)) * tf.cast(stddev, tf.float64)
-            return i + 1, drawn.write(i, tf.cast(z, dtype))
+        def one(i, drawn):
+            counter = later(first, tf.cast(i, tf.uint64) * tf.constant(words * part + 1, tf.uint64))
+            # The last part ends where the values do, and begins in the one before.
+            start = tf.minimum(i * part, size - part)
+            return i + 1, drawn.write(i, draw(key, counter, start, part))
 
         drawn = tf.TensorArray(dtype, number, element_shape=[part])
         _, drawn = tf.while_loop(
             lambda i, _: i < number,
-            draw,
+            one,
             (0, drawn),
             parallel_iterations=1,
             maximum_iterations=number,
         )
-        return tf.reshape(drawn.stack(), [-1])[:size]
+        drawn = drawn.stack()
+        last = drawn[-1, number * part - size :]
+        return tf.concat([tf.reshape(drawn[:-1], [-1]), last], 0)
 
-    def normal_values(self, count, stddev, dtype=tf.float32):
-        """As `normal`, (count,) values, where the count is only known in the step."""
-        blocks = self._blocks(count // _SMALL_DRAW + 1, _SMALL_DRAW, stddev, dtype)
-        return blocks.concat()[:count]
-
-    def _blocks(self, number, size, stddev, dtype):
+    def _blocks(self, number, size, block, dtype):
         drawn = tf.TensorArray(dtype, number, element_shape=[size])
         _, drawn = tf.while_loop(
             lambda i, _: i < number,
-            lambda i, drawn: (i + 1, drawn.write(i, self.normal((size,), stddev, dtype))),
+            lambda i, drawn: (i + 1, drawn.write(i, block(i * size, size))),
             (0, drawn),
             parallel_iterations=1,
         )

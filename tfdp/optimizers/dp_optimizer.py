@@ -4,15 +4,15 @@ import keras
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.clipping import CLIPPING, SurvivorActivations, SurvivorSums
+from tfdp.clipping import CLIPPING, SurvivorSums
 from tfdp.clipping.losses import REDUCTIONS
 from tfdp.errors import PrivacyError
-from tfdp.noise import NoiseSource
+from tfdp.noise import Grid, NoiseSource, sum_rounding
 from tfdp.optimizers.arguments import check_amount, check_optimizer, check_sizes
 from tfdp.optimizers.charging import Charging
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.optimizers.run_charging import HistoryState
-from tfdp.optimizers.sparse_training import SparseTraining
+from tfdp.optimizers.sparse_training import SparseTraining, release_rows
 from tfdp.runtime import replicas
 from tfdp.selection import NO_ROW
 
@@ -22,7 +22,6 @@ _FIXED = (
     "clipping", "selection", "embedding_optimizer", "microbatch_size", "per_example_reduction",
     "seed",
 )  # fmt: skip
-_CHUNK = 1 << 22  # noise is drawn for at most this many coordinates at once
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -273,9 +272,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
 
         Args:
             sums: for each variable the sum of clipped gradients, over all micro-batches of this
-                replica: a tensor, tf.IndexedSlices, `SurvivorSums` of selected rows (or
-                `SurvivorActivations`, where an embedding engine sums), or None for a variable
-                that the model does not use.
+                replica: a tensor, tf.IndexedSlices, `SurvivorSums` of selected rows, or None for a
+                variable that the model does not use.
             variables: the variables, as `tfdp.clipping.trained_variables`.
             regularization: for each variable the gradient of its regularizer, or None.
 
@@ -287,15 +285,22 @@ class DPOptimizer(keras.optimizers.Optimizer):
                 self.build(variables)
         sums = _totals(sums)
         stddev = replicas.once(self._charging.charge_step)
-        size = self._apply_to_rows(sums, variables, stddev)
-        if self._sparse is not None:
-            stddev = self.selection.gradient_noise_multiplier(stddev)
-        used = [i for i, s in enumerate(sums) if s is not None and not isinstance(s, _SELECTED)]
-        shapes = [variables[i].shape for i in used]
-        noise = replicas.once(lambda: self._draw(shapes, stddev))
+        places, used = (
+            [i for i, s in enumerate(sums) if s is not None and isinstance(s, SurvivorSums) == rows]
+            for rows in (True, False)
+        )
+        coordinates = sum(_size(variable.shape) for variable in variables)
+        released = replicas.once_for_totals(
+            lambda totals: self._release(totals, len(places), stddev, coordinates),
+            [sums[i].values for i in places] + [sums[i] for i in used],
+        )
+        divisor = tf.constant(self.expected_batch_size, tf.float32)
+        released = [r / divisor for r in released]
+        size = self._apply_to_rows(
+            [(variables[i], sums[i].rows, r) for i, r in zip(places, released, strict=False)]
+        )
         grads = [None] * len(sums)
-        for i, z in zip(used, noise, strict=True):
-            gradient = (sums[i] + z) / tf.constant(self.expected_batch_size, tf.float32)
+        for i, gradient in zip(used, released[len(places) :], strict=True):
             if regularization[i] is not None:
                 gradient += tf.cast(regularization[i], tf.float32)
             grads[i] = tf.cast(gradient, variables[i].dtype)
@@ -307,66 +312,50 @@ class DPOptimizer(keras.optimizers.Optimizer):
             self.inner_optimizer.iterations.assign_add(1)
         return size
 
-    def _apply_to_rows(self, sums, variables, stddev):
-        """The step of the sparse tables: noise on the surviving rows, as tf.IndexedSlices.
+    def _release(self, sums, num_tables, stddev, coordinates):
+        """The sums of a step with noise; the only place that adds noise to gradients.
+
+        Args:
+            sums: list of float32 tensors, over all examples: first surviving rows of tables.
+            num_tables: how many of them are rows of tables.
+            stddev: what `charging.charge_step` returned.
+            coordinates: scalars of all variables, those of tables included: more than a step
+                releases, and known without its data.
+        """
+        if self._sparse is not None:
+            stddev = self.selection.gradient_noise_multiplier(stddev)
+        grid = Grid(stddev, self.clip_norm, coordinates, sum_rounding(self.expected_batch_size))
+        rows, dense = sums[:num_tables], sums[num_tables:]
+        return release_rows(rows, grid, self._noise) + self._noise.release(dense, grid)
+
+    def _apply_to_rows(self, updates):
+        """The step of the sparse tables.
+
+        Args:
+            updates: list of (variable, its surviving rows, their noisy gradients).
 
         Returns:
             The number of scalars that received noise, float32.
         """
-        places = [i for i, s in enumerate(sums) if isinstance(s, _SELECTED)]
-        if not places:
+        if not updates:
             return tf.constant(0.0)
-        selected = [sums[i] for i in places]
-        noise = self.noise_of_rows(selected, stddev)
-        divisor = tf.constant(self.expected_batch_size, tf.float32)
-        tables, gradients, held = [], [], {}
-        for i, s, z in zip(places, selected, noise, strict=True):
-            if isinstance(s, SurvivorActivations):
-                held[variables[i]] = (s.rows, s.values / divisor, z / divisor)
-                continue
-            tables.append(variables[i])
-            gradient = tf.cast((s.values + z) / divisor, variables[i].dtype)
-            gradients.append(DistinctRows(gradient, s.rows))
+        held = {v: (rows, values) for v, rows, values in updates if is_held(v)}
         if held:
             (holder,) = {table.holder for table in held}
             holder.update({table.name: handed for table, handed in held.items()})
-        if tables:
+        kept = [update for update in updates if not is_held(update[0])]
+        if kept:
+            gradients = [DistinctRows(tf.cast(values, v.dtype), rows) for v, rows, values in kept]
             with replicas.already_summed(self.embedding_optimizer):
-                self.embedding_optimizer.apply(gradients, tables)
+                self.embedding_optimizer.apply(gradients, [v for v, _, _ in kept])
         else:
             self.embedding_optimizer.iterations.assign_add(1)
         return tf.add_n(
             [
-                tf.cast(tf.math.count_nonzero(s.rows < NO_ROW) * s.noise_shape[1], tf.float32)
-                for s in selected
+                tf.cast(tf.math.count_nonzero(rows < NO_ROW) * values.shape[1], tf.float32)
+                for _, rows, values in updates
             ]
         )
-
-    def noise_of_rows(self, selected, stddev):
-        """Noise of one charged step for the surviving rows, the same on all replicas.
-
-        Args:
-            selected: list of `SurvivorSums` or `SurvivorActivations`.
-            stddev: what `charging.charge_step` returned.
-
-        Returns:
-            List of (S, d) float32.
-        """
-        return replicas.once(lambda: self._sparse.noise(selected, stddev, self._noise))
-
-    def _draw(self, shapes, stddev):
-        """Noise for tensors of these shapes; the only place that adds noise to gradients."""
-        sizes = [_size(shape) for shape in shapes]
-        noise, start = [], 0
-        while start < len(sizes):
-            stop = start + 1
-            while stop < len(sizes) and sum(sizes[start : stop + 1]) <= _CHUNK:
-                stop += 1
-            flat = self._noise.normal([sum(sizes[start:stop])], stddev)
-            parts = tf.split(flat, sizes[start:stop])
-            noise += [tf.reshape(p, s) for p, s in zip(parts, shapes[start:stop], strict=True)]
-            start = stop
-        return noise
 
     def finalize_variable_values(self, var_list):
         self.inner_optimizer.finalize_variable_values(var_list)
@@ -417,22 +406,14 @@ class DPOptimizer(keras.optimizers.Optimizer):
         return cls(**config)
 
 
-_SELECTED = (SurvivorSums, SurvivorActivations)
-
-
 def is_held(variable):
     """Whether an embedding engine holds what stands for this variable."""
     return getattr(variable, "is_held", False)
 
 
 def _totals(sums):
-    """Clipped sums over the replicas; of sparse tables only the surviving rows cross over.
-
-    An embedding engine sums over replicas by itself.
-    """
-    used = [
-        i for i, s in enumerate(sums) if s is not None and not isinstance(s, SurvivorActivations)
-    ]
+    """Clipped sums over the replicas; of sparse tables only the surviving rows cross over."""
+    used = [i for i, s in enumerate(sums) if s is not None]
     found = [
         sums[i].values if isinstance(sums[i], SurvivorSums) else tf.convert_to_tensor(sums[i])
         for i in used

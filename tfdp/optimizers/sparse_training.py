@@ -123,26 +123,23 @@ class SparseTraining:
         rows, cut = replicas.once(select, present, *parts)
         return dict(zip(activated, rows, strict=True)), cut
 
-    def noise(self, sums, stddev, source):
-        """Noise of σ₂·C for clipped sums, on the surviving rows only.
 
-        Args:
-            sums: list of `SurvivorSums` or `SurvivorActivations`.
-            stddev: σ·C of the step, a float64 scalar tensor.
-            source: a `tfdp.noise.NoiseSource`.
+def release_rows(sums, grid, source):
+    """Clipped sums of surviving rows with noise.
 
-        Returns:
-            List of (S, d) float32.
-        """
-        stddev = self.selection.gradient_noise_multiplier(stddev)
-        shapes = [s.noise_shape for s in sums]
-        if all(shape.is_fully_defined() for shape in shapes):
-            sizes = [shape.num_elements() for shape in shapes]
-            noise = tf.split(source.normal((sum(sizes),), stddev), sizes)
-            return [tf.reshape(z, shape) for z, shape in zip(noise, shapes, strict=True)]
-        sizes = [tf.size(s.rows) * shape[1] for s, shape in zip(sums, shapes, strict=True)]
-        noise = tf.split(source.normal_values(tf.add_n(sizes), stddev), tf.stack(sizes))
-        return [tf.reshape(z, [-1, shape[1]]) for z, shape in zip(noise, shapes, strict=True)]
+    Args:
+        sums: list of (S, d) float32.
+        grid: the `tfdp.noise.Grid` of the step.
+        source: a `tfdp.noise.NoiseSource`.
+
+    Returns:
+        List of (S, d) float32.
+    """
+    if all(s.shape.is_fully_defined() for s in sums):
+        return source.release(sums, grid)
+    flat = tf.concat([tf.reshape(s, [-1]) for s in sums], 0)
+    parts = tf.split(source.release_any(flat, grid), tf.stack([tf.size(s) for s in sums]))
+    return [tf.reshape(p, [-1, s.shape[1]]) for p, s in zip(parts, sums, strict=True)]
 
 
 def _check_known_ahead(selection, microbatch_size):

@@ -51,6 +51,23 @@ def once(function, *parts):
     return context.merge_call(merged, args=wide)
 
 
+def once_for_totals(function, totals):
+    """As `once`, for a function of what is the same on all replicas.
+
+    Args:
+        function: takes a list of tensors, and returns a nesting of tensors.
+        totals: list of tensors, as `total` gave them.
+    """
+    context = _replica_context()
+    if context.num_replicas_in_sync == 1 or traces_once(context.strategy):
+        return function(list(totals))
+
+    def merged(strategy, *values):
+        return function([strategy.experimental_local_results(v)[0] for v in values])
+
+    return context.merge_call(merged, args=tuple(totals))
+
+
 def total(tensors):
     """Sums tensors over the replicas; each gets the same sums.
 

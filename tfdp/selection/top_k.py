@@ -10,7 +10,7 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from tfdp.noise import NoiseSource
+from tfdp.noise import Grid, NoiseSource, laplace_of_tail
 from tfdp.selection import draws
 
 MECHANISMS = ("laplace", "gumbel")
@@ -99,7 +99,7 @@ def private_top_k(
     rows = {}
     for name, ids in values.items():
         counts = _count(name, ids, vocabulary_sizes[name], limits[name], padding_id)
-        noisy = counts + scale * _noise(mechanism, len(counts), source)
+        noisy = _noisy(counts, mechanism, scale, source)
         largest = np.argpartition(-noisy, kept[name] - 1)[: kept[name]]
         rows[name] = np.sort(largest).astype(np.int64)
     return TopKRelease(
@@ -181,12 +181,15 @@ def _count(name, ids, size, limit, padding_id):
     return np.bincount(ordered[counted], minlength=size).astype(np.float64)
 
 
-def _noise(mechanism, size, source):
-    """(size,) noise of scale 1."""
+def _noisy(counts, mechanism, scale, source):
+    """(V,) counts with noise, by which the largest are chosen."""
     if mechanism == "laplace":
-        # The difference of two exponentials has true tails on both sides.
-        return _exponential(size, source) - _exponential(size, source)
-    return -np.log(_exponential(size, source))
+        # Private as a whole: on a grid, of which whole numbers are a part.
+        grid = Grid(scale, 1.0, len(counts), rounding=0.0)
+        (noisy,) = source.release([tf.constant(counts)], grid, laplace_of_tail, tf.float64)
+        return noisy.numpy()
+    # Gumbel noise: only the choice is private, and only the choice is released.
+    return counts - scale * np.log(_exponential(len(counts), source))
 
 
 def _exponential(size, source):

@@ -1,10 +1,10 @@
 """TensorFlow's three TPU embeddings behind one interface: look up, and apply gradients.
 
-Each table is two features. "activations" has one id for each activation, combined in the model:
-the gradient of a combined bag could not spare the one id that did not survive. Its gradient is the
-clipped gradient of the activation, zero for ids that did not survive. "survivors" has the rows of
-the step, and the noise as their gradient. The embedding sums both by row, over all replicas, so
-that each row is updated once; a row whose sum is zero keeps its value and slots bit for bit.
+Each table is two features. "activations" has one id for each activation, combined in the model,
+whose gradient is needed for each of them; the embedding itself gets zeros there. "survivors" has
+the rows of the step, and their noisy sums as gradient: added up by the embedding, sums and noise
+would not share a grid. The embedding adds both features up by row, over all replicas, so that each
+row is updated once; a row whose sum is zero keeps its value and slots bit for bit.
 """
 
 import numpy as np

@@ -1,14 +1,13 @@
 """The tables of a model that a TPU embedding of TensorFlow holds, in a private step.
 
-A step looks all of them up before the forward pass and hands them, after it, clipped gradients and
-noise. What the embedding does with these is in `tpu_engines.py`.
+A step looks all of them up before the forward pass and hands them, after it, the noisy gradients of
+the surviving rows. What the embedding does with these is in `engines.py`.
 """
 
 import threading
 
 import tensorflow as tf
 
-from tfdp.clipping import place_among
 from tfdp.errors import PrivacyError
 from tfdp.experimental.tpu.engines import engine_for
 from tfdp.layers.held_table import LookUps, looked_up
@@ -59,7 +58,7 @@ class TPUTables:
         """What the statement says of a table."""
         return (
             f"the rows of table {name!r} are updated by TensorFlow's {self._engine.name}, each "
-            "once in a step, by its gradient and noise together"
+            "once in a step, by its noisy gradient"
         )
 
     def arrays(self, name):
@@ -93,9 +92,8 @@ class TPUTables:
         """Hands over the gradients of the step whose rows were looked up.
 
         Args:
-            gradients: dict of table name to (rows, gradients of the activations, noise): (S,)
-                surviving rows filled up with `NO_ROW`; (b, T, d) of this replica; (S, d), the same
-                on all replicas. Gradients and noise are divided already.
+            gradients: dict of table name to (rows, noisy gradients): (S,) surviving rows filled up
+                with `NO_ROW`; (S, d), the same on all replicas.
 
         Raises:
             PrivacyError: if nothing was looked up, or a table has no gradient.
@@ -107,25 +105,22 @@ class TPUTables:
                 f"Received: gradients of {sorted(gradients)} for tables {sorted(self.shapes)}"
             )
         self._step.state = None
-        # No gradient goes to a row without noise: neither where the model named other ids, nor
-        # where other survivors were looked up than those of the step.
+        # A row that another survivor was looked up for gets no gradient: nor does any row then.
         wrong = [
             self._survivors_differ(name, rows, ids[name]["survivors"])
-            for name, (rows, _, _) in gradients.items()
+            for name, (rows, _) in gradients.items()
         ]
         agree = tf.equal(replicas.total([tf.add_n(wrong)])[0], 0.0)
         handed = {
             name: {
-                "activations": tf.where(
-                    agree & (place_among(rows, ids[name]["activations"])[..., tf.newaxis] >= 0),
-                    values,
-                    0.0,
+                "activations": tf.zeros((*ids[name]["activations"].shape, values.shape[1])),
+                "survivors": self._share(
+                    name, tf.where(agree & (rows < NO_ROW)[:, tf.newaxis], values, 0.0), 0
                 ),
-                "survivors": self._share(name, tf.where((rows < NO_ROW)[:, None], noise, 0.0), 0),
             }
-            for name, (rows, values, noise) in gradients.items()
+            for name, (rows, values) in gradients.items()
         }
-        survivors = {name: rows for name, (rows, _, _) in gradients.items()}
+        survivors = {name: rows for name, (rows, _) in gradients.items()}
         self._engine.apply(handed, state, survivors)
 
     def _survivors_differ(self, name, rows, looked_up):

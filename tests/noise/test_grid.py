@@ -1,0 +1,194 @@
+"""Sums and noise on one grid: exact arithmetic, a public step, the law of the noise.
+
+Distribution tests have a false-alarm rate of 1e-6.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tfdp.noise import Grid, NoiseSource, laplace_of_tail, normal_of_tail, sum_rounding
+from tfdp.noise.gaussian import philox_bits
+from tfdp.noise.grid import CLIPPED, release
+from tfdp.runtime.xla import compiling
+
+KEY = tf.constant([7], tf.uint64)
+COUNTER = tf.constant([1, 2], tf.uint64)
+
+
+def numbers(grid):
+    return [float(t) for t in grid.tensors]
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 0.5, 20.0, 1e9])
+@pytest.mark.parametrize(
+    "clip_norm, coordinates", [(1.0, 3), (0.37, 10_000), (3e5, 1), (1e-6, 10**9)]
+)
+def test_the_step_is_a_power_of_two_that_moves_the_sensitivity_by_a_millionth(
+    clip_norm, coordinates, sigma
+):
+    step, stddev, window = numbers(Grid(sigma * clip_norm, clip_norm, coordinates))
+    assert math.frexp(step)[0] == math.frexp(window)[0] == 0.5
+    finest = 2.0**-20 * clip_norm / coordinates**0.5
+    if sigma * clip_norm <= 2.0**43 * finest / 2:
+        assert finest / 2 < step <= finest
+    # 11.1 deviations of a normal and 66 of a Laplace draw fit below 2^51 steps.
+    assert (66 if sigma < 1e9 else 12) * stddev < 2.0**51 * step
+    excess = CLIPPED + step * coordinates**0.5 / clip_norm
+    assert stddev == pytest.approx(sigma * clip_norm * (1 + excess), rel=1e-15)
+    assert window == 1 or 2.0**-7 < window * step / stddev <= 2.0**-6 or window == 2.0**31
+
+
+def test_no_noise_has_no_grid():
+    grid = Grid(0.0, 1.0, 10)
+    values = tf.constant(np.random.default_rng(0).normal(size=10) * 1e-9, tf.float32)
+    (found,) = NoiseSource(1).release([values], grid)
+    np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("quantile", [normal_of_tail, laplace_of_tail])
+def test_a_release_is_the_rounded_sum_and_the_rounded_noise_added_exactly(quantile):
+    grid = Grid(1.7, 1.0, 4096, sum_rounding(64))
+    step, _, _ = numbers(grid)
+    values = np.random.default_rng(1).normal(size=4096) * 100
+    zero, found = (
+        release(tf.constant(v), grid, KEY, COUNTER, quantile, tf.float64).numpy()
+        for v in (0 * values, values)
+    )
+    units = [int(u) for u in found / step]
+    expected = [round(v / step) + int(z) for v, z in zip(values, zero / step, strict=True)]
+    assert units == expected and np.array_equal(np.array(units) * step, found)
+    assert np.array_equal(np.round(zero / step) * step, zero)
+
+
+def test_the_release_of_a_shifted_sum_is_the_shifted_release():
+    # What is possible does not depend on the sum: only where it stands does.
+    grid = Grid(1.0, 1.0, 1000)
+    step, _, _ = numbers(grid)
+    shift = 12_345 * step
+    values = np.random.default_rng(2).normal(size=1000)
+    one, other = (
+        release(tf.constant(v), grid, KEY, COUNTER, dtype=tf.float64).numpy()
+        for v in (np.round(values / step) * step, np.round(values / step) * step + shift)
+    )
+    np.testing.assert_array_equal(other - one, shift)
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, np.inf])
+def test_sums_beyond_the_range_are_cut_where_it_ends_for_all_data(value):
+    grid = Grid(1.0, 1.0, 4)
+    step, _, _ = numbers(grid)
+    found = release(tf.constant([value, 0.0], tf.float64), grid, KEY, COUNTER, dtype=tf.float64)
+    noise = release(tf.zeros([2], tf.float64), grid, KEY, COUNTER, dtype=tf.float64)
+    np.testing.assert_array_equal(found - noise, [np.sign(value) * 2.0**51 * step, 0])
+
+
+def test_noise_has_the_law_of_its_quantile_and_true_tails():
+    for quantile, law in ((normal_of_tail, stats.norm), (laplace_of_tail, stats.laplace)):
+        grid = Grid(2.5, 1.0, 1, rounding=0.0)
+        zeros = tf.zeros([1 << 20], tf.float64)
+        (noise,) = NoiseSource().release([zeros], grid, quantile, tf.float64)
+        assert stats.kstest(noise.numpy() / 2.5, law.cdf).pvalue > 1e-6
+        tail = np.sum(np.abs(noise.numpy()) > 4 * 2.5)
+        expected = 2 * law.sf(4) * (1 << 20)
+        assert abs(tail - expected) < 5 * np.sqrt(expected)
+
+
+def test_the_largest_noise_is_beyond_eleven_deviations(monkeypatch):
+    # 93 bits of zero: 11.1 for a normal draw, 66 for a Laplace one. Window and sign are bits, too.
+    monkeypatch.setattr("tfdp.noise.grid.philox_bits", lambda k, c, s: tf.zeros(s, tf.uint64))
+    for quantile, least in ((normal_of_tail, 11.0), (laplace_of_tail, 64.0)):
+        found = release(tf.zeros([1]), Grid(1.0, 1.0, 1), KEY, COUNTER, quantile).numpy()
+        assert least < found[0] < 67
+
+
+def test_the_inverse_is_exact_enough_for_the_claim():
+    # The distribution function is wrong by at most φ(z)·(|z| + 1)·2^-50.
+    mpmath = pytest.importorskip("mpmath")
+    mpmath.mp.prec = 200
+    rng = np.random.default_rng(0)
+    tails = np.concatenate([0.5 * rng.random(300), 2.0 ** -(1 + 93 * rng.random(300))])
+    for tail, z in zip(tails, normal_of_tail(tf.constant(tails)).numpy(), strict=True):
+        exact = mpmath.erfc(mpmath.mpf(float(z)) / mpmath.sqrt(2)) / 2
+        error = abs(exact - mpmath.mpf(float(tail))) / mpmath.npdf(float(z))
+        assert error <= (abs(z) + 1) * 2.0**-50
+
+
+def test_window_bits_are_not_those_of_the_draw():
+    # Window and noise from the same bits would not be independent.
+    first = philox_bits(KEY, COUNTER, [1000]).numpy()
+    grid = Grid(1.0, 1.0, 1000)
+    noise = release(tf.zeros([1000]), grid, KEY, COUNTER, dtype=tf.float64).numpy()
+    narrow = Grid(1.0, 1.0, 1000)
+    narrow.window = tf.constant(1.0, tf.float64)
+    window = noise - release(tf.zeros([1000]), narrow, KEY, COUNTER, dtype=tf.float64).numpy()
+    step, stddev, width = numbers(grid)
+    assert stats.kstest(window / (width * step) + 0.5, "uniform").pvalue > 1e-6
+    for bit in range(64):
+        is_set = (first >> np.uint64(bit)) & np.uint64(1) == 1
+        assert stats.ks_2samp(window[is_set], window[~is_set]).pvalue > 1e-8
+
+
+@pytest.mark.parametrize("how", ["eager", "tf.function", "jit", "compiled step"])
+def test_parts_of_a_release_share_nothing_and_miss_nothing(how, monkeypatch):
+    monkeypatch.setattr("tfdp.noise.training_source._LARGEST_DRAW", 1000)
+    monkeypatch.setattr("tfdp.noise.training_source._PART_OF_A_COMPILED_DRAW", 1000)
+    source = NoiseSource()
+    shapes = [(3, 100), (), (2500,), (41, 59), (500,), (2000,)]
+    place, tensors = 0, []
+    for shape in shapes:
+        size = math.prod(shape)
+        places = tf.range(place, place + size, dtype=tf.float32)
+        tensors.append(tf.reshape(places, shape))
+        place += size
+
+    def run():
+        with compiling(how == "compiled step"):
+            return source.release(tensors, Grid(0.05, 1.0, place), dtype=tf.float64)
+
+    if how != "eager":
+        run = tf.function(run, jit_compile=how in ("jit", "compiled step"), autograph=False)
+    noise = []
+    for _ in range(2):
+        found = run()
+        assert [f.shape for f in found] == [t.shape for t in tensors]
+        noise.append(np.concatenate([np.ravel(f) for f in found]) - np.arange(place))
+    noise = np.concatenate(noise) / 0.05
+    assert np.abs(noise).max() < 7  # each place has its own value
+    assert len(np.unique(noise)) > 0.999 * len(noise)
+    assert abs(noise.std() - 1) < 5 / np.sqrt(2 * len(noise))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_release_of_a_size_that_only_the_step_knows(compiled):
+    source = NoiseSource(1)
+    run = source.release_any
+    if compiled:
+        run = tf.function(run, autograph=False, reduce_retracing=True)
+    for count in (0, 1, 16_384, 40_000):
+        values = tf.range(count, dtype=tf.float32) / 256.0
+        found = run(values, Grid(3.0, 1.0, 40_000)).numpy() - values.numpy()
+        assert len(found) == count
+    # False alarm: 5 standard deviations of the estimate.
+    assert abs(found.std() / 3.0 - 1) < 5 / np.sqrt(2 * 40_000) and len(set(found)) > 39_000
+
+
+def test_rounding_of_float32_sums_is_within_what_is_charged():
+    # Neighbouring sums of equal vectors, the worst sign pattern of a mean gradient: what one
+    # record moves the computed sum by, beyond its norm.
+    rng = np.random.default_rng(3)
+    worst = 0.0
+    for batch in (8, 64, 512):
+        for spread in (0.0, 0.1, 1.0):
+            for _ in range(5):
+                g = np.ones(256) + spread * rng.normal(size=(batch, 256))
+                g = (g / np.linalg.norm(g, axis=1, keepdims=True)).astype(np.float32)
+                ones = tf.ones([batch])
+                full = tf.linalg.matvec(tf.constant(g), ones, transpose_a=True).numpy()
+                less = tf.linalg.matvec(tf.constant(g[1:]), ones[1:], transpose_a=True).numpy()
+                moved = np.linalg.norm(full.astype(np.float64) - less)
+                worst = max(worst, (moved - 1) / sum_rounding(batch))
+    assert 0 < worst <= 1

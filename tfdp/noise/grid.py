@@ -1,0 +1,183 @@
+"""Noise on a grid: the one place that adds noise to what is released (MATH.md section 8).
+
+A value y = s + z of floating-point numbers tells more than y: where s = 1, no y below 1/2 has a bit
+below 2⁻²⁴, where s = 0 a quarter of them has. So sums and noise are rounded to multiples of one γ,
+a power of two that does not depend on data, and added without another rounding:
+
+    y = r(s) + r(z) + γ·w
+
+`w` is a uniform integer, the same for all data, that makes up for the draw of z (below). Casting y
+to float32 comes after that, and is post-processing.
+
+Formal guarantees:
+
+- With g = r(s) on the grid, g + r(z) = r(g + z): what is released is post-processing of the
+  continuous mechanism on r(s).
+- r(s) has sensitivity at most C·(1 + rounding) + γ·√d, with d coordinates in the whole release. The
+  standard deviation is raised by the same factor, so that the noise multiplier that is charged is
+  the true one.
+- The arithmetic is exact. All three terms and their sum are integers below 2⁵² times γ in float64:
+  s is cut to ±2⁵¹·γ, the same for all data and 1-Lipschitz; γ is raised where the noise would not
+  fit (to σ = 10⁹; more is no training). Scaling by a power of two is exact.
+- z is a float64 function of 93 random bits and a sign. Its distribution function is wrong by at
+  most φ(z)·(|z| + 1)·2⁻⁵⁰ (measured against 200 bits). A cell of the grid can be so narrow that
+  this is 2⁻²⁰ of its probability. Summed with w, each probability is that of a window of between 2⁻⁷
+  and 2⁻⁶ standard deviations: wrong by less than 2⁻³⁸ of itself for |z| ≤ 10. For 10⁹ coordinates
+  that all depend on one record this adds less than 10⁻⁵ to ε and 10⁻¹³ to δ (docs/noise.md).
+
+Where the standard deviation is 0 there is no grid and nothing is added or rounded.
+"""
+
+import functools
+import math
+
+import tensorflow as tf
+
+from tfdp.noise.gaussian import later, normal_of_tail, philox_bits
+from tfdp.runtime.strategies import traces_once
+
+#: What clipping to C in float32, or with a float32 result, may exceed C by, relative to C.
+CLIPPED = 2.0**-19
+_FINEST = 2.0**-20  # γ·√d in units of C
+_LARGEST_SUM = 2.0**51  # in units of γ
+_LARGEST_STDDEV = 2.0**43  # in units of γ; a normal draw is at most 12 of them, a Laplace one 66
+_WINDOW = 2.0**-6  # W in standard deviations, at most
+_LOG_LARGEST_WINDOW = 31
+#: Values of Philox' counter for each coordinate.
+WORDS = 2
+
+
+def sum_rounding(num_summed):
+    """What one record may move a float32 sum by beyond its own norm, relative to C.
+
+    Each of two neighbouring sums of B vectors of norm C has norm B·C at most; if each is computed
+    to within half a unit in the last place, 2⁻²⁴ of it, they differ by 2·B·C·2⁻²⁴ more than the
+    exact ones. That holds for sums that are added up pairwise or in blocks, as matrix products
+    are. It is no bound for the worst order: B additions one after another may be wrong by B/2
+    times as much (docs/noise.md).
+
+    Args:
+        num_summed: B, public: the expected batch size.
+    """
+    return CLIPPED + num_summed * 2.0**-23
+
+
+class Grid:
+    """Where a release is rounded to, and the noise it needs there; public, all of it.
+
+    Args:
+        stddev: σ·C, a number or scalar tensor; 0 for no noise.
+        sensitivity: C, a number: the clip norm.
+        coordinates: d, an integer: all scalars of one release, or more.
+        rounding: how much one record may move what is released beyond C, relative to C.
+
+    Attributes:
+        step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > 2⁴³·γ.
+        stddev: float64 scalar, σ·(C·(1 + rounding) + γ·√d).
+        window: float64 scalar, the number of values of w, a power of two.
+    """
+
+    def __init__(self, stddev, sensitivity, coordinates, rounding=CLIPPED):
+        root = math.sqrt(max(coordinates, 1))
+        # frexp: x = m·2^e with m in [1/2, 1), so that 2^(e−1) is the power of two below x.
+        finest = math.ldexp(1.0, math.frexp(_FINEST * sensitivity / root)[1] - 1)
+        stddev = tf.cast(tf.convert_to_tensor(stddev, dtype_hint=tf.float64), tf.float64)
+        known = (tf.constant(x, tf.float64) for x in (finest, rounding, root / sensitivity))
+        # One call instead of thirty small ones, each of which costs as much.
+        numbers = _numbers_at_once if tf.executing_eagerly() else _numbers
+        self.step, self.stddev, self.window = numbers(stddev, *known)
+
+    @property
+    def tensors(self):
+        """(step, stddev, window), float64 scalars."""
+        return self.step, self.stddev, self.window
+
+
+def _numbers(stddev, finest, rounding, root):
+    """(step, stddev, window) of a `Grid`; `root` is √d/C."""
+    step = finest * _power_of_two(stddev / (finest * _LARGEST_STDDEV), 64)
+    stddev *= 1.0 + rounding + step * root
+    window = _power_of_two(stddev * (_WINDOW / step), _LOG_LARGEST_WINDOW + 1, above=True)
+    return step, stddev, tf.maximum(0.5 * window, 1.0)
+
+
+_numbers_at_once = tf.function(_numbers, autograph=False)
+
+
+def _power_of_two(x, most, above=False):
+    """The smallest 2^k ≥ x (> x if `above`), k from 0 to `most`; exact on every device."""
+    powers = tf.constant([2.0**k for k in range(most)], tf.float64)
+    smaller = powers <= x if above else powers < x
+    # 1 + 1 + 2 + 4 + ...
+    return 1.0 + tf.reduce_sum(tf.where(smaller, powers, tf.zeros_like(powers)))
+
+
+def laplace_of_tail(tail):
+    """The value that a Laplace variable of scale 1 exceeds with probability `tail`, in (0, 1/2]."""
+    return -tf.math.log(2.0 * tail)
+
+
+def release(values, grid, key, counter, quantile=normal_of_tail, dtype=tf.float32, scale=None):
+    """Values with noise, both on the grid.
+
+    Args:
+        values: float tensor, clipped sums.
+        grid: a `Grid`.
+        key, counter: of Philox; `WORDS` values of the counter for each coordinate are used.
+        quantile: `normal_of_tail`, or `laplace_of_tail`, whose scale then is the grid's `stddev`.
+        dtype: of the result. float64 is the grid itself.
+        scale: None, or a constant array that broadcasts to the values: factors of the noise, from
+            1/2 to 1.
+
+    Returns:
+        A tensor of the shape of `values`.
+    """
+    return released(values, *grid.tensors, key, counter, quantile, dtype, scale)
+
+
+def released(values, step, stddev, window, key, counter, quantile, dtype, scale=None):
+    """As `release`, from single tensors."""
+    if values.shape.is_fully_defined():
+        shape, size = values.shape.as_list(), tf.constant(values.shape.num_elements(), tf.uint64)
+    else:
+        shape, size = tf.shape(values), tf.cast(tf.size(values, tf.int64), tf.uint64)
+    bits = philox_bits(key, counter, shape)
+    more = philox_bits(key, later(counter, size), shape)
+    # 31 bits at a time: CPUs convert no wider unsigned integers quickly.
+    tail = _bits(bits, 33) * 2.0**31 + _bits(bits, 1) + (_bits(more, 0) + 0.5) * 2.0**-31
+    noise = quantile(tail * 2.0**-63) * (stddev / step)
+    noise = tf.where(tf.equal(tf.bitwise.bitwise_and(bits, _uint64(1)), 1), -noise, noise)
+    if scale is not None:
+        noise *= scale
+    values = tf.cast(values, tf.float64)
+    units = tf.round(tf.clip_by_value(values * (1.0 / step), -_LARGEST_SUM, _LARGEST_SUM))
+    even = _bits(more, 33) * 2.0**-31
+    units += tf.round(noise) + (tf.floor(even * window) - tf.floor(0.5 * window))
+    return tf.cast(tf.where(stddev > 0.0, units * step, values), dtype)
+
+
+def _bits(words, start):
+    """31 bits of uint64 words, from bit `start` up, as float64 integers."""
+    part = tf.bitwise.right_shift(words, _uint64(start))
+    return tf.cast(tf.cast(tf.bitwise.bitwise_and(part, _uint64(2**31 - 1)), tf.int32), tf.float64)
+
+
+def _uint64(value):
+    return tf.constant(value, tf.uint64)
+
+
+@functools.cache
+def _compiled(quantile, dtype):
+    # Compiled by itself, the chain of elementwise float64 work is one loop, several times faster.
+    @tf.function(jit_compile=True, autograph=False)
+    def run(values, step, stddev, window, key, counter):
+        return released(values, step, stddev, window, key, counter, quantile, dtype)
+
+    return run
+
+
+def compiled_release(values, grid, key, counter, quantile=normal_of_tail, dtype=tf.float32):
+    """As `release`, of values of a static shape, as one compiled loop."""
+    if traces_once(tf.distribute.get_strategy()):  # compiled already, with the whole step
+        return release(values, grid, key, counter, quantile, dtype)
+    return _compiled(quantile, dtype)(values, *grid.tensors, key, counter)
