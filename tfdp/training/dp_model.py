@@ -15,6 +15,7 @@ from tfdp.clipping import (
     of_all_replicas,
     refuse_layers_beyond_reach,
     refuse_named_layers,
+    refuse_named_losses,
     register_keras_rs,
     share_of_mean,
     trained_variables,
@@ -126,6 +127,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         refuse_layers_beyond_reach(self)
         if private:
             refuse_named_layers(self)
+            refuse_named_losses(loss)
             fitting.refuse_precision(self)
             checks.check_strategy(self.distribute_strategy, optimizer)
             fitting.refuse_tensor_float_32(self.distribute_strategy)

@@ -2,7 +2,15 @@
 
 import tensorflow as tf
 
-from tfdp.clipping import SurvivorSums, backward, clipped_sums, presence, trained_variables
+from tfdp.clipping import (
+    SurvivorSums,
+    backward,
+    clipped_sums,
+    presence,
+    refuse_crossed_examples,
+    refuse_side_effects,
+    trained_variables,
+)
 from tfdp.errors import PrivacyError
 from tfdp.training import preflight as fitting
 from tfdp.training.row_selection import restrict_to_survivors
@@ -112,11 +120,14 @@ def _check_losses(model, x, y, sample_weight, outputs):
             lambda t: None if t is None else tf.TensorSpec((size, *t.shape[1:]), t.dtype),
             data,
         )
-        function = tf.function(losses, autograph=False)
-        return function.get_concrete_function(*specs).structured_outputs.shape
+        return tf.function(losses, autograph=False).get_concrete_function(*specs)
 
     with tf.init_scope():
-        shapes = [tuple(trace(size)) for size in (3, 5)]
+        traced = [trace(size) for size in (3, 5)]
+    where = f"The loss of model {model.name!r}"
+    refuse_side_effects(traced[0].graph, where)
+    refuse_crossed_examples(traced[0].graph, traced[1].graph, where)
+    shapes = [tuple(t.structured_outputs.shape) for t in traced]
     if shapes != [(3,), (5,)]:
         raise PrivacyError(
             "The loss must give one number for each example, of shape (batch,): what it gives "
