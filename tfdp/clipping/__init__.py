@@ -15,6 +15,7 @@ from tfdp.clipping.losses import (
 from tfdp.clipping.planning import Plan, make_plan, refuse_crossed_examples
 from tfdp.clipping.recording import constant, note_read, trained_variables
 from tfdp.clipping.refusals import (
+    WAY_OUT,
     refuse_layers_beyond_reach,
     refuse_named_layers,
     refuse_named_losses,
@@ -45,6 +46,7 @@ __all__ = [
     "Rule",
     "SurvivorActivations",
     "SurvivorSums",
+    "WAY_OUT",
     "activated_rows",
     "backward",
     "clip_factors",

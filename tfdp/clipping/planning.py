@@ -53,10 +53,18 @@ class Unit:
 
 @dataclasses.dataclass
 class Plan:
-    """The units of a model, by call, and the variables that no call reads."""
+    """The units of a model, by call, and the variables that no call reads.
+
+    Attributes:
+        units: dict of a call's place in the call tree to `Unit`.
+        unused: variables that no call reads.
+        aligned: dict of the same places, of all calls, to (for each tensor among the arguments,
+            whether it has the batch axis; the same for the outputs).
+    """
 
     units: dict
     unused: list
+    aligned: dict
 
 
 def make_plan(model, x):
@@ -97,7 +105,15 @@ def make_plan(model, x):
         )
     covered = {id(v) for unit in units for v in unit.variables}
     unused = [v for v in trained_variables(model) if id(v) not in covered]
-    return Plan({unit.key: unit for unit in units}, unused)
+    aligned = {
+        call.key: tuple(
+            _alignment(call, pairs, get)
+            for get in (lambda c: (c.args, c.kwargs), lambda c: c.outputs)
+        )
+        for call in first.subtree()
+        if call.graph is first.graph
+    }
+    return Plan({unit.key: unit for unit in units}, unused, aligned)
 
 
 def _trace(model, x, batch_size):

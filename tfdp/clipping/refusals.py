@@ -72,8 +72,8 @@ def refuse_named_losses(losses):
         loss = None if one is None else keras.losses.get(one)
         if isinstance(loss, keras.losses.Circle) or loss is keras.losses.circle:
             raise PrivacyError(
-                f"Argument `loss` mixes the examples of a batch: {loss} compares each example "
-                f"with the others. {WAY_OUT}"
+                "Argument `loss` mixes the examples of a batch: keras.losses.Circle compares each "
+                f"example with the others. {WAY_OUT}"
             )
 
 

@@ -84,6 +84,10 @@ class DPModel(MultiWorkerFit, keras.Model):
 
     #: What one record is, for the statement.
     privacy_unit = "one example"
+    #: Whether the first `fit` or `train_on_batch` after `compile` checks by numbers that the
+    #: examples of a batch do not change each other's gradients. Set it to False in a subclass, or
+    #: on a model, to leave the check out: the statement then lists it as assumed.
+    validate_independence = True
 
     def __init__(self, *args, **kwargs):
         if args or "inputs" in kwargs or "outputs" in kwargs:
@@ -147,7 +151,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
         self._plans = {}
-        self.checked_losses = set()
+        self.checked_losses, self.checked_independence = set(), set()
         self.devices_checked = False
         self._uncovered, self._asserted = set(), set()
         vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
@@ -269,7 +273,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             self._asserted.add("what `map` did after sampling treats each row by itself")
         x = fitting.apply_class_weight(x, kwargs)
         self._uncovered |= coverage.of_callbacks(callbacks)
-        fitting.check_examples_do_not_mix(self, x, y)
+        fitting.check_examples_do_not_mix(self, x, y, kwargs.get("sample_weight"))
         refuse_noise_alone(self, x, y, kwargs)
         x = held_tables.prepare(self, checks.padded(x, replica_count), callbacks, kwargs)
         charging = self.optimizer.charging
@@ -289,11 +293,13 @@ class DPModel(MultiWorkerFit, keras.Model):
             # Nobody knows how batches of steps outside `fit` are drawn.
             charging.begin(None)  # not with the other workers: one of them may be gone
 
-    def train_on_batch(self, x, y=None, *args, **kwargs):
+    def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
         # Here too: the step may have been traced by `fit`, where rows are checked.
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
+        if isinstance(self.optimizer, DPOptimizer):
+            fitting.check_examples_do_not_mix(self, x, y, sample_weight)
         build_ahead(self, x, y)
-        return super().train_on_batch(x, y, *args, **kwargs)
+        return super().train_on_batch(x, y, sample_weight, *args, **kwargs)
 
     def train_step(self, data):
         if not isinstance(self.optimizer, DPOptimizer):

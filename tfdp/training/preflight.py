@@ -5,11 +5,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Sampling
+from tfdp.clipping import trained_variables
 from tfdp.clipping.recording import all_layers
 from tfdp.data import sampling_of
-from tfdp.distribution.host_selection import unpack
 from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import traces_once
+from tfdp.training.watched_examples import examples_to_watch, is_dataset
 
 
 def refuse_precision(model):
@@ -163,27 +164,40 @@ def apply_class_weight(x, kwargs):
     return x.map(weigh, num_parallel_calls=1)
 
 
-def check_examples_do_not_mix(model, x, y):
-    """Makes the numeric check that `make_private(validate=True)` asked for, once."""
-    if not getattr(model, "_validate_on_fit", False):
+def check_examples_do_not_mix(model, x, y=None, sample_weight=None):
+    """Makes the check of `independence.check_independence`, once for each way data is given.
+
+    Args:
+        model: a compiled `DPModel`; its `validate_independence` says whether to check at all.
+        x, y, sample_weight: as given to `fit` or `train_on_batch`.
+
+    Raises:
+        PrivacyError: if the examples of a batch change each other's gradients.
+    """
+    # Imported here: it makes losses as the step does, which is made of what this module has.
+    from tfdp.training import independence
+
+    data = x.element_spec if is_dataset(x) else (x, y, sample_weight)
+    leaves = [t for t in tf.nest.flatten(data) if t is not None]
+    shapes = tuple((str(t.dtype), tuple(t.shape[1:])) for t in leaves if hasattr(t, "shape"))
+    key = (shapes, tuple(id(v) for v in trained_variables(model)))
+    if key in model.checked_independence:
         return
-    from tfdp.training.independence import validate_batch
+    if not model.validate_independence or tables_in_engine(model):
+        model._asserted.add(independence.NOT_CHECKED)
+        return
+    found = examples_to_watch(x, y, sample_weight, independence.ROWS)
+    if found is None:
+        model._asserted.add(independence.NOT_CHECKED)
+        return
+    if not independence.check_independence(model, *found):
+        model._asserted.add(independence.NOT_REPEATABLE)
+    model.checked_independence.add((shapes, tuple(id(v) for v in trained_variables(model))))
 
-    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-        batch = first_batch(x)
-    else:
-        batch = tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:8]), (x, y))
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    validate_batch(model, unpack(x)[0], y, sample_weight)
-    model._validate_on_fit = False
 
-
-def first_batch(dataset):
-    """A batch of a dataset; the first replica's part of it, if the dataset is distributed."""
-    return tf.nest.map_structure(
-        lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v,
-        next(iter(dataset)),
-    )
+def tables_in_engine(model):
+    """Whether a TPU embedding holds tables, which can be looked up in a step alone."""
+    return any(getattr(layer, "held_table", None) is not None for layer in all_layers(model))
 
 
 def weights_or_ones(x, sample_weight):

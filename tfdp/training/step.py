@@ -32,7 +32,7 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
     present = there & model.optimizer.charging.active()
 
     def losses_of(outputs):
-        _check_losses(model, x, y, sample_weight, outputs)
+        check_losses(model, x, y, sample_weight, outputs)
         return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
     result = backward(model, model.plan(x), x, losses_of, present)
@@ -104,7 +104,7 @@ def regularization(variables):
     return gradients
 
 
-def _check_losses(model, x, y, sample_weight, outputs):
+def check_losses(model, x, y, sample_weight, outputs):
     """Losses must have the batch axis, not just as many numbers as the batch examples."""
     data = (x, y, outputs, sample_weight)
     key = tuple((t.dtype, tuple(t.shape[1:])) for t in tf.nest.flatten(data) if t is not None)
