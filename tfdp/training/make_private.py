@@ -99,7 +99,9 @@ class PrivateModel(DPModel):
             self.model.build(input_shape)
 
     def call(self, inputs, training=None, mask=None):
-        kwargs = {} if mask is None else {"mask": mask}
+        # Keras gives a nesting of None where inputs are nested and none has a mask.
+        masked = any(m is not None for m in keras.tree.flatten(mask))
+        kwargs = {"mask": mask} if masked else {}
         return self.model(inputs, training=training, **kwargs)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):

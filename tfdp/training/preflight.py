@@ -8,6 +8,7 @@ from tfdp.accounting import Sampling
 from tfdp.clipping import trained_variables
 from tfdp.clipping.recording import all_layers
 from tfdp.data import sampling_of
+from tfdp.data.padding import keeps_padding
 from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import traces_once
 from tfdp.training.watched_examples import examples_to_watch, is_dataset
@@ -90,7 +91,7 @@ def sampling_of_data(x, kwargs):
             # It has no end, so that no worker waits for one that has reached it.
             kwargs["steps_per_epoch"] = kwargs.get("steps_per_epoch") or sampling.steps_per_epoch
         elif not sampling.is_asserted:
-            _check_rows(x.element_spec, sampling)
+            _check_rows(x, sampling)
     elif x is not None and all(hasattr(t, "shape") for t in tf.nest.flatten(x)):
         sampling = _sampling_of_arrays(x, kwargs)
     else:
@@ -101,9 +102,16 @@ def sampling_of_data(x, kwargs):
     return sampling
 
 
-def _check_rows(spec, sampling):
+def _check_rows(dataset, sampling):
     """What followed the sampling must have kept its rows and the weights that mark padding."""
+    spec = dataset.element_spec
     weighted = isinstance(spec, tuple) and len(spec) == 3 and spec[2] is not None
+    if not keeps_padding(dataset):
+        raise PrivacyError(
+            "What was done to the dataset after it was sampled may have turned padding into "
+            "records. Call `map`, `prefetch`, `take` and `with_options` as methods of the dataset "
+            "that the sampler returned, which keep the weights of padding at 0."
+        )
     rows = {t.shape[0] if t.shape.rank else None for t in tf.nest.flatten(spec)}
     if not weighted or len(rows) != 1 or rows != {sampling.max_batch_size or rows.pop()}:
         raise PrivacyError(

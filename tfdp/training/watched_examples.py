@@ -19,7 +19,7 @@ def is_dataset(x):
 
 
 def examples_to_watch(x, y, sample_weight, wanted):
-    """Examples of many kinds, in random order, then at most one row of padding.
+    """Examples of many kinds, then at most one row of padding.
 
     Args:
         x, y, sample_weight: a dataset, or arrays.
@@ -65,7 +65,7 @@ def _local(batch):
 
 
 def _varied(y, rows):
-    """At most `_POOL` of the rows, in random order, of small and large targets alike."""
+    """At most `_POOL` of the rows: of the largest target, of the smallest, others at random."""
     generator = np.random.default_rng()
     rows = generator.permutation(rows)
     labels = [t for t in tf.nest.flatten(y) if isinstance(t, tf.Tensor)]
@@ -73,7 +73,9 @@ def _varied(y, rows):
         first = labels[0].numpy().reshape(len(labels[0]), -1)
         rows = rows[np.argsort(first[rows, 0], kind="stable")] if first.shape[1] else rows
     places = np.unique(np.linspace(0, len(rows) - 1, _POOL).astype(int))
-    return generator.permutation(rows[places])
+    rows = rows[places]
+    ends = rows[[-1, 0]] if len(rows) > 1 else rows
+    return np.concatenate([ends, generator.permutation(rows[1:-1])])
 
 
 def _some(structure):
