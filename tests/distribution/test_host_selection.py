@@ -166,9 +166,8 @@ def test_what_is_shown_is_of_all_replicas(replicas):
 
 def test_batches_with_rows_are_validated(replicas):
     model = compiled(replicas, None)
-    model._validate_on_fit = True
     model.fit(select_on_host(batches(1), model), verbose=0)
-    assert not model._validate_on_fit
+    assert model.checked_independence
 
 
 def test_rows_chosen_for_another_optimizer_are_refused(replicas):
