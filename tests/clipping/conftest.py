@@ -9,7 +9,10 @@ import tensorflow as tf
 
 from tfdp.clipping import backward, clip_factors, clipped_sums, make_plan, presence, squared_norms
 from tfdp.clipping.losses import PerExampleLoss
+from tfdp.optimizers import DPOptimizer
 from tfdp.runtime.xla import compiling
+from tfdp.training.independence import check_independence
+from tfdp.training.make_private import PrivateModel
 
 
 @contextlib.contextmanager
@@ -49,6 +52,26 @@ def random_states(model):
 def put_back(states):
     for state, value in states:
         state.assign(value)
+
+
+class Watched(PrivateModel):
+    """Has a loss for outputs of any kind."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        outputs = [tf.cast(t, tf.float32) for t in tf.nest.flatten(y_pred)]
+        squares = [tf.square(tf.reshape(t, [tf.shape(t)[0], -1]) - 1.0) for t in outputs]
+        return tf.add_n([tf.reduce_mean(t, axis=1) for t in squares])
+
+
+def assert_independent(model, x):
+    """Examples that brute force finds to be independent must not be refused by `fit`."""
+    if len(tf.nest.flatten(x)[0]) < 2 or keras.config.floatx() != "float32":
+        return
+    watched = Watched(model)
+    optimizer = DPOptimizer("sgd", noise_multiplier=1.0, num_examples=100, expected_batch_size=10)
+    watched.compile(optimizer)
+    for _ in range(2):
+        assert check_independence(watched, x, tf.zeros([len(tf.nest.flatten(x)[0])]), None)
 
 
 class BruteForce:
@@ -145,6 +168,7 @@ class BruteForce:
 
     def check(self, clippings=("flat",), tolerance=1e-5, **kwargs):
         """Norms and clipped sums against brute force; returns the true norms."""
+        assert_independent(self.model, self.x)
         gradients = self.gradients(kwargs.get("jit_compile", False))
         true = np.sqrt(sum(np.square(g).reshape(len(g), -1).sum(1) for g in gradients))
         clip_norm = float(np.median(true))  # some examples are clipped, some are not

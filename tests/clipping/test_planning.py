@@ -316,3 +316,101 @@ def test_tables_of_any_shape(brute_force, batch, time, width, items, tied, seed)
 
     x = generator.integers(0, items, (batch, time)).astype(np.int32)
     brute_force(Model, x, losses).check(clippings=("normalized",), tolerance=3e-5)
+
+
+class Keeps(layers.Layer):
+    """Hands the batch to something that outlives the step."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.keep = keep
+
+    def call(self, x):
+        self.keep(x)
+        return x
+
+
+PLACE = tf.Variable(tf.zeros(3))
+TABLE = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+QUEUE = tf.queue.FIFOQueue(10, [tf.float32])
+
+
+def in_a_loop(x):
+    tf.while_loop(lambda i: i < 2, lambda i: PLACE.assign_add(x[0])[:1] * 0 + i + 1, [tf.zeros(1)])
+
+
+KEEPERS = {
+    "a variable": lambda x: PLACE.assign(tf.reduce_mean(x, 0)),
+    "rows of a variable": lambda x: PLACE.scatter_nd_update([[0]], x[0, :1]),
+    "a function of its own": lambda x: tf.function(lambda: PLACE.assign_sub(x[0]))(),
+    "a branch": lambda x: tf.cond(x[0, 0] > 0, lambda: PLACE.assign(x[0]) * 0, lambda: x[0]),
+    "a loop": in_a_loop,
+    "a table": lambda x: TABLE.insert(tf.range(3, dtype=tf.int64), x[0]),
+    "a queue": lambda x: QUEUE.enqueue(x[0]),
+    "Python": lambda x: tf.py_function(lambda a: a, [x], tf.float32),
+    "numpy": lambda x: tf.numpy_function(lambda a: a, [x], tf.float32),
+    "a print": tf.print,
+    "a file": lambda x: tf.io.write_file("batch.txt", tf.strings.as_string(x[0, 0])),
+}
+
+
+@pytest.mark.parametrize("name", KEEPERS)
+def test_what_keeps_the_batch_outside_of_the_model_is_refused(name):
+    model = keras.Sequential([keras.Input((3,)), Keeps(KEEPERS[name]), layers.Dense(1)])
+    with pytest.raises(PrivacyError, match="without noise"):
+        plan_of(model, 3)
+
+
+def test_what_reads_or_draws_is_not_refused():
+    words = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer([0, 1], [0.5, 2.0], tf.int64, tf.float32), 0.0
+    )
+    drawn, scale = tf.random.Generator.from_seed(1), tf.Variable(2.0)
+
+    def harmless(x):
+        tf.debugging.assert_all_finite(x, "finite")
+        found = TABLE.lookup(tf.cast(x, tf.int64)) + words.lookup(tf.cast(x, tf.int64))
+        found += scale * drawn.normal(tf.shape(x)) + tf.random.uniform(tf.shape(x))
+        return tf.map_fn(lambda row: row + tf.random.normal([3]), found)
+
+    assert plan_of(_model_with(Keeps(harmless), 3), 3).units
+
+
+def test_vocabularies_are_read():
+    lookup = layers.StringLookup(vocabulary=["a", "b"])
+    model = keras.Sequential([keras.Input((4,), dtype="string"), lookup, layers.Embedding(5, 2)])
+    assert plan_of(model, 4, dtype=tf.string).units
+
+
+def _model_with(layer, *shape):
+    return keras.Sequential([keras.Input(shape), layers.Dense(3), layer, layers.Dense(1)])
+
+
+@pytest.mark.parametrize(
+    "layer, shape",
+    [
+        (layers.MixUp(), (4, 4, 3)),
+        (layers.CutMix(), (4, 4, 3)),
+        (layers.UnitNormalization(axis=0), (3,)),
+        (layers.Softmax(axis=0), (3,)),
+        (layers.Softmax(axis=(0, 1)), (3,)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_layers_that_mix_examples_are_refused_by_name(layer, shape):
+    with pytest.raises(PrivacyError, match=f"{type(layer).__name__}.* mixes the examples.*sampled"):
+        tfdp.make_private(_model_with(layer, *shape))
+
+
+def test_scores_of_every_pair_of_examples_are_refused_in_the_trace():
+    class Towers(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = layers.Dense(2), layers.Dense(2)
+
+        def call(self, x):
+            scores = tf.matmul(self.one(x), self.other(x), transpose_b=True)
+            return tf.linalg.diag_part(tf.nn.log_softmax(scores))
+
+    with pytest.raises(PrivacyError, match="batch size in axes .*sampled for each example"):
+        plan_of(Towers(), 3)

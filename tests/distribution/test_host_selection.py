@@ -60,13 +60,14 @@ def test_without_noise_the_numbers_are_those_of_the_step(replicas, count, jit_co
     assert 0 < survivors.sum() < CAPACITY
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    assert model.optimizer.steps_taken == 2 and history["rows_cut"] == [0.0]
+    assert model.optimizer.steps_taken == 2 and history["capacity_reached"] == [0.0]
 
 
 def drawn_rows(batch):
-    """(Joint rows, survivors that were cut) of a batch."""
+    """Joint rows of a batch."""
     found = batch.survivors.ravel()
-    return found[(found >= 0) & (found < NO_ROW)], -1 - found.min()
+    assert found.min() >= 0
+    return found[found < NO_ROW]
 
 
 @pytest.mark.parametrize("capacity", [2 * V, 5])
@@ -86,9 +87,9 @@ def test_rows_and_their_number_are_those_of_the_examples_that_are_present(replic
     chosen = select_on_host(poisson_batches((x, y, weight), N), model, ids_of)
     for divided in (chosen, padded(chosen, 4)):  # 30 rows; 32 of them for four replicas
         ((batch, _, weights),) = divided.take(1).as_numpy_iterator()
-        rows, cut = drawn_rows(batch)
+        rows = drawn_rows(batch)
         assert not weights[N:].any() and len(weights) % (4 if divided is not chosen else 1) == 0
-        assert len(rows) == min(capacity, len(survivors)) and cut == len(survivors) - len(rows)
+        assert len(rows) == min(capacity, len(survivors))
         assert set(rows) <= set(survivors)
 
 
@@ -131,10 +132,9 @@ def test_rows_survive_as_often_as_in_the_step(replicas):
             tfdp.selection.TableActivity(name, V, ids)
             for name, ids in ids_of(tf.constant(x)).items()
         ]
-        rows, _ = optimizer.selection.select_padded(
+        return optimizer.selection.select_padded(
             tables, tf.ones([N], tf.bool), optimizer.charging.noise_stddev(), optimizer._noise
         )
-        return rows
 
     found = np.zeros(2 * V)
     for _ in range(steps):
@@ -166,9 +166,8 @@ def test_what_is_shown_is_of_all_replicas(replicas):
 
 def test_batches_with_rows_are_validated(replicas):
     model = compiled(replicas, None)
-    model._validate_on_fit = True
     model.fit(select_on_host(batches(1), model), verbose=0)
-    assert not model._validate_on_fit
+    assert model.checked_independence
 
 
 def test_rows_chosen_for_another_optimizer_are_refused(replicas):

@@ -84,7 +84,7 @@ def test_survivors_and_sparse_updates_are_those_of_one_replica(replicas, tpus):
     assert 0 < len(survivors) < V // 2
     for a, b in zip(found[0][0], found[1][0], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    for name in ("gradient_size", "rows_cut"):
+    for name in ("gradient_size", "capacity_reached"):
         np.testing.assert_allclose(found[0][1][name], found[1][1][name], rtol=1e-6)
     assert tpus.in_agreement(model.trainable_variables + model.optimizer.variables)
     assert impossible_operations(tpus.programs[-1]) == []
@@ -120,7 +120,7 @@ def test_surviving_rows_are_noised_once_and_every_replica_agrees(tpus, monkeypat
     )  # fmt: skip
     data = (*sparse_data(), np.zeros(N, "float32"))
     (change, *_), history = tpus.train(model, batches(data, steps_per_epoch=1))
-    assert history["rows_cut"] == [0.0]
+    assert history["capacity_reached"] == [0.0]
     sigma_1 = selection.contribution_noise_multiplier(sigma)
     sigma_2 = selection.gradient_noise_multiplier(sigma)
     expected = rows * 0.5 * tf.math.erfc(threshold / sigma_1 / np.sqrt(2)).numpy()

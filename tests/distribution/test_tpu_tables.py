@@ -340,7 +340,7 @@ def test_once_the_budget_is_spent_no_example_is_used():
             for name, values in zip(TABLES, start, strict=True):
                 model.get_layer(name).held_table.load({"0": values})
             shown = model.fit(chosen, verbose=0).history
-            assert shown["rows_cut"] == [0.0] and shown["gradient_size"] == [0.0]
+            assert shown["capacity_reached"] == [0.0] and shown["gradient_size"] == [0.0]
             ended.append(tables(model))
             assert model.optimizer.steps_taken == 0
     for a, b in zip(*ended, strict=True):

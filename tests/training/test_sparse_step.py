@@ -4,14 +4,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import stats
 
-from tfdp import PrivacyBudget, accounting
+from tfdp import PrivacyBudget, accounting, make_private
 from tfdp.data import poisson_batches
 from tfdp.errors import PrivacyError
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import DPOptimizer, LazyAdam, RowAdagrad, RowSGD
 from tfdp.selection import FEST, AdaFEST, ExponentialSelection
-from tfdp.training import make_private
 
 V, D = 30, 3
 TABLE = "first/embeddings"
@@ -470,7 +470,7 @@ def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without()
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_compiled_step_cuts_by_the_noisy_map_and_counts_it():
+def test_a_compiled_step_cuts_by_the_noisy_map_and_shows_that_it_does():
     rows = 2000
     model = compiled(make_model(rows=rows), AdaFEST(4.0, 1.0, capacity=10), noise_multiplier=2.0,
                      jit_compile=True)  # fmt: skip
@@ -480,7 +480,32 @@ def test_a_compiled_step_cuts_by_the_noisy_map_and_counts_it():
     after = [v.numpy() for v in model.trainable_variables]
     tables = [len(moved(b - a)) for b, a in zip(before, after, strict=True) if len(a) == rows]
     assert sum(tables) == 10 and history["gradient_size"] == 10 * D
-    assert history["rows_cut"] > 0  # about 2·2000·Ψ(4/√8) = 315 rows pass the threshold
+    # About 2·2000·Ψ(4/√8) = 315 rows pass the threshold.
+    assert history["capacity_reached"] == 1.0
+
+
+def test_what_a_step_shows_of_its_rows_tells_nothing_of_an_example():
+    """Neighbours of which one has an example with 300 ids; noise alone fills the capacity.
+
+    The values shown are equal but for what σ₁ = 50 lets through. False-alarm rate: 1e-6 for each.
+    """
+    rows, draws, shown = 2000, 60, []
+    for weight in (0.0, 1.0):
+        x = keras.Input((300,), dtype="int64")
+        base = keras.Model(x, keras.layers.Dense(1)(SparseEmbedding(rows, D, combiner="mean")(x)))
+        model = compiled(base, AdaFEST(75.0, 1.0, 18.0, capacity=10), noise_multiplier=2.0)
+        data = np.arange(300)[None], np.ones((1, 1), "float32"), np.array([weight], "float32")
+        values = []
+        for _ in range(draws):
+            model.reset_metrics()
+            values.append(model.train_on_batch(*data, return_dict=True))
+        shown.append([{k: v for k, v in one.items() if k != "loss"} for one in values])
+    assert set(shown[0][0]) == {"gradient_size", "capacity_reached"}
+    for name in shown[0][0]:
+        a, b = ([float(one[name]) for one in of_one] for of_one in shown)
+        kinds = sorted({*a, *b})
+        table = [[values.count(kind) for kind in kinds] for values in (a, b)]
+        assert len(kinds) == 1 or stats.chi2_contingency(table).pvalue > 1e-6
 
 
 def test_a_compiled_step_without_a_capacity_is_refused():

@@ -12,11 +12,17 @@ from tfdp.clipping.losses import (
     presence,
     share_of_mean,
 )
-from tfdp.clipping.planning import Plan, make_plan
+from tfdp.clipping.planning import Plan, make_plan, refuse_crossed_examples
 from tfdp.clipping.recording import constant, note_read, trained_variables
-from tfdp.clipping.refusals import refuse_layers_beyond_reach, refuse_named_layers
+from tfdp.clipping.refusals import (
+    WAY_OUT,
+    refuse_layers_beyond_reach,
+    refuse_named_layers,
+    refuse_named_losses,
+)
 from tfdp.clipping.registry import Rule, register_rule
 from tfdp.clipping.rules.embed_reduce import is_embed_reduce, register_keras_rs
+from tfdp.clipping.side_effects import refuse_side_effects
 from tfdp.clipping.surviving_rows import (
     SurvivorSums,
     activated_rows,
@@ -38,6 +44,7 @@ __all__ = [
     "Rows",
     "Rule",
     "SurvivorSums",
+    "WAY_OUT",
     "activated_rows",
     "backward",
     "clip_factors",
@@ -52,8 +59,11 @@ __all__ = [
     "per_example_gradient_norms",
     "place_among",
     "presence",
+    "refuse_crossed_examples",
     "refuse_layers_beyond_reach",
     "refuse_named_layers",
+    "refuse_named_losses",
+    "refuse_side_effects",
     "register_keras_rs",
     "register_rule",
     "restrict",

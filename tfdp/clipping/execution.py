@@ -20,7 +20,9 @@ class RecordedUnit:
     seeds: object = None
 
 
-class _Execution(Recorder):
+class Execution(Recorder):
+    """A forward pass that keeps what the plan's units need: `recorded`, beside the calls."""
+
     def __init__(self, model, plan, tape, batch_size):
         super().__init__(model)
         self.plan = plan
@@ -73,10 +75,16 @@ def record_forward(model, plan, tape, x, batch_size):
     Returns:
         (outputs of the model, list of `RecordedUnit`).
     """
-    execution = _Execution(model, plan, tape, batch_size)
+    execution = Execution(model, plan, tape, batch_size)
+    return run_recorded(execution, x), execution.recorded
+
+
+def run_recorded(execution, x):
+    """The outputs of the model that an `Execution` is made for; see `record_forward`."""
+    model = execution.model
     with execution.recording() as scope:
         outputs = call_model(model, x)
     for variable, value in scope.updates.values():
         if is_seed_state(variable):
             variable.assign(value)
-    return outputs, execution.recorded
+    return outputs

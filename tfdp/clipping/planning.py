@@ -18,10 +18,11 @@ from tfdp.clipping.recording import (
     is_seed_state,
     trained_variables,
 )
-from tfdp.clipping.refusals import refuse_named_layers
+from tfdp.clipping.refusals import WAY_OUT, refuse_named_layers
 from tfdp.clipping.registry import Rule, find_rule
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
+from tfdp.clipping.side_effects import refuse_side_effects
 from tfdp.errors import PrivacyError
 
 _BATCH_SIZES = (3, 5)
@@ -52,10 +53,18 @@ class Unit:
 
 @dataclasses.dataclass
 class Plan:
-    """The units of a model, by call, and the variables that no call reads."""
+    """The units of a model, by call, and the variables that no call reads.
+
+    Attributes:
+        units: dict of a call's place in the call tree to `Unit`.
+        unused: variables that no call reads.
+        aligned: dict of the same places, of all calls, to (for each tensor among the arguments,
+            whether it has the batch axis; the same for the outputs).
+    """
 
     units: dict
     unused: list
+    aligned: dict
 
 
 def make_plan(model, x):
@@ -78,6 +87,7 @@ def make_plan(model, x):
     register_keras_rs(model)
     refuse_named_layers(model)
     first, second = (_trace(model, x, size) for size in _BATCH_SIZES)
+    refuse_crossed_examples(first.graph, second.graph, f"Model {model.name!r}")
     pairs = {a.key: (a, b) for a, b in zip(first.subtree(), second.subtree(), strict=True)}
     units = _choose(first, pairs, first.graph)
     if not all(_alignment(first, pairs, lambda c: c.outputs)):
@@ -95,7 +105,15 @@ def make_plan(model, x):
         )
     covered = {id(v) for unit in units for v in unit.variables}
     unused = [v for v in trained_variables(model) if id(v) not in covered]
-    return Plan({unit.key: unit for unit in units}, unused)
+    aligned = {
+        call.key: tuple(
+            _alignment(call, pairs, get)
+            for get in (lambda c: (c.args, c.kwargs), lambda c: c.outputs)
+        )
+        for call in first.subtree()
+        if call.graph is first.graph
+    }
+    return Plan({unit.key: unit for unit in units}, unused, aligned)
 
 
 def _trace(model, x, batch_size):
@@ -108,7 +126,8 @@ def _trace(model, x, batch_size):
             call_model(model, x)
         _refuse_side_effects(model, scope)
 
-    tf.function(forward, autograph=False).get_concrete_function(specs)
+    traced = tf.function(forward, autograph=False).get_concrete_function(specs)
+    refuse_side_effects(traced.graph, f"Model {model.name!r}")
     return recorder.root
 
 
@@ -124,6 +143,34 @@ def _spec(tensor, batch_size):
     if isinstance(tensor, tf.RaggedTensor):
         return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits.dtype)
     return tf.TensorSpec(shape, tensor.dtype)
+
+
+def refuse_crossed_examples(first, second, where):
+    """Refuses a tensor with the batch size in two axes: it holds something of pairs of examples.
+
+    Args:
+        first, second: graphs of the same computation, on batches of 3 and of 5 examples.
+        where: what was traced, for the message.
+
+    Raises:
+        PrivacyError: if there is one.
+    """
+    others = {op.name: op for op in second.get_operations()}
+    for op in first.get_operations():
+        if op.name not in others:
+            continue
+        for a, b in zip(op.outputs, others[op.name].outputs, strict=False):
+            if a.shape.rank is None or a.shape.rank != b.shape.rank:
+                continue
+            crossed = [i for i, sizes in enumerate(zip(a.shape, b.shape, strict=True))
+                       if sizes == _BATCH_SIZES]  # fmt: skip
+            if len(crossed) > 1:
+                raise PrivacyError(
+                    f"{where} mixes the examples of a batch: operation {op.name!r} ({op.type}) "
+                    f"has the batch size in axes {crossed} of its result, of shape "
+                    f"{tuple(a.shape)} for {_BATCH_SIZES[0]} examples: it holds something of each "
+                    f"pair of examples. {WAY_OUT}"
+                )
 
 
 def _kind(tensor):

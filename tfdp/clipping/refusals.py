@@ -9,13 +9,32 @@ from tfdp.errors import PrivacyError
 # keras_rs' name for the variable whose gradient function updates tables on the SparseCore.
 _TRAP = "_gradient_trap_dummy"
 
+#: What to do in place of mixing examples, for error messages.
+WAY_OUT = (
+    "The gradient of one example cannot be clipped by itself then. In place of in-batch negatives "
+    "use a softmax over all items, or over negatives that are sampled for each example in the "
+    "data; in place of statistics of the batch, normalise each example by itself "
+    "(LayerNormalization, GroupNormalization); mix, sort or augment examples in the data before "
+    "they are sampled; and give labels the shape of the outputs, so that they do not broadcast."
+)
+
+_MIXERS = (keras.layers.MixUp, keras.layers.CutMix)
+# Layers that compute statistics along an axis, which must not be that of the examples.
+_ALONG_AXIS = (
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.RMSNormalization,
+    keras.layers.Softmax,
+    keras.layers.UnitNormalization,
+)
+
 
 def refuse_named_layers(model):
     """Refuses, by name, what breaks the independence of the examples (MATH.md section 2).
 
     Raises:
-        PrivacyError: for BatchNormalization, activity regularizers, and what
-            `refuse_layers_beyond_reach` refuses.
+        PrivacyError: for BatchNormalization, MixUp, CutMix, statistics along axis 0, activity
+            regularizers, and what `refuse_layers_beyond_reach` refuses.
     """
     refuse_layers_beyond_reach(model)
     for layer in all_layers(model):
@@ -26,10 +45,35 @@ def refuse_named_layers(model):
                 "its moving statistics would publish raw data. Use GroupNormalization or "
                 "LayerNormalization, or freeze it with `layer.trainable = False`."
             )
+        if isinstance(layer, _MIXERS):
+            raise PrivacyError(f"{where} mixes the examples of a batch. {WAY_OUT}")
+        if isinstance(layer, _ALONG_AXIS) and 0 in tf.nest.flatten(layer.axis):
+            raise PrivacyError(
+                f"{where} mixes the examples of a batch: its `axis` is {layer.axis}, and axis 0 "
+                f"counts the examples. {WAY_OUT}"
+            )
         if layer.activity_regularizer is not None:
             raise PrivacyError(
                 f"{where} has an `activity_regularizer`, a loss of the whole batch. Remove it, or "
                 "return the activity as a model output with a loss of its own."
+            )
+
+
+def refuse_named_losses(losses):
+    """Refuses, by name, losses that compare the examples of a batch with each other.
+
+    Args:
+        losses: argument `loss` of `compile`.
+
+    Raises:
+        PrivacyError: for `keras.losses.Circle`.
+    """
+    for one in tf.nest.flatten(losses):
+        loss = None if one is None else keras.losses.get(one)
+        if isinstance(loss, keras.losses.Circle) or loss is keras.losses.circle:
+            raise PrivacyError(
+                "Argument `loss` mixes the examples of a batch: keras.losses.Circle compares each "
+                f"example with the others. {WAY_OUT}"
             )
 
 

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfdp.data.padding import guard_padding
 from tfdp.data.provenance import tag
 
 
@@ -28,4 +29,4 @@ def dataset_of_batches(records, sampling, draw_epoch):
         one_epoch, output_signature=records.signature(capacity)
     )
     steps = tf.data.experimental.assert_cardinality(sampling.steps_per_epoch)
-    return tag(dataset.apply(steps).prefetch(2), sampling, records.origin)
+    return guard_padding(tag(dataset.apply(steps).prefetch(2), sampling, records.origin))

@@ -27,8 +27,7 @@ class SelectedInputs(typing.NamedTuple):
     Attributes:
         inputs: what the model is called with.
         survivors: (B, k) int64, so that it is divided among replicas as the examples are. All of
-            it together holds the rows of all tables in one range, `NO_ROW` where there is none,
-            and in one place −1 − (survivors that were cut).
+            it together holds the rows of all tables in one range, `NO_ROW` where there is none.
         look_ups: what is looked up in a TPU embedding: dict of table name to dict of
             "activations", (B, T, 1), and "survivors", (B, k, 1). All are rows that exist: any row
             stands where there is none. Nothing for a model without such tables.
@@ -100,10 +99,10 @@ def select_on_host(batches, model, ids=None):
         tables = [TableActivity(name, n, activated[name]) for name, n in sizes.items()]
         batch = tf.nest.flatten(x)[0].shape[0]
         sigma = stddev / optimizer.clip_norm
-        rows, cut = selection.select_padded(tables, presence(sample_weight, batch), sigma, source)
+        rows = selection.select_padded(tables, presence(sample_weight, batch), sigma, source)
         starts = offsets(tables)
         joint = [tf.where(r < NO_ROW, r + s, NO_ROW) for r, s in zip(rows, starts, strict=False)]
-        packed = tf.concat([[-1 - cut], *joint], 0)
+        packed = tf.concat(joint, 0)
         packed = tf.pad(packed, [[0, -packed.shape[0] % batch]], constant_values=NO_ROW)
         packed = tf.reshape(packed, [batch, -1])
         look_ups = {
@@ -171,8 +170,8 @@ def rows_of_step(model, survivors, static):
         static: as for `SparseTraining.select`.
 
     Returns:
-        (Dict of place among the trained variables to rows, of a fixed size also for tables that
-        an embedding engine holds; scalar, survivors that were cut.)
+        Dict of place among the trained variables to rows, of a fixed size also for tables that an
+        embedding engine holds.
     """
     selection, charging = model.optimizer.selection, model.optimizer.charging
     tables = [TableActivity(name, n, None) for name, n in _tables(model).items()]
@@ -181,20 +180,16 @@ def rows_of_step(model, survivors, static):
     padded = [static or getattr(variables[i], "is_held", False) for i in places]
 
     def unpacked(parts):
-        found = tf.sort(tf.reshape(parts, [-1]))  # the negative number comes first
         # The rows of steps that no budget pays for are nobody's.
-        rows = tf.where(charging.active(), found[1:], NO_ROW)
+        rows = tf.where(charging.active(), tf.sort(tf.reshape(parts, [-1])), NO_ROW)
         rows = rows[: min(selection.capacity, rows.shape[0])]
         split = split_padded_rows(rows, tables)
-        rows = [
+        return [
             r if fixed else tf.boolean_mask(r, r < NO_ROW)
             for r, fixed in zip(split, padded, strict=True)
         ]
-        # Nor is anything shown of how many they would have been.
-        return rows, tf.where(charging.active(), -1 - found[0], 0)
 
-    rows, cut = replicas.once(unpacked, survivors)
-    return dict(zip(places, rows, strict=True)), cut
+    return dict(zip(places, replicas.once(unpacked, survivors), strict=True))
 
 
 def _tables(model):

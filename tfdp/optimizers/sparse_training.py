@@ -97,7 +97,7 @@ class SparseTraining:
                 int64 then fills them up.
 
         Returns:
-            (Dict of the same places to sorted int64 rows; scalar, how many survivors were cut.)
+            Dict of the same places to sorted int64 rows.
         """
         parts = [gradient.ids for gradient in activated.values()]
         if self.selection.reads_gradients:
@@ -115,13 +115,12 @@ class SparseTraining:
                 for k, i in enumerate(activated)
             ]
             if self.selection.capacity is None:
-                rows = self.selection.select(tables, present, noise_multiplier, source)
-                return rows, tf.constant(0, tf.int64)
-            rows, cut = self.selection.select_padded(tables, present, noise_multiplier, source)
-            return rows if static else [tf.boolean_mask(r, r < NO_ROW) for r in rows], cut
+                return self.selection.select(tables, present, noise_multiplier, source)
+            rows = self.selection.select_padded(tables, present, noise_multiplier, source)
+            return rows if static else [tf.boolean_mask(r, r < NO_ROW) for r in rows]
 
-        rows, cut = replicas.once(select, present, *parts)
-        return dict(zip(activated, rows, strict=True)), cut
+        rows = replicas.once(select, present, *parts)
+        return dict(zip(activated, rows, strict=True))
 
 
 def release_rows(sums, grid, source):

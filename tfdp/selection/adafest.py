@@ -39,9 +39,10 @@ class AdaFEST(RowSelection):
         within: a `FEST` whose rows alone may survive (DP-AdaFEST+). The v_i are restricted to
             them before they are clipped.
         capacity: the number of rows, of all tables together, that a step may touch at most; of
-            more survivors those with the largest V stay, and the metric `rows_cut` shows that
-            there were others. Needed for `jit_compile=True`, which compiles a step for a fixed
-            number of rows. `None` sets no limit.
+            more survivors those with the largest V stay. The metric `capacity_reached` shows in
+            which share of the steps there was a survivor for every place. Needed for
+            `jit_compile=True`, which compiles a step for a fixed number of rows. `None` sets no
+            limit.
 
     Raises:
         ValueError: for arguments out of range.
@@ -129,15 +130,14 @@ class AdaFEST(RowSelection):
 
     def select_padded(self, tables, present, noise_multiplier, source):
         rows, num_rows, candidates = self._rows(tables)
-        survivors = padded_survivors(
+        rows = padded_survivors(
             rows, present, num_rows, self.contribution_norm, self.threshold,
             self.contribution_noise_multiplier(noise_multiplier), self.capacity, source,
         )  # fmt: skip
-        rows = survivors.rows
         if candidates is not None:
             among = tf.gather(candidates, tf.minimum(rows, num_rows - 1))
             rows = tf.where(rows < NO_ROW, among, NO_ROW)
-        return split_padded_rows(rows, tables), survivors.cut
+        return split_padded_rows(rows, tables)
 
     def _rows(self, tables):
         """Activated rows, how many there can be, and which those are (None: all)."""

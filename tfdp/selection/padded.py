@@ -6,8 +6,6 @@ the largest noisy contributions V stay: a rule that looks at the private V and S
 (MATH.md section 3, "Fixed capacities"), blind to which rows an example touched.
 """
 
-import dataclasses
-
 import tensorflow as tf
 
 from tfdp.noise import normal_of_tail
@@ -18,20 +16,6 @@ NO_ROW = tf.int64.max
 _NEVER = float("-inf")
 
 
-@dataclasses.dataclass(frozen=True)
-class PaddedSurvivors:
-    """What a step releases about its rows.
-
-    Attributes:
-        rows: (capacity,) int64, the surviving rows, sorted, then `NO_ROW`.
-        cut: scalar int64, how many more survivors there were; a lower bound where more rows than
-            the capacity survive by noise alone.
-    """
-
-    rows: tf.Tensor
-    cut: tf.Tensor
-
-
 def padded_survivors(
     rows, present, num_rows, contribution_norm, threshold, noise_multiplier, capacity, source
 ):
@@ -40,7 +24,9 @@ def padded_survivors(
     Formal guarantees: the rows are distributed as those of the naive algorithm (noise on all
     rows, those with V ≥ threshold, the `capacity` largest of them), without visiting the rows
     that no example touches: the largest V of these are order statistics of a normal sample,
-    drawn from the top, and stand at distinct uniform positions.
+    drawn from the top, and stand at distinct uniform positions. Nothing else is given out: how
+    many survivors found no place is not known, as those of the untouched rows are only drawn as
+    far as there are places, and a count of the others would be raw data.
 
     Args:
         rows, present, num_rows, contribution_norm: as for `ContributionMap`.
@@ -48,7 +34,7 @@ def padded_survivors(
         capacity: largest number of rows, a Python integer.
 
     Returns:
-        `PaddedSurvivors`.
+        (capacity,) int64, the surviving rows, sorted, then `NO_ROW`.
     """
     capacity = min(capacity, num_rows)
     threshold = tf.constant(threshold, tf.float64)
@@ -60,8 +46,7 @@ def padded_survivors(
     noisy, rows = tf.concat([noisy, of_others], 0), tf.concat([touched, others], 0)
     largest, place = tf.math.top_k(noisy, capacity)
     kept = tf.where(largest > _NEVER, tf.gather(rows, place), NO_ROW)
-    found = tf.reduce_sum(tf.cast(noisy > _NEVER, tf.int64))
-    return PaddedSurvivors(tf.sort(kept), tf.maximum(found - capacity, 0))
+    return tf.sort(kept)
 
 
 def _touched(rows, present, contribution_norm):

@@ -14,6 +14,7 @@ from tfdp.clipping import (
     of_all_replicas,
     refuse_layers_beyond_reach,
     refuse_named_layers,
+    refuse_named_losses,
     register_keras_rs,
     share_of_mean,
     trained_variables,
@@ -64,6 +65,10 @@ class DPModel(MultiWorkerFit, keras.Model):
 
     #: What one record is, for the statement.
     privacy_unit = "one example"
+    #: Whether the first `fit` or `train_on_batch` after `compile` checks by numbers that the
+    #: examples of a batch do not change each other's gradients. Set it to False in a subclass, or
+    #: on a model, to leave the check out: the statement then lists it as assumed.
+    validate_independence = True
 
     def __init__(self, *args, **kwargs):
         if args or "inputs" in kwargs or "outputs" in kwargs:
@@ -107,6 +112,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         refuse_layers_beyond_reach(self)
         if private:
             refuse_named_layers(self)
+            refuse_named_losses(loss)
             preflight.refuse_precision(self)
             checks.check_strategy(self.distribute_strategy, optimizer)
             preflight.refuse_tensor_float_32(self.distribute_strategy)
@@ -126,7 +132,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
         self._plans = {}
-        self.checked_losses = set()
+        self.checked_losses, self.checked_independence = set(), {}
         self.devices_checked = False
         vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
         self.join_histories()
@@ -271,7 +277,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         """
         return run.single_batches(self, batches)
 
-    def train_on_batch(self, x, y=None, *args, **kwargs):
+    def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
         """As `keras.Model.train_on_batch`, on batches of `training_batches`.
 
         Any other batch is of unknown origin: with a budget it is refused, and without one it
@@ -283,10 +289,12 @@ class DPModel(MultiWorkerFit, keras.Model):
         # Here too: the step may have been traced by `fit`, where rows are checked.
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
         run.refuse_unknown_batch(self)
+        if isinstance(self.optimizer, DPOptimizer):
+            preflight.check_examples_do_not_mix(self, x, y, sample_weight)
         build_ahead(self, x, y)
         self.weight_origin.begin()
         try:
-            return super().train_on_batch(x, y, *args, **kwargs)
+            return super().train_on_batch(x, y, sample_weight, *args, **kwargs)
         finally:
             self.join_histories()  # the step may have built the model
 

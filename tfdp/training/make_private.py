@@ -7,10 +7,9 @@ from tfdp.clipping import refuse_named_layers
 from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras
 from tfdp.errors import PrivacyError
 from tfdp.training.dp_model import DPModel
-from tfdp.training.independence import validate_model
 
 
-def make_private(model, validate=False):
+def make_private(model, validate=True):
     """Wraps a Keras model so that a `DPOptimizer` can train it.
 
     The wrapper shares the model's layers and weights: after training, `model` itself holds the
@@ -18,16 +17,16 @@ def make_private(model, validate=False):
 
     Args:
         model: any `keras.Model` that treats the examples of a batch independently.
-        validate: also check numerically that it does. A model with defined inputs is checked at
-            once, on random inputs; the outputs and losses of any model are checked on the first
-            batch given to `fit`.
+        validate: check by numbers that it does, on a few examples of the first batch after every
+            `compile` (`DPModel.validate_independence`). Without, the statement lists it as
+            assumed.
 
     Returns:
         A `tfdp.models.DPModel`; the same one for the same model, so that its ledger is kept.
 
     Raises:
-        PrivacyError: for layers that mix examples, by name or (with `validate`) numerically; for
-            layers that train past any optimizer, and models of tf_keras.
+        PrivacyError: for layers that are known to mix examples, layers that train past any
+            optimizer, and models of tf_keras.
         ValueError: for anything that is not a Keras model.
     """
     if is_tf_keras(model):
@@ -46,14 +45,12 @@ def make_private(model, validate=False):
             "`tfdp.models.DPModel`."
         )
     refuse_named_layers(model)
-    if validate and getattr(model, "inputs", None):
-        validate_model(model)
     # One ledger for the weights, however often they are wrapped. Kept in the instance's
     # dictionary inside a plain object, where Keras neither tracks nor saves it.
     known = vars(model).get(_KEY)
     private = known.model if known else PrivateModel(model)
     vars(model)[_KEY] = _Wrapped(private)
-    private._validate_on_fit = validate
+    private.validate_independence = validate
     return private
 
 
@@ -91,7 +88,9 @@ class PrivateModel(DPModel):
             self.model.build(input_shape)
 
     def call(self, inputs, training=None, mask=None):
-        kwargs = {} if mask is None else {"mask": mask}
+        # Keras gives a nesting of None where inputs are nested and none has a mask.
+        masked = any(m is not None for m in keras.tree.flatten(mask))
+        kwargs = {"mask": mask} if masked else {}
         return self.model(inputs, training=training, **kwargs)
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):

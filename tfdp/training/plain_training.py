@@ -13,7 +13,8 @@ from tfdp.errors import PrivacyError
 from tfdp.runtime import replicas
 from tfdp.training import caveats, preflight
 from tfdp.training.data_paths import find_data_paths, forward_noise_layers
-from tfdp.training.independence import validate_noise_inputs
+from tfdp.training.noise_inputs import validate_noise_inputs
+from tfdp.training.watched_examples import first_batch
 
 
 def mechanism_of_fit(model, x, y, callbacks, kwargs):
@@ -99,7 +100,7 @@ def _forward_noise(model, x, y, kwargs, notes):
 def _batch(x, y, sample_weight):
     """A few records, for their shapes and for the check that examples do not mix."""
     if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-        return tf.nest.map_structure(lambda t: t[:4], preflight.first_batch(x))
+        return tf.nest.map_structure(lambda t: t[:4], first_batch(x))
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
     return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:4]), batch)
 

@@ -7,11 +7,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Notes, Sampling
+from tfdp.clipping import trained_variables
 from tfdp.clipping.recording import all_layers
 from tfdp.data import provenance, sampling_of
-from tfdp.distribution.host_selection import unpack
+from tfdp.data.padding import keeps_padding
 from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import traces_once
+from tfdp.training.watched_examples import examples_to_watch, is_dataset
 
 
 def refuse_precision(model):
@@ -91,7 +93,7 @@ def sampling_of_data(x, kwargs):
             # It has no end, so that no worker waits for one that has reached it.
             kwargs["steps_per_epoch"] = kwargs.get("steps_per_epoch") or sampling.steps_per_epoch
         elif not sampling.is_asserted:
-            _check_rows(x.element_spec, sampling)
+            _check_rows(x, sampling)
         if not sampling.is_poisson and sampling.steps_per_epoch is None:
             # Keras begins at most one pass in each epoch.
             epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
@@ -106,9 +108,16 @@ def sampling_of_data(x, kwargs):
     return sampling
 
 
-def _check_rows(spec, sampling):
+def _check_rows(dataset, sampling):
     """What followed the sampling must have kept its rows and the weights that mark padding."""
+    spec = dataset.element_spec
     weighted = isinstance(spec, tuple) and len(spec) == 3 and spec[2] is not None
+    if not keeps_padding(dataset):
+        raise PrivacyError(
+            "What was done to the dataset after it was sampled may have turned padding into "
+            "records. Call `map`, `prefetch`, `take` and `with_options` as methods of the dataset "
+            "that the sampler returned, which keep the weights of padding at 0."
+        )
     rows = {t.shape[0] if t.shape.rank else None for t in tf.nest.flatten(spec)}
     if not weighted or len(rows) != 1 or rows != {sampling.max_batch_size or rows.pop()}:
         raise PrivacyError(
@@ -202,27 +211,42 @@ def apply_class_weight(x, kwargs):
     return x.map(weigh, num_parallel_calls=1)
 
 
-def check_examples_do_not_mix(model, x, y):
-    """Makes the numeric check that `make_private(validate=True)` asked for, once."""
-    if not getattr(model, "_validate_on_fit", False):
-        return
-    from tfdp.training.independence import validate_batch
+def check_examples_do_not_mix(model, x, y=None, sample_weight=None):
+    """Makes the check of `independence.check_independence`, once for each way data is given.
 
-    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-        batch = first_batch(x)
-    else:
-        batch = tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:8]), (x, y))
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    validate_batch(model, unpack(x)[0], y, sample_weight)
-    model._validate_on_fit = False
+    Args:
+        model: a compiled `DPModel`; its `validate_independence` says whether to check at all.
+        x, y, sample_weight: as given to `fit` or `train_on_batch`.
+
+    Returns:
+        `Notes` of what could not be checked, and is assumed.
+
+    Raises:
+        PrivacyError: if the examples of a batch change each other's gradients.
+    """
+    # Imported here: it makes losses as the step does, which is made of what this module has.
+    from tfdp.training import independence
+
+    data = x.element_spec if is_dataset(x) else (x, y, sample_weight)
+    leaves = [t for t in tf.nest.flatten(data) if t is not None]
+    shapes = tuple((str(t.dtype), tuple(t.shape[1:])) for t in leaves if hasattr(t, "shape"))
+    known, trained = model.checked_independence, tuple(id(v) for v in trained_variables(model))
+    if (shapes, trained) in known:
+        return known[shapes, trained]
+    if not model.validate_independence or tables_in_engine(model):
+        return Notes(asserted=(independence.NOT_CHECKED,))
+    found = examples_to_watch(x, y, sample_weight, independence.ROWS)
+    if found is None:
+        return Notes(asserted=(independence.NOT_CHECKED,))
+    whole = independence.check_independence(model, *found)
+    trained = tuple(id(v) for v in trained_variables(model))  # made by the check, perhaps
+    known[shapes, trained] = Notes(asserted=() if whole else (independence.NOT_REPEATABLE,))
+    return known[shapes, trained]
 
 
-def first_batch(dataset):
-    """A batch of a dataset; the first replica's part of it, if the dataset is distributed."""
-    return tf.nest.map_structure(
-        lambda v: v.values[0] if isinstance(v, tf.distribute.DistributedValues) else v,
-        next(iter(dataset)),
-    )
+def tables_in_engine(model):
+    """Whether a TPU embedding holds tables, which can be looked up in a step alone."""
+    return any(getattr(layer, "held_table", None) is not None for layer in all_layers(model))
 
 
 def weights_or_ones(x, sample_weight):

@@ -9,7 +9,7 @@ from tfdp.distribution.host_selection import rows_of_step
 from tfdp.errors import PrivacyError
 from tfdp.layers import SparseEmbedding
 from tfdp.runtime.strategies import compiled_by_xla, traces_once
-from tfdp.selection import TableActivity
+from tfdp.selection import NO_ROW, TableActivity
 
 #: Attribute of a model while `fit` gives it batches from its own `select_on_host`.
 ROWS_ARE_CHECKED = "_tfdp_rows_are_checked"
@@ -33,8 +33,8 @@ def rows_ahead(model, chosen):
     optimizer = model.optimizer
     if chosen is not None:
         refuse_unchecked_rows(model, chosen)
-        rows, cut = rows_of_step(model, chosen.survivors, compiled_by_xla(model))
-        model.selection_metrics.count_cut(cut)
+        rows = rows_of_step(model, chosen.survivors, compiled_by_xla(model))
+        model.selection_metrics.count_rows(rows)
         return rows
     if optimizer.selection is None or optimizer.microbatch_size is None:
         return None
@@ -85,10 +85,10 @@ def restrict_to_survivors(model, result, survivors=None):
         return result
     activated = activated_rows(model, result)
     if survivors is None:
-        survivors, cut = optimizer.select_rows(
+        survivors = optimizer.select_rows(
             activated, trained_variables(model), result.present, compiled_by_xla(model)
         )
-        model.selection_metrics.count_cut(cut)
+        model.selection_metrics.count_rows(survivors)
     return restrict(result, survivors)
 
 
@@ -122,31 +122,33 @@ def allow_compilation(model, optimizer, jit_compile):
 class SelectionMetrics:
     """What training shows of the rows of its steps, the mean over the steps of an epoch.
 
-    It is made from the survivors alone, which are private. Not among the model's own metrics:
+    It is made from the surviving rows alone, which are private. Not among the model's own metrics:
     it has no value in `evaluate`.
 
     Attributes:
         gradient_size: scalars of sparse tables that receive noise. Without a selection it would
             be the size of the tables in every step, and is not shown.
-        rows_cut: survivors beyond the selection's `capacity`, as `PaddedSurvivors.cut`; shown if
-            there is one.
+        capacity_reached: share of the steps whose survivors took every place of the selection's
+            `capacity`, so that some may have found none; shown if there is one.
     """
 
     def __init__(self, optimizer):
         selection = getattr(optimizer, "selection", None)
-        self._size = self._cut = None
+        self._size = self._full = None
         if selection is not None:
             self._size = keras.metrics.Mean(name="gradient_size")
-            if selection.capacity is not None:
-                self._cut = keras.metrics.Mean(name="rows_cut")
+            self._capacity = selection.capacity
+            if self._capacity is not None:
+                self._full = keras.metrics.Mean(name="capacity_reached")
 
     def count_size(self, size):
         if self._size is not None:
             self._size.update_state(size)
 
-    def count_cut(self, cut):
-        if self._cut is not None:
-            self._cut.update_state(tf.cast(cut, tf.float32))
+    def count_rows(self, rows):
+        if self._full is not None:
+            taken = [tf.reduce_sum(tf.cast(r < NO_ROW, tf.int64)) for r in rows.values()]
+            self._full.update_state(tf.cast(tf.add_n(taken) >= self._capacity, tf.float32))
 
     def results(self):
         """Dict of name to value."""
@@ -157,7 +159,7 @@ class SelectionMetrics:
             metric.reset_state()
 
     def _metrics(self):
-        return [m for m in (self._size, self._cut) if m is not None]
+        return [m for m in (self._size, self._full) if m is not None]
 
 
 def trace_again_if_chosen_anew(model):

@@ -44,7 +44,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     notes |= preflight.notes_of_data(x)
     releases = provenance.releases_of(x)
     x = preflight.apply_class_weight(x, kwargs)
-    preflight.check_examples_do_not_mix(model, x, y)
+    notes |= preflight.check_examples_do_not_mix(model, x, y, kwargs.get("sample_weight"))
     plain_training.refuse_noise_alone(model, x, y, kwargs)
     x = checks.padded(x, strategy.num_replicas_in_sync)
     x = held_tables.prepare(model, x, callbacks, kwargs)

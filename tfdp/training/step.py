@@ -2,7 +2,15 @@
 
 import tensorflow as tf
 
-from tfdp.clipping import SurvivorSums, backward, clipped_sums, presence, trained_variables
+from tfdp.clipping import (
+    SurvivorSums,
+    backward,
+    clipped_sums,
+    presence,
+    refuse_crossed_examples,
+    refuse_side_effects,
+    trained_variables,
+)
 from tfdp.errors import PrivacyError
 from tfdp.training import preflight
 from tfdp.training.row_selection import restrict_to_survivors
@@ -24,7 +32,7 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
     present = there & model.optimizer.charging.active()
 
     def losses_of(outputs):
-        _check_losses(model, x, y, sample_weight, outputs)
+        check_losses(model, x, y, sample_weight, outputs)
         return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
     result = backward(model, model.plan(x), x, losses_of, present)
@@ -96,7 +104,7 @@ def regularization(variables):
     return gradients
 
 
-def _check_losses(model, x, y, sample_weight, outputs):
+def check_losses(model, x, y, sample_weight, outputs):
     """Losses must have the batch axis, not just as many numbers as the batch examples."""
     data = (x, y, outputs, sample_weight)
     key = tuple((t.dtype, tuple(t.shape[1:])) for t in tf.nest.flatten(data) if t is not None)
@@ -112,11 +120,14 @@ def _check_losses(model, x, y, sample_weight, outputs):
             lambda t: None if t is None else tf.TensorSpec((size, *t.shape[1:]), t.dtype),
             data,
         )
-        function = tf.function(losses, autograph=False)
-        return function.get_concrete_function(*specs).structured_outputs.shape
+        return tf.function(losses, autograph=False).get_concrete_function(*specs)
 
     with tf.init_scope():
-        shapes = [tuple(trace(size)) for size in (3, 5)]
+        traced = [trace(size) for size in (3, 5)]
+    where = f"The loss of model {model.name!r}"
+    refuse_side_effects(traced[0].graph, where)
+    refuse_crossed_examples(traced[0].graph, traced[1].graph, where)
+    shapes = [tuple(t.structured_outputs.shape) for t in traced]
     if shapes != [(3,), (5,)]:
         raise PrivacyError(
             "The loss must give one number for each example, of shape (batch,): what it gives "

@@ -1,0 +1,241 @@
+"""What mixes the examples of a batch is refused by an ordinary `fit`, and nothing else is."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdp
+from tfdp.errors import PrivacyError
+
+N, D = 64, 4
+MIXES = "mixes the examples.*sampled for each example"
+
+
+def data(n=N, seed=0):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(n, D)).astype(np.float32)
+    return x, generator.normal(size=(n, 1)).astype(np.float32)
+
+
+def check(base, loss, x=None, y=None, batch=32, validate=True):
+    """What a first step would meet, without making it."""
+    model = tfdp.make_private(base, validate) if not isinstance(base, tfdp.models.DPModel) else base
+    compiled(model, loss, batch, run_eagerly=True)
+    if x is None:
+        x, y = data()
+    model.fit(x, y, batch_size=batch, verbose=0)
+    assert model.optimizer.charging.steps > 0
+    return model
+
+
+def compiled(model, loss, batch, n=N, **kwargs):
+    optimizer = tfdp.optimizers.DPOptimizer(
+        keras.optimizers.SGD(0.1), noise_multiplier=1.0, num_examples=n, expected_batch_size=batch
+    )
+    model.compile(optimizer, loss=loss, **kwargs)
+    return model
+
+
+def refused(base, loss="mse", x=None, y=None, match=MIXES, **kwargs):
+    with pytest.raises(PrivacyError, match=match):
+        check(base, loss, x, y, **kwargs)
+
+
+def sequential(*stack, shape=(D,)):
+    return keras.Sequential([keras.Input(shape), *stack])
+
+
+class Function(layers.Layer):
+    """A layer without a name that says what it does."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+class BatchNormalising(layers.Layer):
+    def call(self, x):
+        mean, variance = tf.nn.moments(x, 0)
+        return (x - mean) / tf.sqrt(variance + 1e-3)
+
+
+class OwnMixUp(layers.Layer):
+    """Not a subclass of Keras', and another order and other weights in each step."""
+
+    def build(self, shape):
+        self.seeds = keras.random.SeedGenerator()
+
+    def call(self, x):
+        order = keras.random.shuffle(tf.range(tf.shape(x)[0]), seed=self.seeds)
+        weight = keras.random.beta((tf.shape(x)[0], 1), 0.2, 0.2, seed=self.seeds)
+        return weight * x + (1 - weight) * tf.gather(x, order)
+
+
+class SortedAndBack(layers.Layer):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x):
+        order = tf.argsort(x[:, 0])
+        return tf.gather(self.inner(tf.gather(x, order)), tf.argsort(order))
+
+
+@pytest.mark.parametrize(
+    "mixer, name",
+    [
+        (lambda: Function(lambda h: h - tf.reduce_mean(h, axis=0)), "Function"),
+        (lambda: Function(lambda h: h - tf.stop_gradient(tf.reduce_mean(h, 0))), "Function"),
+        (lambda: Function(lambda h: tf.roll(h, 1, axis=0)), "Function"),
+        (lambda: Function(lambda h: tf.nn.softmax(h, axis=-2)), "Function"),
+        (lambda: Function(tf.cumsum), "Function"),
+        (BatchNormalising, "BatchNormalising"),
+        (lambda: SortedAndBack(layers.Dense(3)), "before layer 'dense"),
+        (lambda: layers.Softmax(axis=-2), "Softmax"),
+        (lambda: layers.LayerNormalization(axis=-2, scale=False, center=False), "LayerNorm"),
+    ],
+    ids=["mean", "constant mean", "roll", "softmax", "sum", "batch", "sort", "Softmax", "norm"],
+)
+def test_layers_that_mix_examples_are_found_and_named(mixer, name):
+    refused(sequential(layers.Dense(3), mixer(), layers.Dense(1)), match=f"{name}.*{MIXES}|"
+            f"{MIXES}|mixes the examples of a batch, {name}")  # fmt: skip
+
+
+def test_mixed_inputs_are_found_in_every_try():
+    for seed in range(8):
+        keras.utils.set_random_seed(seed)
+        refused(sequential(OwnMixUp(), layers.Dense(1)), match=f"OwnMixUp.*{MIXES}")
+
+
+@pytest.mark.parametrize("batch", [32, 256])
+def test_in_batch_negatives_are_found_in_every_try(batch):
+    def in_batch(y, vectors):
+        return -tf.linalg.diag_part(tf.nn.log_softmax(tf.matmul(vectors, y, transpose_b=True)))
+
+    def by_rows(y, vectors):  # no tensor with the batch size twice in its shape
+        scores = tf.vectorized_map(lambda v: tf.linalg.matvec(y, v), vectors)
+        own = tf.reduce_sum(y * vectors, axis=1)
+        return tf.reduce_logsumexp(scores + 0 * vectors[:, :1], axis=1) - own
+
+    for seed in range(10):
+        keras.utils.set_random_seed(seed)
+        x, y = data(256, seed)[0], data(256, seed + 100)[0]
+        for loss in (in_batch, by_rows):
+            model = tfdp.make_private(sequential(layers.Dense(D)))
+            compiled(model, loss, batch, 256)
+            with pytest.raises(PrivacyError, match=MIXES):
+                model.fit(x, y, batch_size=batch, verbose=0)
+            assert model.optimizer.charging.steps == 0
+
+
+class Towers(keras.Model):
+    """A score for each pair of a query and a candidate of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.candidate = layers.Dense(3), layers.Dense(3)
+
+    def call(self, x):
+        return tf.matmul(self.query(x[:, :2]), self.candidate(x[:, 2:]), transpose_b=True)
+
+
+def test_two_towers_with_in_batch_negatives_are_refused():
+    def softmax(y, scores):
+        return keras.losses.sparse_categorical_crossentropy(
+            tf.range(tf.shape(scores)[0]), scores, from_logits=True
+        )
+
+    refused(Towers(), softmax)
+    inputs = keras.Input((D,))
+    scores = keras.ops.matmul(layers.Dense(3)(inputs), keras.ops.transpose(layers.Dense(3)(inputs)))
+    refused(keras.Model(inputs, scores), softmax)
+
+
+class Squares(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return tf.square(y_true - y_pred)
+
+
+def test_losses_that_mix_examples_are_refused():
+    x, y = data()
+    dense = lambda: sequential(layers.Dense(1))  # noqa: E731
+    refused(dense(), Squares(), x, y[:, 0], match=f"loss .*{MIXES}")  # (B,) against (B, 1)
+    refused(dense(), lambda y, p: tf.square(p - tf.reduce_mean(y)) + 0 * p)  # only labels mix
+    refused(dense(), lambda y, p: tf.square(p - y) / tf.reduce_mean(tf.square(tf.stop_gradient(p))))
+    refused(sequential(layers.Dense(3)), keras.losses.Circle(), x, y, match=MIXES)
+    refused(sequential(layers.Dense(3)), "circle", x, y, match=MIXES)
+    keras_rs = pytest.importorskip("keras_rs")
+    flat = sequential(layers.Dense(1), layers.Reshape(()))
+    refused(flat, keras_rs.losses.PairwiseHingeLoss(), x, (y[:, 0] > 0).astype("float32"))
+
+
+def test_rare_labels_are_among_those_that_are_looked_at():
+    x, y = data()
+    y[:] = 0.0
+    y[40] = 1.0
+    refused(sequential(layers.Dense(1)), lambda y, p: tf.square(p - y) * tf.reduce_mean(y), x, y)
+
+
+def test_xlnet_mixes_examples_of_which_some_are_padded():
+    hub = pytest.importorskip("keras_hub")
+    backbone = hub.models.XLNetBackbone(7, 1, 2, 8, 8, dropout=0.0)
+    ids, mask = keras.Input((5,), dtype="int32"), keras.Input((5,), dtype="int32")
+    h = backbone({"token_ids": ids, "padding_mask": mask, "segment_ids": keras.ops.zeros_like(ids)})
+    base = keras.Model([ids, mask], layers.Dense(1)(h[:, 0]))
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(1, 6, (N, 1))
+    x = [generator.integers(1, 7, (N, 5)), (np.arange(5) < lengths).astype("int32")]
+    refused(base, "mse", x, data()[1])
+
+
+class Own(tfdp.models.DPModel):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = layers.Dense(3), layers.Dense(1)
+
+    def call(self, x):
+        h = self.one(x)
+        return self.other(h - tf.reduce_mean(h, axis=0))
+
+
+def test_subclasses_of_dp_model_are_checked_and_in_steps_outside_of_fit_too():
+    refused(Own())
+    model = compiled(Own(), "mse", N)
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.train_on_batch(*data())
+
+
+def test_without_the_check_the_statement_lists_independence_as_assumed():
+    class Unchecked(Own):
+        validate_independence = False
+
+    plain = sequential(layers.Dense(1))
+    for base in (Unchecked(), tfdp.make_private(plain, validate=False)):
+        assert "do not depend on each other" in str(check(base, "mse").privacy_statement())
+    again = check(tfdp.make_private(plain), "mse")
+    assert "do not depend on each other" not in str(again.privacy_statement())
+
+
+def test_results_that_cannot_be_repeated_are_listed_as_assumed():
+    drawn = tf.random.Generator.from_seed(1)
+    noisy = Function(lambda h: h + drawn.normal(tf.shape(h)))
+    model = check(sequential(layers.Dense(3), noisy, layers.Dense(1)), "mse")
+    assert "draw random numbers of their own" in str(model.privacy_statement())
+    refused(sequential(layers.Dense(3), noisy, Function(tf.cumsum), layers.Dense(1)))
+
+
+def test_the_check_changes_nothing_of_the_model():
+    base = sequential(layers.Dense(3, kernel_regularizer="l2"), layers.Dropout(0.5),
+                      layers.Dense(1))  # fmt: skip
+    model = compiled(tfdp.make_private(base), "mse", N, metrics=["mae"])
+    before = [keras.ops.convert_to_numpy(v) for v in model.variables]
+    tfdp.training.preflight.check_examples_do_not_mix(model, *data())
+    assert len(model.variables) == len(before)
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+    assert model.checked_independence and model.optimizer.charging.steps == 0

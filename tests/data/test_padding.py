@@ -1,0 +1,65 @@
+"""What a `map` writes cannot make records of padding."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp.data import poisson_batches, shuffled_epochs
+from tfdp.errors import PrivacyError
+
+N = 50
+DATA = (np.arange(N), np.ones(N, np.float32))
+
+
+def ones(x, y, w):
+    return x, y, tf.ones_like(w)
+
+
+def by_python(x, y, w):
+    if tf.reduce_sum(w) > 0:  # tf.data makes a branch of it
+        w = w + 5.0
+    return x + 1, y, w
+
+
+MAPS = {
+    "map": lambda d: d.map(ones),
+    "maps": lambda d: d.map(lambda x, y, w: (x, y, w * 2.0)).map(ones, num_parallel_calls=2),
+    "prefetched": lambda d: d.prefetch(1).map(ones).take(3),
+    "options": lambda d: d.with_options(tf.data.Options()).take(3).map(ones).prefetch(1),
+    "applied": lambda d: d.apply(lambda e: e.map(ones)),
+    "asserted": lambda d: d.apply(tf.data.experimental.assert_cardinality(len(d))).map(ones),
+    "several": lambda d: d.map(lambda x, y, w: (x, y, {"a": tf.ones_like(w), "b": 0 * w + 2})),
+    "python": lambda d: d.map(by_python),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("sampler", [poisson_batches, shuffled_epochs])
+def test_padding_keeps_weight_zero_whatever_a_map_writes(name, sampler):
+    dataset = sampler((np.arange(1, N + 1), DATA[1]), 7)
+    capacity = dataset.element_spec[2].shape[0]
+    for x, _, weights in MAPS[name](dataset):
+        records = x.numpy() > (1 if name == "python" else 0)
+        for weight in tf.nest.flatten(weights):
+            assert np.array_equal(weight.numpy() != 0, records) and len(weight) == capacity
+
+
+def test_a_map_past_the_methods_of_the_dataset_is_refused(small):
+    model = small.model()
+    past = tf.data.Dataset.map(small.poisson(), ones)
+    with pytest.raises(PrivacyError, match="padding into records"):
+        model.fit(past, verbose=0)
+    assert model.optimizer.charging.steps == 0
+    with pytest.raises(PrivacyError, match="number of rows"):
+        model.fit(small.poisson().map(lambda x, y, w: (x, y, tf.ones([3]))), verbose=0)
+
+
+def test_rows_without_records_change_nothing_whatever_a_map_writes(small):
+    # No example is ever drawn: a step without noise must not move.
+    x, y = small.data()
+    none = small.poisson((x, y, np.zeros(small.n, "float32")))
+    model = small.model(noise_multiplier=0.0)
+    before = [w.copy() for w in model.model.get_weights()]
+    model.fit(none.map(lambda x, y, w: (x + 1.0, y, tf.ones_like(w))), verbose=0)
+    for a, b in zip(before, model.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,69 @@
+"""Padding stays padding, whatever a `map` writes as sample weights.
+
+A record that was not drawn has weight 0 in a batch. A `map` that makes weights of its own would
+bring such rows to life. So presence does not travel in what the `map` returns: the samplers give
+out datasets whose `map` notes which rows were padding before, and makes their weights 0 after.
+"""
+
+import functools
+
+import tensorflow as tf
+
+_GUARDED = "_tfdp_keeps_padding"
+# What hands on every batch; what it returns must guard its padding, too.
+_HANDED_ON = ("apply", "prefetch", "take", "with_options")
+
+
+def guard_padding(dataset):
+    """Lets nothing that is done to the dataset by `map` turn padding into records.
+
+    Args:
+        dataset: `tf.data.Dataset` of (x, y, sample_weight).
+
+    Returns:
+        The same dataset; its `map`, `prefetch`, `take`, `with_options` and `apply` return guarded
+        datasets, too.
+    """
+    methods = {name: getattr(dataset, name) for name in ("map", *_HANDED_ON)}
+
+    def mapped(map_func, *args, **kwargs):
+        return guard_padding(methods["map"](_keeping_padding(map_func), *args, **kwargs))
+
+    def handed_on(name, *args, **kwargs):
+        result = methods[name](*args, **kwargs)
+        return guard_padding(result) if isinstance(result, tf.data.Dataset) else result
+
+    dataset.map = functools.wraps(methods["map"])(mapped)
+    for name in _HANDED_ON:
+        wrapped = functools.partial(handed_on, name)
+        setattr(dataset, name, functools.wraps(methods[name])(wrapped))
+    setattr(dataset, _GUARDED, True)
+    return dataset
+
+
+def keeps_padding(dataset):
+    """Whether everything that was done to a dataset since it was sampled was guarded."""
+    return hasattr(dataset, _GUARDED)
+
+
+def _keeping_padding(map_func):
+    """A function of a batch that gives what `map_func` gives, and weight 0 to what had it."""
+
+    def keep(*batch):
+        given = map_func(*batch)
+        if len(batch) != 3 or not isinstance(given, tuple) or len(given) != 3:
+            return given  # without weights: refused by `fit`
+        x, y, weights = given
+        rows = tf.reshape(batch[2], [tf.shape(batch[2])[0], -1])
+        there = tf.reduce_any(tf.not_equal(rows, 0), axis=1)
+
+        def masked(weight):
+            weight = tf.convert_to_tensor(weight)
+            if not weight.shape.rank or weight.shape[0] != batch[2].shape[0]:
+                return weight  # of other rows: refused by `fit`
+            shape = [-1] + [1] * (weight.shape.rank - 1)
+            return tf.where(tf.reshape(there, shape), weight, tf.zeros([], weight.dtype))
+
+        return x, y, tf.nest.map_structure(lambda w: w if w is None else masked(w), weights)
+
+    return keep
