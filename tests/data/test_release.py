@@ -87,14 +87,18 @@ def test_raw_data_beside_a_release_is_no_release(data):
 
 
 def test_mixtures_have_the_moments_of_noisy_poisson_sums(data):
-    x, y = data
-    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
-    count = 20_000
-    release = tfdp.data.release_mixtures(x, y, 2, 1.0, 5, count, noise_multiplier=2.0)
+    # Rows beyond C = 0.5 and within it, and one that is not finite: its label alone is counted.
+    x, y = data[0].copy(), data[1]
+    x[::2] *= 30.0
+    x[7, 1] = np.nan
+    count, clip_norm = 20_000, 0.5
+    release = tfdp.data.release_mixtures(x, y, 2, clip_norm, 5, count, noise_multiplier=2.0)
     q = 5 / N
     one_hot = np.eye(2)[y]
+    x[7] = 0.0
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True) / clip_norm, 1.0)
     rows = np.concatenate([x, one_hot], axis=1)
-    noise = np.r_[np.full(4, 2.0 / 0.7**0.5), np.full(2, 2.0 / 0.3**0.5)]
+    noise = np.r_[np.full(4, 2.0 * clip_norm / 0.7**0.5), np.full(2, 2.0 / 0.3**0.5)]
     mean = q * rows.sum(axis=0)
     covariance = q * (1 - q) * rows.T @ rows + np.diag(noise**2)
     found = np.concatenate([release.features, release.targets], axis=1)

@@ -89,6 +89,25 @@ def test_absent_examples_are_not_counted():
         assert list(rows) == [5]
 
 
+def test_an_absent_example_chooses_no_row_however_large_its_gradient():
+    tables = [activity([[3, 5], [5, 9]], [[1.0, 1.0], [0.2, 0.1]], 2**40)]
+    present = tf.constant([False, True])
+    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, present=present):
+        assert list(rows) == [5]
+    # And it does not raise the row that a present example has, too: 5 has 0.2 and 9 has 0.3.
+    tables = [activity([[5, -1], [5, 9]], [[1.0, _NO_NORM], [0.2, 0.3]], 2**40)]
+    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, present=present):
+        assert list(rows) == [9]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_norm_that_is_not_finite_counts_nothing_and_spoils_no_other(value):
+    # Row 5 keeps the 0.4 of the other example; row 3 has none; row 7 has 0.3.
+    tables = [activity([[3, 5], [5, 7]], [[value, value], [0.4, 0.3]], 2**40)]
+    for (rows,) in draw(ExponentialSelection(2), tables, 1e-9, 3):
+        assert list(rows) == [5, 7]
+
+
 def test_several_tables_share_the_draws_and_rows_stay_sorted_and_distinct():
     a = activity([[0, 1, 2]], [[1.0, 1.0, 1.0]], 10, "a")
     b = activity([[9]], [[1.0]], 2**40, "b")

@@ -57,6 +57,28 @@ def test_gumbel_noise_is_the_exponential_mechanism():
     assert_rate(rate, 1 / (1 + math.exp(0.5 * 3)), 600)
 
 
+def test_every_one_of_k_rounds_of_gumbel_gets_its_share_of_the_budget():
+    # Both of two values are chosen from three with 12, 8 and 5 examples: the exponential
+    # mechanism is peeled by hand, with the parameter 1.5/K of K rounds, over all features.
+    ids = np.repeat([0, 1, 2], [12, 8, 5])
+    for features, rounds in (({"a": ids}, 2), ({"a": ids, "b": ids}, 4)):
+        source, trials = NoiseSource(11), 600
+        found = [
+            set(private_top_k(features, dict.fromkeys(features, 3), 2, 1.5, "gumbel",
+                              source=source).rows["a"])
+            for _ in range(trials)
+        ]  # fmt: skip
+        weights = np.exp(1.5 / rounds * np.array([12, 8, 5]))
+        total = weights.sum()
+        for left_out in range(3):
+            i, j = {0, 1, 2} - {left_out}
+            first, second = weights[i] / total, weights[j] / total
+            probability = first * weights[j] / (total - weights[i]) + second * weights[i] / (
+                total - weights[j]
+            )
+            assert_rate(np.mean([left_out not in rows for rows in found]), probability, trials)
+
+
 def test_gumbel_is_charged_as_many_rounds_and_never_beyond_epsilon():
     ids = {"a": np.arange(50), "b": np.arange(50)}
     release = private_top_k(ids, {"a": 50, "b": 50}, 10, 1.0, "gumbel")
