@@ -36,6 +36,14 @@ def test_every_row_is_clipped_and_gets_noise_of_its_own():
     assert len(np.unique(release.features)) > 99_000
 
 
+def test_rows_that_are_not_finite_become_zeros_and_short_ones_stay():
+    # Hardly any noise: what is left is the clipped rows.
+    rows = np.array([[3.0, 4.0], [0.3, 0.4], [np.nan, 0.1], [0.1, -np.inf], [0.0, 0.0]])
+    release = tfdp.data.release_once(rows, np.zeros(5), 1.0, noise_multiplier=1e-9)
+    clipped = [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    np.testing.assert_allclose(release.features, clipped, atol=1e-6)
+
+
 def test_any_number_of_epochs_costs_one_gaussian_and_a_second_release_another(data, tmp_path):
     release = tfdp.data.release_once(
         *data, clip_norm=1.0, budget=PrivacyBudget(3.0, 1e-3), path=tmp_path / "r.npz"
