@@ -61,6 +61,16 @@ def test_sets_of_rows_have_the_probabilities_of_the_exponential_mechanism():
     assert ((observed - flat) ** 2 / flat).sum() > 500  # and utilities do matter
 
 
+def test_the_second_untouched_row_is_the_best_of_those_that_are_left():
+    # One touched row of hardly any utility, two others: each pair of two is as likely.
+    table, draws = activity([[1]], [[1e-3]], 3), 2000
+    found = {tuple(rows): 0 for rows in itertools.combinations(range(3), 2)}
+    for (rows,) in draw(ExponentialSelection(2), [table], 50.0, draws):
+        found[tuple(rows)] += 1
+    # Each is off by 5 standard errors with a probability below 1e-6.
+    assert all(abs(n - draws / 3) < 5 * (draws * 2 / 9) ** 0.5 for n in found.values())
+
+
 def test_the_split_of_the_budget_is_the_stated_one():
     selection = ExponentialSelection(9, noise_ratio=2.0)
     sigma_2 = selection.gradient_noise_multiplier(1.5)
