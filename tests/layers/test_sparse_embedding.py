@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdp import make_private
 from tfdp.clipping import make_plan, per_example_gradient_norms
 from tfdp.data import poisson_batches
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import DPOptimizer, RowSGD
 from tfdp.selection import AdaFEST
-from tfdp.training import make_private
 
 V, D = 9, 4
 

@@ -62,6 +62,8 @@ def test_features_and_values_of_an_example_share_the_budget():
                 laplace_difference_tail(3, 6.0), 600)  # fmt: skip
     assert_rate(rate_of_the_rarer("laplace", 0.5, 600, features=multi, max_values=1),
                 laplace_difference_tail(3, 2.0), 600)  # fmt: skip
+    # No example has more values than places: a larger bound costs no accuracy.
+    assert private_top_k({"a": ids}, {"a": 2}, 1, 0.5, max_values=9).details["max_values"] == 1
 
 
 def test_gumbel_noise_is_the_exponential_mechanism():

@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp import PrivacyBudget, accounting
+from tfdp import PrivacyBudget, accounting, make_private
 from tfdp.data import poisson_batches
 from tfdp.errors import PrivacyError
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import DPOptimizer, LazyAdam, RowAdagrad, RowSGD
 from tfdp.selection import FEST, AdaFEST, ExponentialSelection
-from tfdp.training import make_private
 
 V, D = 30, 3
 TABLE = "first/embeddings"
@@ -315,7 +314,7 @@ def test_the_ledger_charges_one_gaussian_of_the_whole_noise_multiplier():
     x, y = make_data(100)
     batches = poisson_batches((x, y), 10, steps_per_epoch=3)
     model = compiled(make_model(), AdaFEST(3.0, noise_ratio=0.3), noise_multiplier=1.3, n=100,
-                     expected_batch_size=10, run_eagerly=False)  # fmt: skip
+                     expected_batch_size=10)  # fmt: skip
     model.fit(batches, epochs=2, verbose=0)
     (entry,) = model.ledger.entries
     assert entry.event == accounting.training_event(1.3, 0.1) and entry.count == 6
@@ -332,7 +331,7 @@ def test_a_private_choice_of_rows_is_charged_and_paid_from_the_budget():
     fest.adapt({"first": x[0], "second": x[1]}, {"first": V, "second": V})
     budget = PrivacyBudget(2.0, 1e-3)
     batches = poisson_batches((x, y), 10, steps_per_epoch=3)
-    settings = dict(budget=budget, steps=3, n=100, expected_batch_size=10, run_eagerly=False)
+    settings = dict(budget=budget, steps=3, n=100, expected_batch_size=10)
     model = compiled(make_model(), AdaFEST(1.0, within=fest), **settings)
     model.fit(batches, verbose=0)
     labels = [entry.label for entry in model.ledger.entries]
