@@ -237,6 +237,18 @@ def test_exponential_selection_takes_the_rows_with_the_largest_clipped_gradients
         np.testing.assert_allclose(a, b * 1e3 / 8, rtol=1e-4, atol=2e-6)
 
 
+def test_exponential_selection_measures_gradients_by_the_clip_norm():
+    # Far below the clip norm, one large gradient outweighs five small ones (all of them above 1).
+    x, y = make_data(8, rows=6)
+    x[0][:], x[1][:] = 0, 0
+    x[0][0, 0], x[0][1:6, 0] = 4, 2
+    y[:], y[0] = 20.0, 1e4
+    model = compiled(make_model(), ExponentialSelection(1), clip_norm=1e7)
+    found = step(model, x, y)
+    np.testing.assert_array_equal(moved(found[TABLE]), [4])
+    assert np.linalg.norm(found[TABLE][4]) * 8 > 50
+
+
 def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
     x, y = make_data(100)
     batches = poisson_batches((x, y), 10, steps_per_epoch=3)
