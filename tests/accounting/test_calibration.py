@@ -7,6 +7,7 @@ from tfdp.accounting import (
     BudgetError,
     Ledger,
     PrivacyBudget,
+    accountants,
     calibrate_noise_multiplier,
     compose,
     epsilon,
@@ -118,6 +119,22 @@ def test_the_central_limit_solves_its_own_equation():
     assert gdp_clt_epsilon(sigma, 0.1, 100, 0.126937) == pytest.approx(1.0, abs=1e-4)
     assert gdp_clt_epsilon(0.03, 0.1, 100, 1e-5) == float("inf")
     assert gdp_clt_epsilon(1e5, 0.01, 1, 1e-5) == 0.0
+
+
+def test_a_budget_within_the_jump_between_two_accountants_is_kept(monkeypatch):
+    # With so little noise that PLD would be too large, RDP states ε, which is more: at one σ, ε
+    # jumps over the budget. (The bound where that happens is lowered, for speed.)
+    monkeypatch.setattr(accountants, "_LARGEST_LOSS", 0.5)
+    sigma, delta = 2**0.5, 1e-5  # 2 Gaussians whose loss is 0.5
+    event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(sigma), 2)
+    low, high = (epsilon(event, delta, accountant) for accountant in ("pld", "rdp"))
+    target = (low + high) / 2
+    assert low < 0.999 * target
+    found = calibrate_noise_multiplier(PrivacyBudget(target, delta), 1.0, 2, accountant=None)
+    for factor, kept in ((1.0, True), (1 - 1e-6, False)):
+        ledger = Ledger()
+        ledger.add("training", training_event(found * factor, 1.0), 2)
+        assert (ledger.epsilon(delta) <= target) == kept
 
 
 @pytest.mark.parametrize("q, steps, target", [(1.0, 3, 90.0), (1.0, 3, 250.0)])

@@ -64,6 +64,28 @@ def test_the_curve_is_above_the_sampled_gaussian_s_own_and_not_by_much(q, sigma)
     assert (bound <= (2 if q < 0.1 else 4) * exact).all()
 
 
+@pytest.mark.parametrize(
+    "order, rho, q, bound",
+    [
+        # Removing a record costs more, by the bound of its own:
+        (4, 0.02, 0.1, 9.745244481e-4),
+        (8, 0.125, 0.02, 4.82317783e-4),
+        (3, 0.5, 0.5, 0.7449400628),
+        (8, 0.125, 0.5, 0.5122370564),
+        (32, 0.02, 0.001, 6.602098101e-7),
+        # by Zhu and Wang's, which is smaller there:
+        (2, 0.125, 0.1, 2.836228266e-3),
+        (16, 0.02, 0.3, 0.1038642087),
+        (16, 0.02, 0.5, 0.1676638338),
+        # and never more than without sampling.
+        (4, 0.02, 0.9, 0.08),
+    ],
+)
+def test_the_bound_of_removing_a_record_is_the_one_in_the_text(order, rho, q, bound):
+    # The formulas of `sampled_rdp` with 50 digits.
+    assert sampled_rdp([order], rho, q)[0] == pytest.approx(bound, rel=1e-8)
+
+
 def test_without_sampling_the_curve_is_the_gaussian_s():
     np.testing.assert_allclose(sampled_rdp(ORDERS, 0.125, 1.0), ORDERS / 8)
     event = PoissonSampledConcentratedDpEvent(0.1, 2.0).without_sampling()

@@ -2,6 +2,7 @@
 
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
 
@@ -78,6 +79,19 @@ def test_the_stated_epsilon_and_delta_pay_for_truncation(overflow):
     assert stated > _ledger(0.0).epsilon(delta)
     assert total(stated) <= delta * (1 + 1e-9)
     assert total(stated) > delta * 0.99 or total(stated * 0.999) > delta
+
+
+def test_every_run_of_every_entry_pays_for_its_own_truncation():
+    # 1,200 runs at 2e-11 and one at 1e-8 are one charge of 3.4e-8, and the smallest ε that pays.
+    ledger = _ledger(2e-11)
+    ledger.add("noise", dp_accounting.GaussianDpEvent(9.0), overflow_probability=1e-8)
+    composed = compose_accountant(ledger.event(), "pld", "add_or_remove_one")
+    delta, stated = 1e-4, ledger.epsilon(1e-4)
+
+    def total(epsilon):
+        return composed.get_delta(epsilon) + (1 + math.exp(epsilon)) * 3.4e-8
+
+    assert total(stated) <= delta * (1 + 1e-9) and total(stated * 0.99) > delta
 
 
 def test_truncation_beyond_delta_is_not_private():

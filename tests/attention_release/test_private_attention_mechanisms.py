@@ -89,12 +89,15 @@ def test_sample_covariance_is_symmetric_positive_semidefinite_of_rank_k(source):
         assert np.all(np.linalg.matrix_rank(released) == min(num_samples, 9))
 
 
-def test_bartlett_is_100_times_faster_than_k_samples(source):
+@pytest.mark.parametrize(
+    "num_samples, factor", [(10_000, 10), pytest.param(100_000, 100, marks=pytest.mark.evidence)]
+)
+def test_bartlett_is_many_times_faster_than_k_samples(source, num_samples, factor):
     x = tf.constant(np.random.default_rng(2).normal(size=[128, 64]))
     seconds = {}
     for name, mechanism in (("slow", k_sample), ("fast", sampled_covariance)):
         run = tf.function(
-            lambda x, mechanism=mechanism: mechanism(x, 1.0, 100_000, source), autograph=False
+            lambda x, mechanism=mechanism: mechanism(x, 1.0, num_samples, source), autograph=False
         )
         run(x)
         times = []
@@ -104,7 +107,7 @@ def test_bartlett_is_100_times_faster_than_k_samples(source):
             times.append(time.perf_counter() - start)
         seconds[name] = min(times)
     print(f"Bartlett {seconds['slow'] / seconds['fast']:.0f} times faster")
-    assert seconds["slow"] > 100 * seconds["fast"], seconds
+    assert seconds["slow"] > factor * seconds["fast"], seconds
 
 
 def test_gram_noise_is_isotropic_in_frobenius_norm(source):

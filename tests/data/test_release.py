@@ -36,6 +36,14 @@ def test_every_row_is_clipped_and_gets_noise_of_its_own():
     assert len(np.unique(release.features)) > 99_000
 
 
+def test_rows_that_are_not_finite_become_zeros_and_short_ones_stay():
+    # Hardly any noise: what is left is the clipped rows.
+    rows = np.array([[3.0, 4.0], [0.3, 0.4], [np.nan, 0.1], [0.1, -np.inf], [0.0, 0.0]])
+    release = tfdp.data.release_once(rows, np.zeros(5), 1.0, noise_multiplier=1e-9)
+    clipped = [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    np.testing.assert_allclose(release.features, clipped, atol=1e-6)
+
+
 def test_any_number_of_epochs_costs_one_gaussian_and_a_second_release_another(data, tmp_path):
     release = tfdp.data.release_once(
         *data, clip_norm=1.0, budget=PrivacyBudget(3.0, 1e-3), path=tmp_path / "r.npz"
@@ -87,14 +95,18 @@ def test_raw_data_beside_a_release_is_no_release(data):
 
 
 def test_mixtures_have_the_moments_of_noisy_poisson_sums(data):
-    x, y = data
-    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
-    count = 20_000
-    release = tfdp.data.release_mixtures(x, y, 2, 1.0, 5, count, noise_multiplier=2.0)
+    # Rows beyond C = 0.5 and within it, and one that is not finite: its label alone is counted.
+    x, y = data[0].copy(), data[1]
+    x[::2] *= 30.0
+    x[7, 1] = np.nan
+    count, clip_norm = 20_000, 0.5
+    release = tfdp.data.release_mixtures(x, y, 2, clip_norm, 5, count, noise_multiplier=2.0)
     q = 5 / N
     one_hot = np.eye(2)[y]
+    x[7] = 0.0
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True) / clip_norm, 1.0)
     rows = np.concatenate([x, one_hot], axis=1)
-    noise = np.r_[np.full(4, 2.0 / 0.7**0.5), np.full(2, 2.0 / 0.3**0.5)]
+    noise = np.r_[np.full(4, 2.0 * clip_norm / 0.7**0.5), np.full(2, 2.0 / 0.3**0.5)]
     mean = q * rows.sum(axis=0)
     covariance = q * (1 - q) * rows.T @ rows + np.diag(noise**2)
     found = np.concatenate([release.features, release.targets], axis=1)

@@ -16,7 +16,7 @@ from tfdp.optimizers.charging import Charging
 from tfdp.runtime import replicas as between_replicas
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.evidence), 4])
 def test_it_finds_nothing_where_nothing_is_wrong(tpus, count):
     self_check.check_devices(tpus.strategy(count))
 
@@ -147,15 +147,16 @@ def step_without_noise(patch):
             [short_tails, counter_twice, total_doubled, parts_in_another_order, charged_twice],
             ["tails", "counter", "total", "ids", "flags", "charged", "stepped"],
         ),
-        (
+        pytest.param(
             [noise_of_each_replica, carry_lost, total_of_own_part, ids_cut_to_32_bits],
             ["drawn", "counter", "total", "ids", "stepped"],
+            marks=pytest.mark.evidence,
         ),
         (
             [counter_of_first_replica_only, flags_lost, step_without_noise],
             ["counter", "flags", "stepped"],
         ),
-        ([totals_summed_again], ["applied", "stepped"]),
+        pytest.param([totals_summed_again], ["applied", "stepped"], marks=pytest.mark.evidence),
         ([called_twice], ["drawn", "counter", "calls", "charged", "stepped"]),
     ],
 )

@@ -70,6 +70,7 @@ def test_updates_losses_and_ledger_are_those_of_one_replica(replicas, tpus):
     assert found[0][2] == found[1][2]
 
 
+@pytest.mark.evidence
 def test_survivors_and_sparse_updates_are_those_of_one_replica(replicas, tpus):
     found = []
     for strategies, count in ((replicas, 1), (tpus, 2)):
@@ -146,6 +147,7 @@ def test_a_tpu_that_is_reached_over_the_network_is_no_cluster_of_workers(tpus):
     assert not is_multi_worker(strategy) and is_first_worker(strategy)
 
 
+@pytest.mark.evidence
 def test_noise_drawn_in_parts_is_that_of_one_device(tpus, monkeypatch):
     # The counter is advanced in a loop then, in each replica's own copy.
     monkeypatch.setattr(noise.training_source, "_LARGEST_DRAW", 64)
@@ -177,6 +179,7 @@ def impossible_operations(program):
     return found
 
 
+@pytest.mark.evidence
 def test_the_program_of_dpformer_has_nothing_that_a_tpu_cannot_run(monkeypatch):
     tpu_emulation.products_of(monkeypatch, float32=True)
     strategy = tpu_emulation.strategy(2)
@@ -246,6 +249,7 @@ def test_a_selection_of_any_number_of_rows_is_refused(tpus, selection):
         tpus.model(1, sparse, selection=selection, rows=lambda: RowSGD(1.0), **SETTINGS)
 
 
+@pytest.mark.evidence
 def test_rows_chosen_on_the_host_are_those_of_the_step(tpus):
     def model():
         return tpus.model(

@@ -107,7 +107,9 @@ def on_one_device():
     return get
 
 
-@pytest.mark.parametrize("rule, sigma, jit_compile", [("sgd", 0.0, "auto"), ("adagrad", 0.4, True)])
+@pytest.mark.parametrize("rule, sigma, jit_compile", [
+    ("sgd", 0.0, "auto"), pytest.param("adagrad", 0.4, True, marks=pytest.mark.evidence),
+])  # fmt: skip
 def test_v0_changes_exactly_the_survivors_and_as_on_one_device(
     rule, sigma, jit_compile, on_one_device
 ):
@@ -138,9 +140,9 @@ def test_v0_changes_exactly_the_survivors_and_as_on_one_device(
 @pytest.mark.parametrize(
     "kind, several, rule, sigma",
     [
-        (KINDS.V1, None, "adagrad", 0.4),
+        pytest.param(KINDS.V1, None, "adagrad", 0.4, marks=pytest.mark.evidence),
         # Keras looks at a batch before it trains on several replicas: its rows are other draws.
-        (KINDS.V1, "tpu", "sgd", 0.0),
+        pytest.param(KINDS.V1, "tpu", "sgd", 0.0, marks=pytest.mark.evidence),
         (KINDS.V2, "mirrored", "sgd", 0.0),
     ],
 )
@@ -205,6 +207,7 @@ def train_on(strategy):
     model.fit(batches(model), verbose=0)
 
 
+@pytest.mark.evidence
 def test_tensorflow_s_own_tpu_embedding_takes_the_step():
     found = program_of(KINDS.V1, train_on)
     operations = {op.type: op for op in found if "TPUEmbedding" in op.type}
@@ -227,6 +230,7 @@ def test_tensorflow_s_own_tpu_embedding_takes_the_step():
     assert shapes == [(N // 2, k, D) for k in (4, 1, 3, 1)] + [()]
 
 
+@pytest.mark.evidence
 def test_tensorflow_s_own_tpu_embedding_v2_takes_the_step():
     operations = program_of(KINDS.V2, train_on)
     kinds = [op.type for op in operations]
@@ -242,7 +246,7 @@ def test_tensorflow_s_own_tpu_embedding_v2_takes_the_step():
     assert not any(op.get_attr("allow_id_dropping") for op in wrapped) and len(wrapped) == 2
 
 
-@pytest.mark.parametrize("kind", [KINDS.V1, KINDS.V2])
+@pytest.mark.parametrize("kind", [KINDS.V1, pytest.param(KINDS.V2, marks=pytest.mark.evidence)])
 def test_a_model_is_saved_from_the_engine_and_served_without_one(kind, tmp_path):
     path = tmp_path / "model.keras"
     with hardware(kind):
@@ -265,6 +269,7 @@ def test_a_model_is_saved_from_the_engine_and_served_without_one(kind, tmp_path)
     assert ordinary.ledger.epsilon(1e-5) == model.ledger.epsilon(1e-5)
 
 
+@pytest.mark.evidence
 def test_v0_keeps_its_slots_in_a_file(tmp_path):
     with hardware(KINDS.UNSUPPORTED):
         model = compiled(RULES["adagrad"])
@@ -279,6 +284,7 @@ def test_v0_keeps_its_slots_in_a_file(tmp_path):
                 np.testing.assert_array_equal(found[key], wanted[key])
 
 
+@pytest.mark.evidence
 def test_a_table_in_two_models_has_one_ledger_and_is_trained_by_both():
     ids = keras.Input((T,), dtype="int64")
     with hardware(KINDS.UNSUPPORTED):
@@ -360,7 +366,9 @@ def frozen_head(placement):
     return model
 
 
-@pytest.mark.parametrize("loss, made", [("mse", network), (linear, frozen_head)])
+@pytest.mark.parametrize(
+    "loss, made", [("mse", network), pytest.param(linear, frozen_head, marks=pytest.mark.evidence)]
+)
 def test_gradients_of_other_ids_than_were_looked_up_reach_no_row_without_noise(loss, made):
     ids, y = data()
     # Rows 0 to 4 have many contributions and survive; most of the others do not.
@@ -457,6 +465,7 @@ def test_optimizers_and_uses_that_a_tpu_embedding_has_not_are_refused():
         SparseEmbedding(V, D, placement="gpu")
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("kind", [KINDS.UNSUPPORTED, KINDS.V1])
 def test_tables_that_exist_in_no_variable_are_neither_guessed_nor_exported(kind, tmp_path):
     with hardware(kind):
@@ -516,6 +525,7 @@ def test_optimizers_that_would_show_what_was_looked_up_or_do_not_exist_are_refus
         tpu_optimizer(rows)
 
 
+@pytest.mark.evidence
 def test_the_reasons_hold_a_gradient_of_zero_moves_rows_under_adam_and_ftrl_and_no_others():
     zero = tf.IndexedSlices(tf.zeros((1, D)), tf.constant([1]))
     for rule in (RowSGD(1.0), RowAdagrad(1.0, epsilon=0), LazyAdam(1.0)):

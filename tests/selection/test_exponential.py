@@ -61,6 +61,16 @@ def test_sets_of_rows_have_the_probabilities_of_the_exponential_mechanism():
     assert ((observed - flat) ** 2 / flat).sum() > 500  # and utilities do matter
 
 
+def test_the_second_untouched_row_is_the_best_of_those_that_are_left():
+    # One touched row of hardly any utility, two others: each pair of two is as likely.
+    table, draws = activity([[1]], [[1e-3]], 3), 2000
+    found = {tuple(rows): 0 for rows in itertools.combinations(range(3), 2)}
+    for (rows,) in draw(ExponentialSelection(2), [table], 50.0, draws):
+        found[tuple(rows)] += 1
+    # Each is off by 5 standard errors with a probability below 1e-6.
+    assert all(abs(n - draws / 3) < 5 * (draws * 2 / 9) ** 0.5 for n in found.values())
+
+
 def test_the_split_of_the_budget_is_the_stated_one():
     selection = ExponentialSelection(9, noise_ratio=2.0)
     sigma_2 = selection.gradient_noise_multiplier(1.5)
@@ -87,6 +97,25 @@ def test_absent_examples_are_not_counted():
     tables = [activity(ids, norms, 2**40)]
     for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, present=present):
         assert list(rows) == [5]
+
+
+def test_an_absent_example_chooses_no_row_however_large_its_gradient():
+    tables = [activity([[3, 5], [5, 9]], [[1.0, 1.0], [0.2, 0.1]], 2**40)]
+    present = tf.constant([False, True])
+    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, present=present):
+        assert list(rows) == [5]
+    # And it does not raise the row that a present example has, too: 5 has 0.2 and 9 has 0.3.
+    tables = [activity([[5, -1], [5, 9]], [[1.0, _NO_NORM], [0.2, 0.3]], 2**40)]
+    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, present=present):
+        assert list(rows) == [9]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_norm_that_is_not_finite_counts_nothing_and_spoils_no_other(value):
+    # Row 5 keeps the 0.4 of the other example; row 3 has none; row 7 has 0.3.
+    tables = [activity([[3, 5], [5, 7]], [[value, value], [0.4, 0.3]], 2**40)]
+    for (rows,) in draw(ExponentialSelection(2), tables, 1e-9, 3):
+        assert list(rows) == [5, 7]
 
 
 def test_several_tables_share_the_draws_and_rows_stay_sorted_and_distinct():

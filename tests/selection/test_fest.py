@@ -1,5 +1,6 @@
 import json
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
@@ -35,6 +36,26 @@ def test_a_private_choice_is_charged_once_for_every_time_it_is_made():
         assert len(fest.privacy_releases) == period
     assert fest.privacy_releases[0] != fest.privacy_releases[1]
     assert fest.privacy_asserted == []
+
+
+@pytest.mark.parametrize("mechanism, max_values", [("laplace", 1), ("gumbel", 2)])
+def test_a_private_choice_is_the_private_top_k_of_the_given_settings(mechanism, max_values):
+    # 0 is padding and the commonest of all; 3 is the larger id of its example.
+    ids = np.array([[0, 0, 0]] * 50_000 + [[2, 3, 0]] * 20_000 + [[1, -1, 0]] * 10_000)
+    fest = FEST({"a": 2, "b": 1}, epsilon=0.8, mechanism=mechanism)
+    release = fest.adapt(
+        {"a": ids, "b": ids[:, 0]}, {"a": 5, "b": 4}, max_values=max_values, padding_id=0
+    )
+    np.testing.assert_array_equal(fest.rows("a", 5), [1, 2] if max_values == 1 else [2, 3])
+    np.testing.assert_array_equal(fest.rows("b", 4), [2])
+    (charge,) = fest.privacy_releases
+    assert charge.event == release.event and charge.count == 1
+    if mechanism == "laplace":
+        assert charge.event == dp_accounting.LaplaceDpEvent(1 / 0.8)
+    else:
+        assert charge.event == dp_accounting.SelfComposedDpEvent(
+            dp_accounting.LaplaceDpEvent(3 / 0.8), 3
+        )
 
 
 def test_public_frequencies_cannot_be_adapted_to_private_data():

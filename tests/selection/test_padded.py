@@ -10,7 +10,7 @@ from scipy import stats
 
 from tfdp.noise import NoiseSource
 from tfdp.selection import NO_ROW, AdaFEST
-from tfdp.selection.padded import padded_survivors
+from tfdp.selection.padded import _distinct, padded_survivors
 
 ROWS = np.array([[0, 1, 1, 2], [0, 3, -1, -1], [0, 4, 5, -1], [0, 39, -1, -1], [0, 6, -1, -1]])
 PRESENT = np.array([True, True, True, True, False])
@@ -60,6 +60,32 @@ def test_rows_survive_and_are_cut_as_in_the_naive_algorithm(capacity, jit_compil
     table = np.array(table)[:, np.sum(table, 0) > 40]
     assert table.shape[1] == 1 or stats.chi2_contingency(table).pvalue > 1e-6
     assert (found.sum(1) == capacity).any() == (capacity < NUM_ROWS)
+
+
+def test_the_last_untouched_rows_survive_as_often_as_any():
+    # Nine of ten rows are touched: there is one other row, and never a second that survives.
+    source, draws, survived = NoiseSource(7), 1000, np.zeros(10)
+    rows = tf.constant([[0, 1, 2, 3, 4, 6, 7, 8, 9]])
+
+    @tf.function(autograph=False)
+    def one():
+        there = tf.constant([True])
+        return padded_survivors(rows, there, 10, 0.1, 0.8, 8.0, 10, source).rows
+
+    for _ in range(draws):
+        found = one().numpy()
+        survived[found[found < NO_ROW]] += 1
+    contributions = np.where(np.arange(10) == 5, 0.0, 0.1 / 3)
+    rates = stats.norm.sf((0.8 - contributions) / 0.8)
+    z = (survived - draws * rates) / np.sqrt(draws * rates * (1 - rates))
+    assert stats.chi2.sf(np.sum(z**2), 10) > 1e-6 and abs(z[5]) < stats.norm.isf(5e-7)
+
+
+def test_places_below_a_bound_that_does_not_divide_the_range_of_bits_are_uniform():
+    bound = 3 * 2**61  # a plain remainder would double the weight of the first third
+    drawn = _distinct(NoiseSource(4), tf.ones([2000], tf.bool), tf.constant(bound, tf.int64))
+    assert len(set(drawn.numpy())) == 2000
+    assert stats.kstest(drawn.numpy() / bound, "uniform").pvalue > 1e-6
 
 
 def test_the_cut_does_not_spare_touched_rows():

@@ -5,6 +5,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+import tensorflow as tf
 from scipy import stats
 
 from tfdp.accounting import epsilon
@@ -12,12 +13,23 @@ from tfdp.noise import NoiseSource
 from tfdp.selection import private_top_k
 
 
+class QuickSource(NoiseSource):
+    """Its keys come from numpy: a thousandfold draw outside of a graph takes a second, not ten."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self._generator = np.random.default_rng(seed)
+
+    def bits(self, shape):
+        return tf.constant(self._generator.integers(2**64, size=shape, dtype=np.uint64))
+
+
 def rate_of_the_rarer(mechanism, epsilon, trials, k=1, features=None, **kwargs):
     """How often the value with fewer examples is chosen from two that differ by 3 examples."""
     ids = np.repeat([0, 1], [8, 5])
     sizes = {name: 2 for name in features or {"a": ids}}
     data = features or {"a": ids}
-    source = NoiseSource(5)
+    source = QuickSource(5)
     found = [
         private_top_k(data, sizes, k, epsilon, mechanism, source=source, **kwargs).rows["a"][0]
         for _ in range(trials)
@@ -50,11 +62,35 @@ def test_features_and_values_of_an_example_share_the_budget():
                 laplace_difference_tail(3, 6.0), 600)  # fmt: skip
     assert_rate(rate_of_the_rarer("laplace", 0.5, 600, features=multi, max_values=1),
                 laplace_difference_tail(3, 2.0), 600)  # fmt: skip
+    # No example has more values than places: a larger bound costs no accuracy.
+    assert private_top_k({"a": ids}, {"a": 2}, 1, 0.5, max_values=9).details["max_values"] == 1
 
 
 def test_gumbel_noise_is_the_exponential_mechanism():
     rate = rate_of_the_rarer("gumbel", 0.5, 600)
     assert_rate(rate, 1 / (1 + math.exp(0.5 * 3)), 600)
+
+
+def test_every_one_of_k_rounds_of_gumbel_gets_its_share_of_the_budget():
+    # Both of two values are chosen from three with 12, 8 and 5 examples: the exponential
+    # mechanism is peeled by hand, with the parameter 1.5/K of K rounds, over all features.
+    ids = np.repeat([0, 1, 2], [12, 8, 5])
+    for features, rounds in (({"a": ids}, 2), ({"a": ids, "b": ids}, 4)):
+        source, trials = QuickSource(11), 600
+        found = [
+            set(private_top_k(features, dict.fromkeys(features, 3), 2, 1.5, "gumbel",
+                              source=source).rows["a"])
+            for _ in range(trials)
+        ]  # fmt: skip
+        weights = np.exp(1.5 / rounds * np.array([12, 8, 5]))
+        total = weights.sum()
+        for left_out in range(3):
+            i, j = {0, 1, 2} - {left_out}
+            first, second = weights[i] / total, weights[j] / total
+            probability = first * weights[j] / (total - weights[i]) + second * weights[i] / (
+                total - weights[j]
+            )
+            assert_rate(np.mean([left_out not in rows for rows in found]), probability, trials)
 
 
 def test_gumbel_is_charged_as_many_rounds_and_never_beyond_epsilon():
@@ -90,12 +126,13 @@ def test_the_charge_of_a_gumbel_round_lies_above_every_bounded_range_mechanism()
 
 
 def test_a_repeated_value_counts_once_and_values_beyond_the_bound_not_at_all():
-    ids = np.array([[3, 3, 3], [2, 1, -1]] * 600)
-    rows = private_top_k({"a": ids}, {"a": 5}, 3, 1.0).rows["a"]
-    np.testing.assert_array_equal(rows, [1, 2, 3])
+    ids = np.array([[3, 3, 3]] * 500 + [[2, 1, -1]] * 700)  # 3 is 500 examples, not 1,500
+    rows = private_top_k({"a": ids}, {"a": 5}, 2, 1.0).rows["a"]
+    np.testing.assert_array_equal(rows, [1, 2])
     rows = private_top_k({"a": ids}, {"a": 5}, 2, 1.0, max_values=1).rows["a"]
     np.testing.assert_array_equal(rows, [1, 3])
-    rows = private_top_k({"a": ids}, {"a": 5}, 2, 1.0, padding_id=3).rows["a"]
+    padded = np.array([[3, 3, 3], [2, 1, 3]] * 600)  # 3 would be the commonest
+    rows = private_top_k({"a": padded}, {"a": 5}, 2, 1.0, padding_id=3).rows["a"]
     np.testing.assert_array_equal(rows, [1, 2])
 
 

@@ -5,9 +5,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import stats
 
 import tfdp
-from tfdp.accounting import VisiblySampledGaussianDpEvent, epsilon
+from tfdp.accounting import VisiblySampledGaussianDpEvent, epsilon, truncation_delta
+from tfdp.accounting.accountants import compose_accountant
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise
 
@@ -25,6 +27,26 @@ class Residual(keras.Model):
     def call(self, x, training=None):
         h = self.enc(x)
         return self.head(self.noise(h, training=training) + 0.1 * h)
+
+
+class Counting(keras.layers.Layer):
+    """Hands its input on; keeps how often it was called and, of each example, nothing or a sum."""
+
+    def __init__(self, sees_data, **kwargs):
+        super().__init__(**kwargs)
+        self.sees_data = sees_data
+
+    def build(self, input_shape):
+        def state(name):
+            return self.add_weight(shape=(), initializer="zeros", trainable=False, name=name)
+
+        self.calls, self.total = state("calls"), state("total")
+
+    def call(self, x):
+        self.calls.assign(self.calls + 1.0)
+        if self.sees_data:
+            self.total.assign(self.total + tf.reduce_sum(x))
+        return x
 
 
 def network(noise=None, mix=None):
@@ -105,6 +127,27 @@ def test_poisson_batches_are_charged_without_amplification(small):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("private_optimizer", [False, True])
+def test_batches_that_are_cut_off_cost_their_share_of_delta(small, private_optimizer):
+    if private_optimizer:
+        model = small.model(noise_multiplier=4.0)
+        event = dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(4.0))
+    else:
+        model = compiled(network(DPForwardNoise(1.0, 4.0)))
+        event = VisiblySampledGaussianDpEvent(0.25, 4.0)
+    model.fit(small.poisson(max_batch_size=25), verbose=0)
+    adjacency = "add_or_remove_one" if private_optimizer else "zero_out"
+    composed = compose_accountant(dp_accounting.SelfComposedDpEvent(event, 4), "pld", adjacency)
+    delta, overflow = 1e-4, stats.binom.sf(25, N, 0.25)
+    assert 1e-7 < overflow < 1e-5
+    for stated in (model.privacy_statement(delta).epsilon, model.ledger.epsilon(delta)):
+        for factor, kept in ((1 + 1e-6, True), (0.99, False)):
+            e = stated * factor
+            spent = composed.get_delta(e) + truncation_delta(e, 4, overflow)
+            assert (spent <= delta) == kept
+
+
 def test_replace_one_halves_the_noise_multiplier(shuffled):
     model = compiled(network(DPForwardNoise(1.0, 4.0, "propagate", "replace_one")))
     model.get_layer("enc").trainable = False
@@ -164,6 +207,23 @@ def test_ways_around_the_noise_are_found_and_listed(kind, shuffled):
         assert "around the noise: inputs -> enc -> head" in listed
     else:
         assert "the loss looks at the raw inputs" in listed
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("sees_data, below", [(True, True), (True, False), (False, True)])
+def test_a_state_below_the_noise_that_sees_raw_data_is_not_private(sees_data, below, shuffled):
+    counting = Counting(sees_data, name="state")
+    if below:
+        model = compiled(network(mix=counting))
+    else:
+        base = network()
+        model = compiled(keras.Model(base.input, counting(base.output)))
+    model.fit(shuffled, verbose=0)
+    statement = model.privacy_statement(1e-3)
+    listed = " ".join(statement.uncovered)
+    assert float(counting.calls) > 0
+    assert ("state/total" in listed) == (sees_data and below) and "state/calls" not in listed
+    assert (statement.epsilon is None) == (sees_data and below)
 
 
 def test_representations_that_mix_examples_are_refused(shuffled):

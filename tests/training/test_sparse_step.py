@@ -238,6 +238,18 @@ def test_exponential_selection_takes_the_rows_with_the_largest_clipped_gradients
         np.testing.assert_allclose(a, b * 1e3 / 8, rtol=1e-4, atol=2e-6)
 
 
+def test_exponential_selection_measures_gradients_by_the_clip_norm():
+    # Far below the clip norm, one large gradient outweighs five small ones (all of them above 1).
+    x, y = make_data(8, rows=6)
+    x[0][:], x[1][:] = 0, 0
+    x[0][0, 0], x[0][1:6, 0] = 4, 2
+    y[:], y[0] = 20.0, 1e4
+    model = compiled(make_model(), ExponentialSelection(1), clip_norm=1e7)
+    found = step(model, x, y)
+    np.testing.assert_array_equal(moved(found[TABLE]), [4])
+    assert np.linalg.norm(found[TABLE][4]) * 8 > 50
+
+
 def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
     x, y = make_data(100)
     batches = poisson_batches((x, y), 10, steps_per_epoch=3)
@@ -315,7 +327,7 @@ def test_the_ledger_charges_one_gaussian_of_the_whole_noise_multiplier():
     x, y = make_data(100)
     batches = poisson_batches((x, y), 10, steps_per_epoch=3)
     model = compiled(make_model(), AdaFEST(3.0, noise_ratio=0.3), noise_multiplier=1.3, n=100,
-                     expected_batch_size=10, run_eagerly=False)  # fmt: skip
+                     expected_batch_size=10)  # fmt: skip
     model.fit(batches, epochs=2, verbose=0)
     (entry,) = model.ledger.entries
     assert entry.event == accounting.training_event(1.3, 0.1) and entry.count == 6
@@ -332,7 +344,7 @@ def test_a_private_choice_of_rows_is_charged_and_paid_from_the_budget():
     fest.adapt({"first": x[0], "second": x[1]}, {"first": V, "second": V})
     budget = PrivacyBudget(2.0, 1e-3)
     batches = poisson_batches((x, y), 10, steps_per_epoch=3)
-    settings = dict(budget=budget, steps=3, n=100, expected_batch_size=10, run_eagerly=False)
+    settings = dict(budget=budget, steps=3, n=100, expected_batch_size=10)
     model = compiled(make_model(), AdaFEST(1.0, within=fest), **settings)
     model.fit(batches, verbose=0)
     labels = [entry.label for entry in model.ledger.entries]
