@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.data import CRITEO_VOCABULARY_SIZES, load_criteo, poisson_batches, sampling_of
-from tfdp.data.datasets import synthetic_clicks
+from tfdp.data import (
+    CRITEO_VOCABULARY_SIZES,
+    load_criteo,
+    poisson_batches,
+    sampling_of,
+    synthetic_clicks,
+)
 
 
 def line(label=0, integers=(), values=()):

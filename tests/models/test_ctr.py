@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.data import CRITEO_VOCABULARY_SIZES, poisson_batches
-from tfdp.data.datasets import synthetic_clicks
+from tfdp.data import CRITEO_VOCABULARY_SIZES, poisson_batches, synthetic_clicks
 from tfdp.models import CategoricalFeature, PrivateCTR
 from tfdp.optimizers import DPOptimizer, RowAdagrad
 from tfdp.selection import AdaFEST

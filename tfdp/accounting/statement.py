@@ -88,7 +88,7 @@ def privacy_statement(
     unit="one example",
     num_examples=None,
     budget=None,
-    notes=Notes(),
+    notes=None,
 ):
     """States what a ledger guarantees.
 
@@ -117,7 +117,7 @@ def privacy_statement(
     known = [n for n in (num_examples, ledger.num_examples) if n is not None]
     num_examples = max(known, default=None)
     remark = check_delta(delta, num_examples) if known else ""
-    notes = Notes(remarks=(remark,) if remark else ()) | notes
+    notes = Notes(remarks=(remark,) if remark else ()) | (notes or Notes())
     unstated, trainings = [], []
     for entry in ledger.entries:
         notes |= Notes.from_details(entry.details)

@@ -41,7 +41,7 @@ class Origin:
         return getattr(data, "origin", cls())
 
 
-def tag(dataset, sampling, origin=Origin()):
+def tag(dataset, sampling, origin=None):
     """Attaches how it was drawn, and where it comes from, to a dataset; returns the dataset.
 
     Args:
@@ -50,7 +50,7 @@ def tag(dataset, sampling, origin=Origin()):
         origin: the `Origin` of the records.
     """
     setattr(dataset, _ATTRIBUTE, sampling)
-    setattr(dataset, _ORIGIN, origin)
+    setattr(dataset, _ORIGIN, Origin() if origin is None else origin)
     return dataset
 
 

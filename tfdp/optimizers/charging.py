@@ -80,7 +80,7 @@ class Charging(RunCharging):
             return mine[-1][0].noise_multiplier
         return self._noise_multiplier_for(self._poisson())
 
-    def begin(self, sampling, strategy=None, notes=accounting.Notes()):
+    def begin(self, sampling, strategy=None, notes=None):
         """Called eagerly before steps whose batches are drawn as `sampling` says (None: unknown).
 
         Without a known sampling no step of a budget may run, and any other step costs ε = infinity.
@@ -155,7 +155,7 @@ class Charging(RunCharging):
     def ledger_after(self, steps):
         if self.mechanism is not None:
             return super().ledger_after(steps)
-        further = self._mechanism_of(self._poisson(), accounting.Notes())
+        further = self._mechanism_of(self._poisson(), None)
         return self.history.ledger(("ahead", further, steps))
 
     def merge_bytes(self, data):
@@ -173,7 +173,7 @@ class Charging(RunCharging):
             sigma = self._noise_multiplier_for(sampling)
         return self._setting(sampling, sigma, notes)
 
-    def _setting(self, sampling, noise_multiplier, notes=accounting.Notes()):
+    def _setting(self, sampling, noise_multiplier, notes=None):
         optimizer = self._optimizer
         budget, selection = optimizer.budget, optimizer.selection
         return accounting.PrivateTraining(
@@ -186,7 +186,7 @@ class Charging(RunCharging):
             clipping=optimizer.clipping,
             selection=selection.describe() if selection else None,
             budget=(budget.epsilon, budget.delta, optimizer.steps) if budget else None,
-            notes=notes,
+            notes=accounting.Notes() if notes is None else notes,
         )
 
     def _poisson(self):

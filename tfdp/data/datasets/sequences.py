@@ -25,10 +25,10 @@ class Sequences(collections.namedtuple("Sequences", ["x", "y"])):
     num_items = None
     origin = Origin()
 
-    def __new__(cls, x, y, num_items=None, origin=Origin()):
+    def __new__(cls, x, y, num_items=None, origin=None):
         self = super().__new__(cls, x, y)
         self.num_items = num_items
-        self.origin = origin
+        self.origin = Origin() if origin is None else origin
         return self
 
     def __getnewargs__(self):
