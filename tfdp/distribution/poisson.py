@@ -110,4 +110,5 @@ def poisson_batches(
             rows_of_replica, drop_remainder=True
         )
 
-    return tag(strategy.distribute_datasets_from_function(of_worker), sampling)
+    dataset = strategy.distribute_datasets_from_function(of_worker)
+    return tag(dataset, sampling, records.origin)
