@@ -38,8 +38,8 @@ def noisy_gram(x, sensitivity, noise_multiplier, source):
 def noisy_product(q, k, sensitivity, noise_multiplier, source):
     """Q K' plus independent Gaussian noise on every entry.
 
-    Formal guarantees: the Gaussian mechanism, on a grid (`tfdp.noise.grid`). Private if the rows, or
-    the columns of [Q; K], are clipped.
+    Formal guarantees: the Gaussian mechanism, on a grid (`tfdp.noise.grid`). Private if the rows,
+    or the columns of [Q; K], are clipped.
 
     Args:
         q: float64 tensor (..., n, d), clipped, n static.
