@@ -22,8 +22,9 @@ Formal guarantees:
 - z is a float64 function of 93 random bits and a sign. Its distribution function is wrong by at
   most φ(z)·(|z| + 1)·2⁻⁵⁰ (measured against 200 bits). A cell of the grid can be so narrow that
   this is 2⁻²⁰ of its probability. Summed with w, each probability is that of a window of between
-  2⁻⁷ and 2⁻⁶ standard deviations: wrong by less than 2⁻³⁸ of itself for |z| ≤ 10. For 10⁹ coordinates
-  that all depend on one record this adds less than 10⁻⁵ to ε and 10⁻¹³ to δ (docs/noise.md).
+  2⁻⁷ and 2⁻⁶ standard deviations: wrong by less than 2⁻³⁸ of itself for |z| ≤ 10. For 10⁹
+  coordinates that all depend on one record this adds less than 10⁻⁵ to ε and 10⁻¹³ to δ
+  (docs/noise.md).
 
 Where the standard deviation is 0 there is no grid and nothing is added or rounded.
 """
