@@ -12,8 +12,7 @@ import tensorflow as tf
 import tfdp
 from tfdp.accounting import BudgetError
 from tfdp.errors import PrivacyError
-from tfdp.training import dp_model
-from tfdp.training import preflight as fitting
+from tfdp.training import dp_model, preflight
 from tfdp.training import step as private_step
 
 
@@ -169,7 +168,7 @@ def test_budget_after_the_charges_of_a_release(small):
     assert [e.label for e in model.ledger.entries] == ["a release", "private training"]
 
 
-def test_steps_after_a_refused_fit_are_charged(small):
+def test_no_step_runs_after_a_fit_that_was_refused(small):
     base = small.base()
     model = small.model(base, budget=tfdp.PrivacyBudget(3.0, 0.01), steps=8)
     charging = model.optimizer.charging
@@ -180,14 +179,11 @@ def test_steps_after_a_refused_fit_are_charged(small):
     with pytest.raises(BudgetError, match="more was charged"):
         model.fit(small.poisson(), verbose=0)
     x, y = small.data()
-    for _ in range(3):
+    with pytest.raises(PrivacyError, match="training_batches"):
         model.train_on_batch(x[:10], y[:10])
-    assert steps_of(model) == 4 + 3 and charging.sampling is None
-    assert model.privacy_statement(0.01).epsilon is None  # of unknown batches
-    # Nor can a run that did not begin train on anything.
-    assert bool(charging.active())
+    assert steps_of(model) == 4 and not bool(charging.active())
     with pytest.raises(BudgetError):
-        charging.begin(fitting.sampling_of_fit(model.optimizer, small.poisson(), None, {}))
+        charging.begin(preflight.sampling_of_fit(model.optimizer, small.poisson(), None, {}))
     assert not bool(charging.active())
 
 
@@ -205,7 +201,8 @@ def test_privacy_meter_shows_epsilon_and_stops(small):
     meter = tfdp.callbacks.PrivacyMeter(max_epsilon=3.0)
     history = model.fit(small.poisson(), epochs=20, verbose=0, callbacks=[meter]).history
     assert history["epsilon"] == sorted(history["epsilon"])
-    assert history["epsilon"][-1] <= model.optimizer.epsilon() <= 3.0
+    spent = model.optimizer.epsilon()
+    assert spent <= history["epsilon"][-1] <= spent + 1e-4 and spent <= 3.0
     assert model.optimizer.epsilon_after(1, model.optimizer.default_delta) > 3.0
 
 

@@ -284,14 +284,13 @@ class DPOptimizer(keras.optimizers.Optimizer):
             with tf.init_scope():
                 self.build(variables)
         sums = _totals(sums)
-        stddev = replicas.once(self._charging.charge_step)
         places, used = (
             [i for i, s in enumerate(sums) if s is not None and isinstance(s, SurvivorSums) == rows]
             for rows in (True, False)
         )
         coordinates = sum(_size(variable.shape) for variable in variables)
         released = replicas.once_for_totals(
-            lambda totals: self._release(totals, len(places), stddev, coordinates),
+            lambda totals: self._release(totals, len(places), coordinates),
             [sums[i].values for i in places] + [sums[i] for i in used],
         )
         divisor = tf.constant(self.expected_batch_size, tf.float32)
@@ -312,16 +311,18 @@ class DPOptimizer(keras.optimizers.Optimizer):
             self.inner_optimizer.iterations.assign_add(1)
         return size
 
-    def _release(self, sums, num_tables, stddev, coordinates):
-        """The sums of a step with noise; the only place that adds noise to gradients.
+    def _release(self, sums, num_tables, coordinates):
+        """The sums of a step with noise, charged; the only place that adds noise to gradients.
 
         Args:
             sums: list of float32 tensors, over all examples: first surviving rows of tables.
             num_tables: how many of them are rows of tables.
-            stddev: what `charging.charge_step` returned.
             coordinates: scalars of all variables, those of tables included: more than a step
                 releases, and known without its data.
         """
+        # Not before there is a batch: where the data have ended, the step fails and costs nothing.
+        with tf.control_dependencies(sums):
+            stddev = self._charging.charge_step()
         if self._sparse is not None:
             stddev = self.selection.gradient_noise_multiplier(stddev)
         grid = Grid(stddev, self.clip_norm, coordinates, sum_rounding(self.expected_batch_size))

@@ -72,7 +72,9 @@ def count_step(model, data):
     """Charges one step of a model that is not compiled with a DPOptimizer, in its graph."""
     if forward_noise_layers(model):
         replicas.refuse_shared_examples(tf.nest.flatten(data)[0])
-    replicas.once(model.plain_charging.charge_step)
+    # Not before there is a batch: where the data have ended, the step fails and costs nothing.
+    with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
+        replicas.once(model.plain_charging.charge_step)
 
 
 def mechanism_outside_fit(model):
