@@ -4,6 +4,8 @@ import importlib
 
 import keras
 
+from tfdp._compat import keras_files
+
 #: Every class that tfdp registers with Keras, and where it lives.
 CLASSES = {
     "AdaFEST": "tfdp.selection.adafest",
@@ -37,6 +39,7 @@ CLASSES = {
 
 def register():
     """Registers a stand-in for each class; importing the class replaces it."""
+    keras_files.install()
     known = keras.saving.get_custom_objects()
     for name in CLASSES:
         known.setdefault(f"tfdp>{name}", _stand_in(name))

@@ -2,8 +2,10 @@
 
 import keras
 
+from tfdp._compat.keras_files import carry_charges, loaded_charges
 from tfdp.accounting import NoPrivacy
 from tfdp.clipping import refuse_named_layers
+from tfdp.clipping.recording import all_layers
 from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras
 from tfdp.errors import PrivacyError
 from tfdp.training.dp_model import DPModel
@@ -80,6 +82,12 @@ class PrivateModel(DPModel):
                 f"the {steps.public} steps that {model.name!r} was trained before it was made "
                 "private used public data"
             )
+        carried = loaded_charges(model)
+        if carried is not None:
+            self.plain_charging.merge_bytes(carried)
+        for part in all_layers(model):
+            if isinstance(part, keras.Model):
+                carry_charges(part, lambda: self.charging.to_bytes())
         if model.built:
             self.built = True
 
