@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdp
+from tfdp.accounting.statement_text import round_up
 from tfdp.metrics import NDCG, HitRate
 
 EPSILON, FREQUENCY_EPSILON = 8.0, 0.5
@@ -97,7 +98,7 @@ def main():
         print(f"Training: {name}")
         epochs = args.epochs
         model.fit(batches, epochs=epochs, callbacks=callbacks)
-        epsilon = f"{model.privacy_statement().epsilon:.2f}" if private else "infinite"
+        epsilon = round_up(model.privacy_statement().epsilon) if private else "infinite"
         rows.append((name, epsilon, *evaluate(model, data)))
 
     model = models["DPFormer"]

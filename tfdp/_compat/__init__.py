@@ -1,1 +1,1 @@
-"""What tfdp uses of other packages beyond their public interfaces, one file for each, with tests."""
+"""What tfdp uses of other packages beyond their public interfaces, in one place, with tests."""

@@ -8,6 +8,7 @@ from tfdp.accounting.accountants import epsilon
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.composition import compose, training_event
+from tfdp.accounting.statement_text import round_up_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,11 @@ class TrainingPlan:
             "",
             f"{'epsilon':>12}  {'noise multiplier':>16}",
         ]
-        lines += [f"{reached:12.4f}  {sigma:16.6f}" for reached, sigma in rows]
+        # Both are rounded up: neither may promise more than holds.
+        lines += [
+            f"{round_up_to(reached, 4):12.4f}  {round_up_to(sigma, 6):16.6f}"
+            for reached, sigma in rows
+        ]
         return "\n".join(lines)
 
 

@@ -145,7 +145,7 @@ def round_up(value):
     """Four significant digits, never below the value: what is printed must not be too small."""
     if value == 0 or math.isinf(value):
         return f"{value:g}"
-    exact = decimal.Decimal(value)
+    exact = decimal.Decimal(repr(float(value)))
     digit = decimal.Decimal(1).scaleb(exact.adjusted() - 3)
     rounded = exact.quantize(digit, decimal.ROUND_CEILING)
     return f"{rounded.normalize():f}"
@@ -156,7 +156,7 @@ def round_up_to(value, decimals):
     if not math.isfinite(value):
         return value
     digit = decimal.Decimal(1).scaleb(-decimals)
-    rounded = float(decimal.Decimal(value).quantize(digit, decimal.ROUND_CEILING))
+    rounded = float(decimal.Decimal(repr(float(value))).quantize(digit, decimal.ROUND_CEILING))
     return rounded if rounded >= value else math.nextafter(rounded, math.inf)
 
 
