@@ -65,3 +65,14 @@ def test_needs_a_private_model():
     with pytest.raises(ValueError, match="DPOptimizer"):
         model.fit(np.zeros((4, 3)), np.zeros((4, 2)), verbose=0,
                   callbacks=[tfdp.callbacks.PrivacyMeter()])  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, float("inf"), float("nan")])
+def test_a_limit_must_be_positive_and_finite(limit):
+    with pytest.raises(ValueError, match="`max_epsilon` must be positive and finite"):
+        tfdp.callbacks.PrivacyMeter(max_epsilon=limit)
+
+
+def test_looking_far_ahead_ends():
+    """The distribution of losses of 2^40 steps would fill the memory."""
+    assert private_model().optimizer.epsilon_after(1 << 40, 1e-3) > 1e6

@@ -1,5 +1,7 @@
 """Watching the privacy of a run while it trains."""
 
+import math
+
 import keras
 
 from tfdp.accounting import check_delta
@@ -27,9 +29,10 @@ class PrivacyMeter(keras.callbacks.Callback):
 
     def __init__(self, delta=None, max_epsilon=None):
         super().__init__()
-        if max_epsilon is not None and not max_epsilon > 0:
+        if max_epsilon is not None and not 0 < max_epsilon < math.inf:
             raise ValueError(
-                f"Argument `max_epsilon` must be positive. Received: max_epsilon={max_epsilon}"
+                "Argument `max_epsilon` must be positive and finite. "
+                f"Received: max_epsilon={max_epsilon}"
             )
         self.delta = delta
         self.max_epsilon = max_epsilon

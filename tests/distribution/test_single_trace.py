@@ -137,7 +137,7 @@ def test_steps_without_a_dp_optimizer_are_charged_once(tpus):
         model = tfdp.make_private(dense())
         model.compile("sgd", loss="mse")
     model.fit(poisson_batches(dense_data(), SIZE, max_batch_size=40), verbose=0)
-    assert model._record.other_runs[-1][1] == 2
+    assert model.charge_history.runs[-1][1] == 2
 
 
 def test_a_tpu_that_is_reached_over_the_network_is_no_cluster_of_workers(tpus):

@@ -60,8 +60,10 @@ def test_the_standard_deviation_is_sigma_on_every_coordinate(compiled):
     np.testing.assert_allclose(noise.std(axis=0), 1.5, rtol=0.01)
     assert np.abs(noise.mean(axis=0)).max() < 5 * 1.5 / 1e5**0.5
     again = call(tf.zeros([100_000, 3])).numpy()
-    assert not np.any(noise == again)  # differs between steps,
-    assert len(np.unique(noise)) > 299_000  # and between examples and coordinates
+    # Differs between steps, examples and coordinates. On the grid of 2^-22 two values are equal by
+    # chance with a probability of 4.5e-8: 0.014 of 300,000 pairs, 2,000 times among 300,000 values.
+    assert np.count_nonzero(noise == again) < 10
+    assert len(np.unique(noise)) > 297_000
 
 
 def test_axes_of_unknown_size_get_the_same_noise():

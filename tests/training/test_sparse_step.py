@@ -371,7 +371,10 @@ def test_no_example_is_in_the_map_or_the_gradients_when_the_budget_is_spent():
     model = compiled(make_model(), selection, budget=PrivacyBudget(8.0, 1e-4), steps=1, n=1000)
     # Row 4 has V̂ = 8/√2 or more; noise alone reaches 3 with a probability below 1e-9.
     assert selection.contribution_noise_multiplier(model.optimizer.noise_multiplier) < 0.5
+    model.optimizer.charging.begin(accounting.Sampling("poisson", 1000, 8))
+    vars(model)["_tfdp_steps_of_batch"] = 1  # as in a run of `training_batches`
     assert 4 in moved(step(model, x, y)[TABLE])
+    vars(model)["_tfdp_steps_of_batch"] = 1
     assert len(moved(step(model, x, y)[TABLE])) == 0
     assert model.ledger.entries[0].count == 1
 

@@ -104,7 +104,10 @@ def _loss_scale(event, count):
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return _loss_scale(event.event, count * event.count)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return _loss_scale(event.event, 1)
+        one = _loss_scale(event.event, 1)
+        # The mean of many small losses; their distribution is narrow, and takes less memory.
+        mean = count * event.sampling_probability**2 * math.expm1(min(2 * one, 50.0)) / 2
+        return max(one, 0.1 * mean)
     if not isinstance(event, dp_accounting.GaussianDpEvent) or event.noise_multiplier == 0:
         return 0.0
     return 0.5 * count / event.noise_multiplier**2

@@ -1,5 +1,6 @@
 """The private release of an attention matrix."""
 
+import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
@@ -216,7 +217,7 @@ class PrivateAttention(keras.layers.Layer):
         Raises:
             ValueError: if the ledger holds training steps; these protect other people.
         """
-        if any(entry.is_training for entry in ledger.entries):
+        if any(_is_training(entry) for entry in ledger.entries):
             raise ValueError(
                 "Argument `ledger` must be a ledger of its own: releases about inference inputs "
                 "are not part of the training ledger. Received a ledger that holds training steps."
@@ -288,3 +289,8 @@ def _heads_first(x):
     """(batch, heads, length, width), float64."""
     x = tf.cast(x, tf.float64)
     return tf.transpose(x, [0, 2, 1, 3]) if len(x.shape) == 4 else x[:, tf.newaxis]
+
+
+def _is_training(entry):
+    sampled = isinstance(entry.event, dp_accounting.PoissonSampledDpEvent)
+    return sampled or entry.details.get("kind") == "training"

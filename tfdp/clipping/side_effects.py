@@ -28,15 +28,17 @@ _HARMLESS_KINDS = (
     "RandomUniform", "SampleDistortedBoundingBox", "StatefulRandomBinomial",
     "StatefulStandardNormal", "StatefulTruncatedNormal", "StatefulUniform", "TensorArray",
 )  # fmt: skip
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp")
 _QUEUES = ("RandomShuffleQueue", "RandomShuffleQueueV2")
 
 
-def refuse_side_effects(graph, where):
+def refuse_side_effects(graph, where, metrics=()):
     """Refuses operations that hand on what they see to anything but the results of a trace.
 
     Args:
         graph: the graph of a traced `tf.function`.
         where: what was traced, for the message.
+        metrics: metrics that may be updated: what training shows is not covered anyway.
 
     Raises:
         PrivacyError: for an assignment, an insertion into a table or a queue, a call of Python, a
@@ -47,7 +49,9 @@ def refuse_side_effects(graph, where):
     functions = definition.library.function  # bodies of loops and branches among them
     nodes = [*definition.node, *(node for function in functions for node in function.node_def)]
     called = {function.signature.name for function in functions}
-    for kind, name in {node.op: node.name for node in nodes}.items():
+    shown = _captured(graph, [v for metric in metrics for v in metric.variables])
+    found = {n.op: n.name for n in nodes if not (n.op in _ASSIGNMENTS and n.input[0] in shown)}
+    for kind, name in found.items():
         if kind not in called and not _is_harmless(graph, kind):
             raise PrivacyError(
                 f"{where} runs the operation {name!r} ({kind}), which keeps or hands on what it "
@@ -55,6 +59,12 @@ def refuse_side_effects(graph, where):
                 "statistics from public data before training, and return what the loss needs as "
                 "an output of shape (batch, ...)."
             )
+
+
+def _captured(graph, variables):
+    """Names by which a graph knows variables from outside."""
+    handles = {id(variable.value.handle) for variable in variables}
+    return {inner.op.name for outer, inner in graph.captures if id(outer) in handles}
 
 
 def _is_harmless(graph, kind):

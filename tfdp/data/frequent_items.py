@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from tfdp.data.datasets.sequences import Sequences
+from tfdp.data.frequency import FrequencyRelease
 from tfdp.data.provenance import Origin
 
 
@@ -62,7 +63,7 @@ class FrequentItems:
         sums = np.bincount(self._rows, self._probabilities, minlength=self.k + 2)
         sums = np.minimum(sums, 1.0)
         sums[0] = 1.0
-        if hasattr(self.frequency, "entry"):
+        if isinstance(self.frequency, FrequencyRelease):
             return dataclasses.replace(self.frequency, probabilities=sums.astype(np.float32))
         return sums
 
@@ -76,7 +77,7 @@ class FrequentItems:
         if not isinstance(sequences, tuple):
             return self._rows[sequences]
         origin = Origin.of(sequences)
-        if hasattr(self.frequency, "entry"):
+        if isinstance(self.frequency, FrequencyRelease):
             origin = dataclasses.replace(
                 origin, releases=(*origin.releases, self.frequency.entry)
             )

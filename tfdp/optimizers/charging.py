@@ -153,7 +153,7 @@ class Charging(RunCharging):
         return self._stddev.read_value()
 
     def ledger_after(self, steps):
-        if self.mechanism is not None:
+        if self.mechanism is not None and self.mechanism.sampling is not None:
             return super().ledger_after(steps)
         further = self._mechanism_of(self._poisson(), None)
         return self.history.ledger(("ahead", further, steps))

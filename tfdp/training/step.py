@@ -125,7 +125,7 @@ def check_losses(model, x, y, sample_weight, outputs):
     with tf.init_scope():
         traced = [trace(size) for size in (3, 5)]
     where = f"The loss of model {model.name!r}"
-    refuse_side_effects(traced[0].graph, where)
+    refuse_side_effects(traced[0].graph, where, model.metrics)
     refuse_crossed_examples(traced[0].graph, traced[1].graph, where)
     shapes = [tuple(t.structured_outputs.shape) for t in traced]
     if shapes != [(3,), (5,)]:
