@@ -186,3 +186,40 @@ def test_noise_multiplier_zero_states_infinity(small):
     model.fit(small.poisson(), verbose=0)
     assert model.privacy_statement().epsilon == math.inf
     assert np.isinf(model.optimizer.epsilon())
+
+
+def test_what_was_taken_from_data_is_listed_as_public_for_any_training(small):
+    class OwnNormalization(keras.layers.Normalization):
+        pass
+
+    adapted = OwnNormalization(name="own_norm")
+    adapted.adapt(small.data()[0])
+    noise = tfdp.layers.DPForwardNoise(clip_norm=1.0, noise_multiplier=2.0)
+    inner = keras.Sequential([keras.Input((3,)), adapted, noise, keras.layers.Dense(2)])
+    model = tfdp.make_private(inner)
+    model.compile("sgd", loss=small.loss)
+    stop = keras.callbacks.EarlyStopping("val_loss")
+    x, y = small.data()
+    model.fit(tfdp.data.shuffled_epochs((x, y), 10), verbose=0, callbacks=[stop],
+              validation_data=(x, y))  # fmt: skip
+    text = " ".join(str(model.privacy_statement()).split())
+    assert "EarlyStopping" in text and "own_norm" in text
+
+
+def test_a_number_of_items_that_was_read_from_the_data_is_listed_as_public():
+    sequences = [np.arange(1, 6)] * 30
+    texts = []
+    for num_items in (None, 5):
+        data = tfdp.data.leave_one_out_split(sequences, 4, num_items)
+        model = tfdp.models.SequenceBaseline(5, 4, dim=2)
+        model.compile(
+            tfdp.optimizers.DPOptimizer(
+                "sgd", noise_multiplier=1.0, num_examples=30, expected_batch_size=10
+            ),
+            run_eagerly=True,
+        )
+        batches = tfdp.data.poisson_batches(data.train, 10, steps_per_epoch=1)
+        model.fit(batches, verbose=0)
+        texts.append(" ".join(str(model.privacy_statement()).split()))
+    assert "largest id in the data, is public" in texts[0]
+    assert "largest id" not in texts[1]

@@ -7,7 +7,7 @@ from tfdp.clipping.recording import all_layers
 from tfdp.training import own_steps
 
 _ADAPTED = (
-    "Normalization", "Discretization", "StringLookup", "IntegerLookup", "TextVectorization",
+    "Tokenizer", "Normalization", "Discretization", "StringLookup", "IntegerLookup", "TextVectorization",
 )  # fmt: skip
 TRAINING_METRICS = "the losses and metrics shown during training: they are computed on raw data"
 
@@ -35,6 +35,7 @@ def of_optimizer(optimizer):
 
 
 def _adapted(model):
+    """Layers whose state was read from data, or that come with a vocabulary (keras_hub)."""
     return tuple(
         f"the adapted state of layer {layer.name!r} ({type(layer).__name__}) is public"
         for layer in all_layers(model)
