@@ -46,7 +46,7 @@ class PrivacyMeter(keras.callbacks.Callback):
                 # In the step itself, and again whenever a backup brings more charges.
                 self._charging.limit_epsilon(self.max_epsilon, self._delta)
             self._allowed = self._charging.steps_within(self.max_epsilon, self._delta)
-            if self._allowed <= 0:
+            if self._allowed < self.model.steps_per_execution:
                 raise ValueError(
                     "Argument `max_epsilon` is spent already: the next step would end at ε = "
                     f"{self._charging.epsilon_after(1, self._delta):.4g}. "
@@ -54,6 +54,9 @@ class PrivacyMeter(keras.callbacks.Callback):
                 )
 
     def on_epoch_begin(self, epoch, logs=None):
+        if self._allowed is not None:  # a backup may have brought more charges
+            within = self._charging.steps_within(self.max_epsilon, self._delta)
+            self._allowed = min(self._allowed, self._done + within)
         self._look_ahead((self.params or {}).get("steps") or 1)
 
     def on_train_batch_end(self, batch, logs=None):

@@ -4,7 +4,7 @@ import importlib
 
 import keras
 
-from tfdp._compat import keras_files
+from tfdp.training import keras_files
 
 #: Every class that tfdp registers with Keras, and where it lives.
 CLASSES = {

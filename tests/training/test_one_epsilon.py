@@ -523,3 +523,158 @@ def test_two_hundred_random_runs(small, seed, tmp_path):
     run = Random(small, seed)
     run.live(tmp_path, length=5)
     assert_one(run.model, run.epsilon, rel=1e-4)
+
+
+def test_a_batch_that_the_run_did_not_draw_is_refused(small):
+    x, y = small.data()
+
+    class Own(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.train_on_batch(x[:10], y[:10])
+
+    model = small.model()
+    with pytest.raises(PrivacyError, match="would be charged as if"):
+        for _ in model.training_batches(small.poisson()):
+            model.train_on_batch(x[:10], y[:10])
+    with pytest.raises(PrivacyError, match="would be charged as if"):
+        model.fit(small.poisson(), verbose=0, callbacks=[Own()])
+    shuffled = iter(model.training_batches(tfdp.data.shuffled_epochs((x, y), 10)))
+    batch = next(shuffled)
+    poisson_run = iter(model.training_batches(small.poisson()))
+    next(poisson_run)
+    with pytest.raises(PrivacyError, match="would be charged as if"):
+        model.train_on_batch(*batch)
+    with pytest.raises(PrivacyError, match="Another run"):
+        next(shuffled)
+    model.train_on_batch(*next(poisson_run))
+    poisson_run.close()
+    assert_one(model, by_hand(poisson(1.0, 0.25, 2)))  # of the refused fit, and this one
+
+
+def test_steps_that_could_escape_the_charge_do_not(small):
+    class Raw:
+        def train_step(self, data):
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            self.dense.kernel.assign_add(tf.ones_like(self.dense.kernel))
+            if self.fails:
+                raise RuntimeError("after the fact")
+            return {"loss": tf.reduce_mean(self(x))}
+
+    class Mixed(Raw, tfdp.models.DPModel):
+        fails = False
+
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+    class Twice(Mixed):
+        def train_step(self, data):
+            tfdp.models.DPModel.train_step(self, data)
+            return tfdp.models.DPModel.train_step(self, data)
+
+    for fails in (False, True):
+        model = Mixed()
+        model.fails = fails
+        model.compile(small.optimizer(), loss=small.loss, run_eagerly=True)
+        try:
+            model.fit(small.poisson(), verbose=0)
+        except RuntimeError:
+            pass
+        assert_one(model, math.inf)
+    model = Twice()
+    model.compile(small.optimizer(), loss=small.loss)
+    with pytest.raises(PrivacyError, match="twice"):
+        model.fit(small.poisson(), verbose=0)
+    model = small.model()
+    model.train_step = lambda data: {}
+    with pytest.raises(PrivacyError, match="assigned to the model"):
+        model.compile(small.optimizer(), loss=small.loss)
+
+
+def test_an_optimizer_that_is_set_without_compile_charges_the_weights(small):
+    model = small.model()
+    model.optimizer = small.optimizer(noise_multiplier=2.0)
+    model.fit(small.poisson(), verbose=0)
+    assert_one(model, by_hand(poisson(2.0, 0.25, 4)))
+    model = small.model()
+    model.optimizer = keras.optimizers.SGD()
+    x, y = small.data()
+    model.train_on_batch(x, y)
+    model.compile(small.optimizer(), loss=small.loss)
+    assert_one(model, math.inf)
+
+
+def test_values_from_elsewhere_stay_so(small):
+    def mentioned(model):
+        return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).asserted)
+
+    model = small.model()
+    model.set_weights([w + 1 for w in model.get_weights()])
+    model.fit(small.poisson(), epochs=0, verbose=0)
+    model.fit(small.poisson(), verbose=0)
+    assert mentioned(model)
+    encoder = keras.layers.Dense(3)
+    encoder.build((None, 3))
+    encoder.set_weights([w + 1 for w in encoder.get_weights()])
+    encoder.trainable = False
+    for _ in range(2):
+        model = small.model(keras.Sequential([keras.Input((3,)), encoder, keras.layers.Dense(2)]))
+        model.fit(small.poisson(), verbose=0)
+        assert mentioned(model)
+
+
+def test_parts_of_loaded_models_bring_their_charges(small, tmp_path):
+    base = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+    model = small.model(base, noise_multiplier=0.5)
+    model.fit(small.poisson(), verbose=0)
+    expected = by_hand(poisson(0.5, 0.25, 4), poisson(1.0, 0.25, 4))
+    base.save(tmp_path / "base.keras")
+    keras.Model(base.inputs, base.layers[0].output).save(tmp_path / "encoder.keras")
+    for name in ("base", "encoder"):
+        loaded = keras.models.load_model(tmp_path / f"{name}.keras")
+        other = small.model(keras.Sequential([keras.Input((3,)), loaded, keras.layers.Dense(2)]))
+        other.fit(small.poisson(), verbose=0)
+        assert_one(other, expected)
+
+
+def test_plain_training_between_two_compiles_of_the_inner_model_is_counted(small):
+    base = small.base()
+    model = small.model(base)
+    base.compile("sgd", loss=small.loss)
+    base.fit(*small.data(), verbose=0)
+    base.compile("adam", loss=small.loss)
+    assert_one(model, math.inf)
+
+
+def test_the_ways_of_an_encoded_sequence_carry_the_release():
+    data = tfdp.data.synthetic_sequences(num_users=30, num_items=8, min_length=3, max_length=4)
+    items = tfdp.data.FrequentItems(tfdp.data.private_frequency(data.train, epsilon=1.0), k=3)
+    pair = items.encode(data.train)
+    x, y = pair
+    for found in (
+        tfdp.data.poisson_batches((x, y), 10),
+        tfdp.data.poisson_batches((items.encode(data.train.x), y), 10),
+        pair,
+        (x[:5], y[:5]),
+    ):
+        assert [e.label for e in tfdp.data.provenance.releases_of(found)] == ["item frequencies"]
+
+
+def test_declared_passes_are_passes(small):
+    x, y = small.data()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
+    for longer in (data.repeat(10), data.repeat()):
+        with pytest.raises(ValueError, match="repeat"):
+            tfdp.data.declare_sampling(longer, "shuffled", N, 10)
+    with pytest.raises(ValueError, match="cannot be declared otherwise"):
+        tfdp.data.declare_sampling(tfdp.data.shuffled_epochs((x, y), 10), "poisson", N, 10)
+
+
+def test_numbers_of_numpy_are_numbers(small, tmp_path):
+    model = small.model(num_examples=np.int64(N), expected_batch_size=np.float32(10))
+    model.fit(small.poisson(), verbose=0)
+    model.save(tmp_path / "m.keras")
+    assert_one(model, by_hand(poisson(1.0, 0.25, 4)))

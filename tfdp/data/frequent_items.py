@@ -6,7 +6,7 @@ import numpy as np
 
 from tfdp.data.datasets.sequences import Sequences
 from tfdp.data.frequency import FrequencyRelease
-from tfdp.data.provenance import Origin
+from tfdp.data.provenance import Origin, OriginArray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,12 +70,9 @@ class FrequentItems:
     def encode(self, sequences):
         """Ids of the full vocabulary to ids of the small one; arrays, or a pair (x, y).
 
-        A pair carries the release that chose the items: batches drawn from it charge the release
-        to the model that is trained on them. Encoded arrays carry nothing: give the model
-        `.release`.
+        The result carries the release that chose the items: a model that is trained on it, or on
+        batches drawn from it, is charged for the release.
         """
-        if not isinstance(sequences, tuple):
-            return self._rows[sequences]
         origin = Origin.of(sequences)
         if isinstance(self.frequency, FrequencyRelease):
             origin = dataclasses.replace(
@@ -84,7 +81,9 @@ class FrequentItems:
         else:
             assumed = "the item frequencies that FrequentItems chose by are public"
             origin = dataclasses.replace(origin, assumptions=(*origin.assumptions, assumed))
-        pair = (self._rows[ids] for ids in sequences)
+        if not isinstance(sequences, tuple):
+            return OriginArray.of(self._rows[sequences], origin)
+        pair = (OriginArray.of(self._rows[ids], origin) for ids in sequences)
         return Sequences(*pair, num_items=self.num_items, origin=origin)
 
     def decode(self, scores):

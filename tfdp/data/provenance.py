@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Sampling
@@ -37,8 +38,33 @@ class Origin:
 
     @classmethod
     def of(cls, data):
-        """The origin that `data` (a `Sequences`, say) carries, or an empty one."""
-        return getattr(data, "origin", cls())
+        """The origin that `data` (a `Sequences`, say), or arrays in it, carry."""
+        if isinstance(data, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+            return getattr(data, _ORIGIN, cls())
+        own = getattr(data, "origin", None)
+        parts = [own] if own is not None else [
+            leaf.origin for leaf in tf.nest.flatten(data) if isinstance(leaf, OriginArray)
+        ]  # fmt: skip
+        return cls(
+            tuple({id(e): e for part in parts for e in part.releases}.values()),
+            tuple(dict.fromkeys(s for part in parts for s in part.assumptions)),
+        )
+
+
+class OriginArray(np.ndarray):
+    """An array, and the slices of it, that know where they come from."""
+
+    origin = Origin()
+
+    @classmethod
+    def of(cls, array, origin):
+        """The array with an `Origin`."""
+        made = np.asarray(array).view(cls)
+        made.origin = origin
+        return made
+
+    def __array_finalize__(self, made_from):
+        self.origin = getattr(made_from, "origin", Origin())
 
 
 def tag(dataset, sampling, origin=None):
@@ -68,8 +94,7 @@ def _origin_of(dataset):
     for made_from in walk(dataset):
         if getattr(made_from, _ATTRIBUTE, None) is not None:
             return getattr(made_from, _ORIGIN, Origin())
-    # Not a dataset: arrays that know where they come from.
-    return getattr(dataset, _ORIGIN, None) or Origin.of(dataset)
+    return Origin.of(dataset)
 
 
 def sampling_of(dataset):
@@ -120,6 +145,18 @@ def _with_steps_of(dataset, sampling):
     return dataclasses.replace(sampling, steps_per_epoch=None)
 
 
+def _check_pass(dataset, sampling):
+    """Refuses a dataset that is too long for one pass over shuffled records."""
+    longest = -(-sampling.num_examples // max(1, int(sampling.expected_batch_size)))
+    count = int(dataset.cardinality())
+    if not sampling.is_poisson and (count > longest or count == tf.data.INFINITE_CARDINALITY):
+        raise ValueError(
+            "Argument `dataset` must be one pass over the records, each once: leave `repeat` out, "
+            "and give `fit` the number of epochs. Received: a dataset of "
+            f"{'endless' if count < 0 else count} batches, where {longest} hold all records"
+        )
+
+
 def _has_all_batches(dataset):
     """Whether no `take` stands between a dataset and the one that was sampled."""
     for made_from in walk(dataset):
@@ -162,9 +199,16 @@ def declare_sampling(dataset, kind, num_examples, expected_batch_size):
         raise ValueError(
             f"Argument `kind` must be 'poisson' or 'shuffled'. Received: kind={kind!r}"
         )
+    drawn = sampling_of(dataset)
+    if drawn is not None:
+        raise ValueError(
+            "Argument `dataset` was drawn by tfdp, or declared before: what it is cannot be "
+            f"declared otherwise. Received: a dataset whose batches are {drawn.kind}"
+        )
     sampling = Sampling(
         kind=f"asserted_{kind}",
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
     )
-    return tag(dataset, sampling)
+    _check_pass(dataset, sampling)
+    return tag(dataset, sampling, _origin_of(dataset))

@@ -35,6 +35,7 @@ class Charging(RunCharging):
         self._optimizer = optimizer
         self._unit = "one example"
         self._cap = None
+        self.refresh = lambda: None
         self._calibrations = {}
         self._host_stddev = None
         with tf.init_scope():
@@ -48,10 +49,18 @@ class Charging(RunCharging):
         """Steps of this run, how many it may have, and σ·C of its steps."""
         return [self._counter.steps, self._limit, self._stddev]
 
-    def share(self, history, unit):
-        """Makes the history of the weights and this optimizer's own one."""
+    def share(self, history, unit, refresh):
+        """Makes the history of the weights and this optimizer's own one.
+
+        Args:
+            history: the `ChargeHistory` of the weights.
+            unit: what one record is.
+            refresh: function to call before the history is read: variables made since then may
+                have another.
+        """
         history.join(self.history)
         self._unit = unit
+        self.refresh = refresh
 
     @property
     def steps(self):

@@ -121,9 +121,10 @@ class DPOptimizer(keras.optimizers.Optimizer):
             accounting.check_delta(budget.delta, num_examples)
         self.inner_optimizer = optimizer
         self.budget = budget
-        self.num_examples = num_examples
-        self.expected_batch_size = expected_batch_size
-        self.steps = steps
+        # Numbers of numpy would be lost on their way through JSON.
+        self.num_examples = int(num_examples)
+        self.expected_batch_size = _plain_number(expected_batch_size)
+        self.steps = None if steps is None else int(steps)
         self.clip_norm = float(clip_norm)
         self.clipping = clipping
         self.selection = selection
@@ -157,6 +158,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
     @property
     def ledger(self):
         """Everything charged so far, as a `tfdp.accounting.Ledger`."""
+        self._charging.refresh()
         return self._charging.history.ledger()
 
     @property
@@ -405,6 +407,10 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if config["budget"] is not None:
             config["budget"] = accounting.PrivacyBudget(*config["budget"])
         return cls(**config)
+
+
+def _plain_number(value):
+    return int(value) if value == int(value) else float(value)
 
 
 def is_held(variable):

@@ -1,5 +1,5 @@
 """Private training: the model, what is checked before a run, the step, and its charge."""
 
-from tfdp._compat import keras_files
+from tfdp.training import keras_files
 
 keras_files.install()

@@ -7,7 +7,8 @@ from tfdp.clipping.recording import all_layers
 from tfdp.training import own_steps
 
 _ADAPTED = (
-    "Tokenizer", "Normalization", "Discretization", "StringLookup", "IntegerLookup", "TextVectorization",
+    "Tokenizer", "Normalization", "Discretization", "StringLookup", "IntegerLookup",
+    "TextVectorization",
 )  # fmt: skip
 TRAINING_METRICS = "the losses and metrics shown during training: they are computed on raw data"
 

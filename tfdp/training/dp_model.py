@@ -28,6 +28,7 @@ from tfdp.runtime.strategies import compiled_by_xla
 from tfdp.runtime.xla import compiling
 from tfdp.training import held_tables, own_steps, preflight, run, step
 from tfdp.training.building import build_ahead
+from tfdp.training.keras_files import HISTORY as _HISTORY
 from tfdp.training.multi_worker import MultiWorkerFit, as_results
 from tfdp.training.plain_training import count_step, mechanism_outside_fit
 from tfdp.training.row_selection import (
@@ -39,7 +40,6 @@ from tfdp.training.row_selection import (
 from tfdp.training.statements import statement_of
 from tfdp.training.weights_origin import WeightOrigin
 
-_HISTORY = "_tfdp_charges"
 # Whether a thread, of which each replica has one, keeps weight penalties out of the losses.
 _PENALTIES = threading.local()
 
@@ -106,6 +106,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             "run_eagerly": run_eagerly, "steps_per_execution": steps_per_execution,
             "jit_compile": jit_compile, "auto_scale_loss": auto_scale_loss,
         }  # fmt: skip
+        own_steps.charge_own_step(self)
         optimizer = keras.optimizers.get(optimizer)
         private = isinstance(optimizer, DPOptimizer)
         checks.refuse_compilation(self.distribute_strategy, jit_compile)
@@ -138,7 +139,6 @@ class DPModel(MultiWorkerFit, keras.Model):
         self.join_histories()
         self.charge_releases()
         if private:
-            optimizer.charging.share(self.charge_history, self.privacy_unit)
             optimizer.charging.weights = self.weight_origin
             optimizer.charging.begin(None, self.distribute_strategy)
             optimizer.refresh_entropy(self.distribute_strategy)
@@ -166,6 +166,9 @@ class DPModel(MultiWorkerFit, keras.Model):
 
     def join_histories(self):
         """The history belongs to the weights: whatever else holds some of them shares it."""
+        optimizer = getattr(self, "optimizer", None)
+        if isinstance(optimizer, DPOptimizer):  # set without `compile`, perhaps
+            optimizer.charging.share(self.charge_history, self.privacy_unit, self.join_histories)
         for variable in [*self.variables, *held_tables.tables_of(self)]:
             if _HISTORY in vars(variable):
                 self.charge_history.join(vars(variable)[_HISTORY])
@@ -202,7 +205,9 @@ class DPModel(MultiWorkerFit, keras.Model):
     def plain_charging(self):
         """Charges the steps that no DPOptimizer takes."""
         if "_plain_charging" not in vars(self):
-            vars(self)["_plain_charging"] = RunCharging(self.charge_history, self.weight_origin)
+            charging = RunCharging(self.charge_history, self.weight_origin)
+            charging.begin(mechanism_outside_fit(self))
+            vars(self)["_plain_charging"] = charging
         return vars(self)["_plain_charging"]
 
     @property
@@ -288,7 +293,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         """
         # Here too: the step may have been traced by `fit`, where rows are checked.
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
-        run.refuse_unknown_batch(self)
+        run.refuse_unknown_batch(self, x, y, sample_weight)
         if isinstance(self.optimizer, DPOptimizer):
             preflight.check_examples_do_not_mix(self, x, y, sample_weight)
         build_ahead(self, x, y)
@@ -297,11 +302,6 @@ class DPModel(MultiWorkerFit, keras.Model):
             return super().train_on_batch(x, y, sample_weight, *args, **kwargs)
         finally:
             self.join_histories()  # the step may have built the model
-
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        if "train_step" in vars(cls):
-            cls.train_step = own_steps.charged(cls.train_step)
 
     def train_step(self, data):
         own_steps.reached(self)

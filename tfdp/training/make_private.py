@@ -1,11 +1,11 @@
 """Any Keras model, made private."""
 
+import functools
+
 import keras
 
-from tfdp._compat.keras_files import carry_charges, loaded_charges
 from tfdp.accounting import NoPrivacy
 from tfdp.clipping import refuse_named_layers
-from tfdp.clipping.recording import all_layers
 from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras
 from tfdp.errors import PrivacyError
 from tfdp.training.dp_model import DPModel
@@ -82,12 +82,6 @@ class PrivateModel(DPModel):
                 f"the {steps.public} steps that {model.name!r} was trained before it was made "
                 "private used public data"
             )
-        carried = loaded_charges(model)
-        if carried is not None:
-            self.plain_charging.merge_bytes(carried)
-        for part in all_layers(model):
-            if isinstance(part, keras.Model):
-                carry_charges(part, lambda: self.charging.to_bytes())
         if model.built:
             self.built = True
 
@@ -131,7 +125,7 @@ class PrivateModel(DPModel):
 
 
 class _StepsWithoutPrivacy:
-    """Counts the steps of a plain optimizer that the wrapped model is compiled with.
+    """Counts the steps of plain optimizers that the wrapped model is compiled with.
 
     Attributes:
         public: steps before the model was made private, which are taken to have used public data.
@@ -141,17 +135,29 @@ class _StepsWithoutPrivacy:
         self._model = model
         self._history = history
         self._run = history.start(NoPrivacy())
-        self._optimizer, self.public = self._now()
+        self.public = self._steps()
+        self._counted = -self.public  # by optimizers that were replaced since
+        self._watch_compile(model.compile)
         history.attach(self)
 
     def flush(self):
         """Writes the steps into the history."""
-        optimizer, steps = self._now()
-        if optimizer is self._optimizer:
-            steps -= self.public
+        steps = self._counted + self._steps()
         if steps > 0:
             self._history.count(self._run, steps)
 
-    def _now(self):
+    def _steps(self):
         optimizer = getattr(self._model, "optimizer", None)
-        return optimizer, int(optimizer.iterations) if getattr(optimizer, "built", False) else 0
+        return int(optimizer.iterations) if getattr(optimizer, "built", False) else 0
+
+    def _watch_compile(self, compile):
+        @functools.wraps(compile)
+        def counting(*args, **kwargs):
+            self._counted += self._steps()
+            try:
+                return compile(*args, **kwargs)
+            finally:
+                self._counted -= self._steps()  # of an optimizer that was used before
+
+        # Past Keras' tracking of attributes.
+        vars(self._model)["compile"] = counting

@@ -3,6 +3,7 @@
 import functools
 
 from tfdp.accounting import NoPrivacy
+from tfdp.errors import PrivacyError
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime import replicas
 
@@ -10,34 +11,56 @@ _REACHED = "_tfdp_step_reached"
 _CHARGING = "_tfdp_own_charging"
 
 
-def charged(train_step):
-    """The `train_step` of a subclass; a step that does not come to DPModel's costs ε = infinity.
+def charge_own_step(model):
+    """Sees to it that steps which do not come to `DPModel.train_step` cost ε = infinity.
 
-    What calls `super().train_step` is charged there, as often as it does.
+    Called by `compile`. What calls `super().train_step` is charged there.
+
+    Raises:
+        PrivacyError: for a `train_step` that was assigned to the model itself.
     """
+    if "train_step" in vars(model):
+        raise PrivacyError(
+            "A `train_step` was assigned to the model itself, where its steps cannot be charged. "
+            "Define it in a subclass of tfdp.models.DPModel."
+        )
+    train_step = type(model).train_step
+    if not train_step.__module__.startswith("tfdp.") and not hasattr(train_step, "is_own"):
+        type(model).train_step = _charged(train_step)
 
+
+def _charged(train_step):
     @functools.wraps(train_step)
     def step(model, data):
         if _REACHED in vars(model):  # called by another subclass' step
             return train_step(model, data)
         vars(model)[_REACHED] = False
         try:
-            result = train_step(model, data)
+            return train_step(model, data)
         finally:
-            came_to_it = vars(model).pop(_REACHED)
-        if not came_to_it:
-            model.join_histories()
-            replicas.once(_charging(model).charge_step)
-        return result
+            if not vars(model).pop(_REACHED):
+                model.join_histories()
+                replicas.once(_charging(model).charge_step)
 
     step.is_own = True
     return step
 
 
 def reached(model):
-    """Called by `DPModel.train_step`, which charges the step."""
-    if _REACHED in vars(model):
-        vars(model)[_REACHED] = True
+    """Called by `DPModel.train_step`, which charges the step.
+
+    Raises:
+        PrivacyError: if a step of a subclass comes there twice: it would use one batch for two
+            steps, which are not the independent samples that are accounted for.
+    """
+    if _REACHED not in vars(model):
+        return
+    if vars(model)[_REACHED]:
+        raise PrivacyError(
+            f"The `train_step` of {type(model).__name__} calls `super().train_step` twice: two "
+            "steps on one batch are not two samples. Call it once."
+        )
+    vars(model)[_REACHED] = True
 
 
 def assumption(model):

@@ -97,7 +97,9 @@ def sampling_of_data(x, kwargs):
         if not sampling.is_poisson and sampling.steps_per_epoch is None:
             # Keras begins at most one pass in each epoch.
             epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
-            sampling = dataclasses.replace(sampling, passes=max(1, epochs))
+            longest = -(-sampling.num_examples // max(1, int(sampling.expected_batch_size)))
+            if (kwargs.get("steps_per_epoch") or 0) <= longest:
+                sampling = dataclasses.replace(sampling, passes=max(1, epochs))
     elif x is not None and all(hasattr(t, "shape") for t in tf.nest.flatten(x)):
         sampling = _sampling_of_arrays(x, kwargs)
     else:

@@ -1,5 +1,6 @@
 """The begin and the end of a run of training: what is checked before, and what is charged."""
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Notes
@@ -11,8 +12,16 @@ from tfdp.training import caveats, held_tables, plain_training, preflight
 from tfdp.training.building import build_ahead
 from tfdp.training.row_selection import ROWS_ARE_CHECKED, trace_again_if_chosen_anew
 
-#: Attribute of a model while it trains on `training_batches`: steps that the batch still allows.
-_STEPS_OF_BATCH = "_tfdp_steps_of_batch"
+#: Attribute of a model while a run goes on: its `_Run`.
+_RUN = "_tfdp_run"
+
+
+class _Run:
+    """A run that goes on: `batch` is what `training_batches` gave last, None beside `fit`."""
+
+    def __init__(self):
+        self.batch = None
+        self.is_fit = True
 
 
 def begin(model, x, y, callbacks, kwargs):
@@ -30,6 +39,7 @@ def begin(model, x, y, callbacks, kwargs):
     """
     private = isinstance(model.optimizer, DPOptimizer)
     begin_run = _begin_private_run if private else _begin_plain_run
+    vars(model)[_RUN] = _Run()
     return begin_run(model, x, y, callbacks, kwargs)
 
 
@@ -42,7 +52,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     notes = Notes(uncovered=(caveats.TRAINING_METRICS,)) | caveats.of_callbacks(callbacks)
     notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)
     notes |= preflight.notes_of_data(x)
-    releases = provenance.releases_of(x)
+    releases = provenance.releases_of(x if y is None else (x, y))
     x = preflight.apply_class_weight(x, kwargs)
     notes |= preflight.check_examples_do_not_mix(model, x, y, kwargs.get("sample_weight"))
     plain_training.refuse_noise_alone(model, x, y, kwargs)
@@ -64,7 +74,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
 def _begin_plain_run(model, x, y, callbacks, kwargs):
     held_tables.refuse_training_otherwise(model)
     model.join_histories()
-    model.charge_releases(provenance.releases_of(x))
+    model.charge_releases(provenance.releases_of(x if y is None else (x, y)))
     mechanism = plain_training.mechanism_of_fit(model, x, y, callbacks, kwargs)
     model.join_histories()  # again: the checks have built the model
     model.plain_charging.begin(mechanism)
@@ -76,7 +86,7 @@ def _begin_plain_run(model, x, y, callbacks, kwargs):
 
 def end(model):
     """Ends a run, or what was left of it when it was refused; nobody knows what batches follow."""
-    vars(model).pop(_STEPS_OF_BATCH, None)
+    vars(model).pop(_RUN, None)
     vars(model)[ROWS_ARE_CHECKED] = False
     model.join_histories()  # variables may have been made by the run
     model.weight_origin.end()
@@ -94,32 +104,43 @@ def single_batches(model, batches):
             f"`tfdp.data.declare_sampling` describes. Received: {type(batches)}"
         )
     private = isinstance(model.optimizer, DPOptimizer)
+    run = None
     try:
         batches, _ = begin(model, batches, None, None, {"epochs": 1})
+        run = vars(model)[_RUN]
+        run.is_fit = False
         for batch in batches:
+            if vars(model).get(_RUN) is not run:
+                raise PrivacyError(
+                    "Another run of this model has begun, and is charged now: the batches of this "
+                    "one would be taken for its. Use up one `training_batches` before the next."
+                )
             if private and model.optimizer.charging.allowed <= 0:
                 return
-            vars(model)[_STEPS_OF_BATCH] = 1
+            run.batch = batch
             yield batch
     finally:
-        end(model)
+        if run is None or vars(model).get(_RUN) is run:  # and not what began since
+            end(model)
 
 
-def refuse_unknown_batch(model):
+def refuse_unknown_batch(model, x, y, sample_weight):
     """Refuses a step of `train_on_batch` that nobody could charge truthfully.
 
     Raises:
-        PrivacyError: for a batch of unknown origin with a budget, or the second step on one that
-            `training_batches` gave.
+        PrivacyError: for a batch of unknown origin with a budget, while a run goes on that it
+            would be charged as, or for the second step on a batch.
     """
-    left = vars(model).get(_STEPS_OF_BATCH)
-    if left is not None:
-        if left == 0:
+    run = vars(model).get(_RUN)
+    if run is not None:
+        if run.is_fit or not _is_batch(run.batch, x, y, sample_weight):
             raise PrivacyError(
-                "This batch was trained on already: a second step on it would not be the sample "
-                "that is accounted for. Take the next batch of `training_batches`."
+                "This is not a batch that the run which goes on drew, and would be charged as if "
+                "it were; or it was trained on already, and a second step on it would not be the "
+                "sample that is accounted for. Give `train_on_batch` all parts of each batch of "
+                "`training_batches`, once, and call it in no callback of `fit`."
             )
-        vars(model)[_STEPS_OF_BATCH] = 0
+        run.batch = None
         return
     if isinstance(model.optimizer, DPOptimizer) and model.optimizer.budget is not None:
         raise PrivacyError(
@@ -127,3 +148,15 @@ def refuse_unknown_batch(model):
             "Train with `fit`, or take the batches from `model.training_batches(batches)`, where "
             "`batches` come from tfdp.data."
         )
+
+
+def _is_batch(batch, x, y, sample_weight):
+    """Whether the arguments are the parts of a batch, or hold the same."""
+    if batch is None:
+        return False
+    drawn = [t for t in tf.nest.flatten(tuple(batch)) if t is not None]
+    given = [t for t in tf.nest.flatten((x, y, sample_weight)) if t is not None]
+    return len(drawn) == len(given) and all(
+        a is b or np.array_equal(np.asarray(a), np.asarray(b))
+        for a, b in zip(drawn, given, strict=True)
+    )

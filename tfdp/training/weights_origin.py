@@ -12,8 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping.recording import all_layers
+from tfdp.training.keras_files import RESTORED
 
 _STATE = "_tfdp_state"
+_FOREIGN = "_tfdp_from_elsewhere"  # once true of a variable, it stays true of what it becomes
 _TRAINING = "training"  # instead of a fingerprint, while a charged run changes the values
 _WHOLE = 1 << 22  # larger variables are known by some of their rows
 _ROWS = 4096
@@ -58,11 +60,10 @@ class WeightOrigin:
     def elsewhere(self):
         """Paths of the variables whose values are not accounted for."""
         fresh = _initializers(self._model)
-        return [
-            v.path
-            for v in self._variables()
-            if not self._is_known(v) and not _is_initial(v, fresh.get(id(v), ()))
-        ]
+        for v in self._variables():
+            if not self._is_known(v) and not _is_initial(v, fresh.get(id(v), ())):
+                vars(v)[_FOREIGN] = True
+        return [v.path for v in self._variables() if _FOREIGN in vars(v)]
 
     def assumption(self):
         """The sentences for the statement: none, or one that names a variable."""
@@ -77,11 +78,7 @@ class WeightOrigin:
 
     def states(self):
         """Fingerprints of the values that are accounted for, to be stored with the charges."""
-        found = []
-        for variable in self._variables():
-            state = vars(variable).get(_STATE)
-            found.append(_fingerprint(variable) if state == _TRAINING else state)
-        return [state for state in found if state is not None]
+        return states_of(self._variables())
 
     def restore(self, states):
         """Takes over what `states` gave when the charges were stored."""
@@ -91,10 +88,11 @@ class WeightOrigin:
         state = vars(variable).get(_STATE)
         if state == _TRAINING:
             return True
-        if state is None and not self._restored:
+        restored = self._restored | vars(variable).get(RESTORED, set())
+        if state is None and not restored:
             return False
         current = _fingerprint(variable)
-        return current == state or current in self._restored
+        return current == state or current in restored
 
     def _variables(self):
         return [
@@ -102,6 +100,16 @@ class WeightOrigin:
             for v in (*self._model.trainable_variables, *self._model.non_trainable_variables)
             if tf.as_dtype(v.dtype).is_floating and not getattr(v, "is_accounted_for", False)
         ]
+
+
+def states_of(variables):
+    """Fingerprints of the values of variables that are accounted for."""
+    found = []
+    for variable in variables:
+        if _FOREIGN not in vars(variable):
+            state = vars(variable).get(_STATE)
+            found.append(_fingerprint(variable) if state == _TRAINING else state)
+    return [state for state in found if state is not None]
 
 
 def _fingerprint(variable):

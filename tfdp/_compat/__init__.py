@@ -1,1 +1,0 @@
-"""What tfdp uses of other packages beyond their public interfaces, in one place, with tests."""

@@ -1,0 +1,79 @@
+"""Charges in the files of plain Keras models.
+
+A model that was made private is still a plain Keras model, and it, or a part of it, may be saved as
+one. Such files carry the charges of the weights in a group of their own, which Keras passes over:
+they load anywhere. Where tfdp is imported, the charges are put back onto the variables.
+
+Keras has no public place for this. `H5IOStore.h5_file`, the file behind the store that
+`save_own_variables` is given, is private, and two methods of `keras.Model` are wrapped;
+tests/contracts/test_compat.py says what is expected of them.
+"""
+
+import functools
+import json
+
+import keras
+import numpy as np
+
+#: Attribute of a variable: the `ChargeHistory` of the weights.
+HISTORY = "_tfdp_charges"
+#: Attribute of a variable: fingerprints of values that came from a file with their charges.
+RESTORED = "_tfdp_restored"
+_GROUP, _NAME = "_tfdp", "charges"
+
+
+def install():
+    """Makes Keras models write and read the charges of their weights."""
+    save, load = keras.Model.save_own_variables, keras.Model.load_own_variables
+    if hasattr(save, "writes_charges"):
+        return
+
+    @functools.wraps(save)
+    def save_own_variables(self, store):
+        save(self, store)
+        file = getattr(store, "h5_file", None)
+        if file is not None and _GROUP not in file and getattr(file, "mode", "r") != "r":
+            charges = _charges_of(self)
+            if charges is not None:
+                file.create_group(_GROUP).create_dataset(_NAME, data=charges)
+
+    @functools.wraps(load)
+    def load_own_variables(self, store):
+        load(self, store)
+        file = getattr(store, "h5_file", None)
+        if file is not None and _GROUP in file:
+            _give_charges(self, bytes(np.asarray(file[_GROUP][_NAME], np.uint8)))
+
+    save_own_variables.writes_charges = True
+    keras.Model.save_own_variables = save_own_variables
+    keras.Model.load_own_variables = load_own_variables
+
+
+def _charges_of(model):
+    """The charges of a model's weights as a uint8 array, or None if there are none."""
+    variables = [v for v in model.weights if HISTORY in vars(v)]
+    histories = {id(vars(v)[HISTORY]): vars(v)[HISTORY] for v in variables}
+    if not histories:
+        return None
+    # Here: importing tfdp is to cost little, and these are needed for private weights only.
+    from tfdp.accounting import ChargeHistory
+    from tfdp.training.weights_origin import states_of
+
+    together = ChargeHistory()
+    for history in histories.values():
+        together.merge_json(history.to_json())
+    text = json.dumps({"history": together.to_json(), "states": states_of(variables)})
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _give_charges(model, data):
+    from tfdp.accounting import ChargeHistory
+
+    stored = json.loads(data.decode())
+    history = ChargeHistory()
+    history.merge_json(stored["history"])
+    for variable in model.weights:
+        if HISTORY in vars(variable):
+            vars(variable)[HISTORY].join(history)
+        vars(variable)[HISTORY] = history
+        vars(variable).setdefault(RESTORED, set()).update(stored["states"])
