@@ -217,7 +217,7 @@ def test_without_the_check_the_statement_lists_independence_as_assumed():
     plain = sequential(layers.Dense(1))
     for base in (Unchecked(), tfdp.make_private(plain, validate=False)):
         assert "do not depend on each other" in str(check(base, "mse").privacy_statement())
-    again = check(tfdp.make_private(plain), "mse")
+    again = check(tfdp.make_private(sequential(layers.Dense(1))), "mse")  # other weights
     assert "do not depend on each other" not in str(again.privacy_statement())
 
 
@@ -227,6 +227,49 @@ def test_results_that_cannot_be_repeated_are_listed_as_assumed():
     model = check(sequential(layers.Dense(3), noisy, layers.Dense(1)), "mse")
     assert "draw random numbers of their own" in str(model.privacy_statement())
     refused(sequential(layers.Dense(3), noisy, Function(tf.cumsum), layers.Dense(1)))
+
+
+@pytest.mark.parametrize("steps", [3, 60])  # eager, and traced
+def test_recurrent_models_are_checked(steps):
+    x = np.random.default_rng(0).normal(size=(N, steps, 2)).astype(np.float32)
+    check(sequential(layers.LSTM(2), layers.Dense(1), shape=(steps, 2)), "mse", x, data()[1])
+    for mixer, name in ((tf.cumsum, "Function"), (gradient_of_the_batch, "Model")):
+        refused(sequential(layers.LSTM(2), Function(mixer), layers.Dense(1), shape=(steps, 2)),
+                "mse", x, data()[1], match=f"{name}.*{MIXES}")  # fmt: skip
+
+
+@tf.custom_gradient
+def gradient_of_the_batch(h):
+    """Nothing but the gradient mixes, and by a factor: it stays 0 where it was 0."""
+    return tf.identity(h), lambda g: g * (1.0 + tf.reduce_sum(tf.abs(g)))
+
+
+@tf.custom_gradient
+def clipped(h):
+    return tf.identity(h), lambda g: tf.clip_by_value(g, -0.01, 0.01)
+
+
+def test_gradients_of_an_own_making():
+    for loss in (
+        lambda y, p: tf.square(p - y) + (p - tf.stop_gradient(p)) * tf.reduce_mean(y),
+        lambda y, p: tf.square(p - y) + tf.reverse(p - tf.stop_gradient(p), [0]),
+    ):
+        refused(sequential(layers.Dense(1)), loss)
+    refused(sequential(layers.Dense(3), Function(gradient_of_the_batch), layers.Dense(1)))
+    check(sequential(layers.Dense(3), Function(clipped), layers.Dense(1)), "mse")
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 9, 14])
+def test_a_few_examples_are_enough(n):
+    x, y = data(n)
+    for mixer in (tf.cumsum, clipped):
+        model = compiled(tfdp.make_private(sequential(layers.Dense(3), Function(mixer),
+                                                      layers.Dense(1))), "mse", n, n)  # fmt: skip
+        if mixer is clipped:
+            assert not tfdp.training.preflight.check_examples_do_not_mix(model, x, y).asserted
+            continue
+        with pytest.raises(PrivacyError, match=MIXES):
+            tfdp.training.preflight.check_examples_do_not_mix(model, x, y)
 
 
 def test_the_check_changes_nothing_of_the_model():
