@@ -229,13 +229,24 @@ def test_results_that_cannot_be_repeated_are_listed_as_assumed():
     refused(sequential(layers.Dense(3), noisy, Function(tf.cumsum), layers.Dense(1)))
 
 
-@pytest.mark.parametrize("steps", [3, 60])  # eager, and traced
-def test_recurrent_models_are_checked(steps):
-    x = np.random.default_rng(0).normal(size=(N, steps, 2)).astype(np.float32)
-    check(sequential(layers.LSTM(2), layers.Dense(1), shape=(steps, 2)), "mse", x, data()[1])
+def examine(base, x, y):
+    """The check alone, without a step."""
+    model = compiled(tfdp.make_private(base), "mse", len(x), len(x))
+    return tfdp.training.preflight.check_examples_do_not_mix(model, x, y)
+
+
+@pytest.mark.parametrize("steps, traced", [(3, False), (60, True)])
+def test_recurrent_models_are_checked(steps, traced):
+    x, y = np.random.default_rng(0).normal(size=(N, steps, 2)).astype(np.float32), data()[1]
+    recurrent = layers.LSTM(2)
+    good = sequential(recurrent, layers.Dense(1), shape=(steps, 2))
+    loop_steps = tfdp.clipping.make_plan(good, x).loop_steps
+    assert loop_steps == steps and traced == (loop_steps > tfdp.training.independence._EAGER_STEPS)
+    assert not examine(good, x, y).asserted
     for mixer, name in ((tf.cumsum, "Function"), (gradient_of_the_batch, "Model")):
-        refused(sequential(layers.LSTM(2), Function(mixer), layers.Dense(1), shape=(steps, 2)),
-                "mse", x, data()[1], match=f"{name}.*{MIXES}")  # fmt: skip
+        bad = sequential(recurrent, Function(mixer), layers.Dense(1), shape=(steps, 2))
+        with pytest.raises(PrivacyError, match=f"{name}.*{MIXES}"):
+            examine(bad, x, y)
 
 
 @tf.custom_gradient
@@ -261,15 +272,12 @@ def test_gradients_of_an_own_making():
 
 @pytest.mark.parametrize("n", [2, 3, 4, 9, 14])
 def test_a_few_examples_are_enough(n):
-    x, y = data(n)
-    for mixer in (tf.cumsum, clipped):
-        model = compiled(tfdp.make_private(sequential(layers.Dense(3), Function(mixer),
-                                                      layers.Dense(1))), "mse", n, n)  # fmt: skip
-        if mixer is clipped:
-            assert not tfdp.training.preflight.check_examples_do_not_mix(model, x, y).asserted
-            continue
-        with pytest.raises(PrivacyError, match=MIXES):
-            tfdp.training.preflight.check_examples_do_not_mix(model, x, y)
+    def stack(mixer):
+        return sequential(layers.Dense(3), Function(mixer), layers.Dense(1))
+
+    assert not examine(stack(clipped), *data(n)).asserted
+    with pytest.raises(PrivacyError, match=MIXES):
+        examine(stack(tf.cumsum), *data(n))
 
 
 def test_the_check_changes_nothing_of_the_model():

@@ -181,8 +181,11 @@ def _loop_steps(graph):
     steps = [0.0]
     for op in graph.get_operations():
         if op.type in ("While", "StatelessWhile"):
-            limit = tf.get_static_value(op.inputs[1])  # the second of a loop's own two variables
-            steps.append(np.inf if limit is None or limit < 0 else float(limit))
+            limit = op.inputs[1]  # the second of a loop's own two variables
+            if limit.op.type == "Max":  # Keras' recurrent layers give that of a constant
+                limit = limit.op.inputs[0]
+            limit = tf.get_static_value(limit)
+            steps.append(np.inf if limit is None or np.max(limit) < 0 else float(np.max(limit)))
     return max(steps)
 
 
