@@ -273,7 +273,7 @@ def test_gradients_of_an_own_making():
 def test_no_tolerance_hides_gradients_at_other_examples():
     x, y = data()
     refused(sequential(layers.Dense(1)), lambda y, p: tf.square(p - y) + 1e-7 * tf.reduce_mean(p),
-            match=f"loss .* and must be 0.*{MIXES}")  # fmt: skip
+            match="loss .*must be 0")  # fmt: skip
     slightly = Function(lambda h: h + 1e-7 * tf.reduce_mean(h, axis=0))
     with pytest.raises(PrivacyError, match="must be 0"):
         examine(sequential(layers.Dense(3), slightly, layers.Dense(1)), x, y)
