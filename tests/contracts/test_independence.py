@@ -43,6 +43,12 @@ def refused(base, loss="mse", x=None, y=None, match=MIXES, **kwargs):
         check(base, loss, x, y, **kwargs)
 
 
+def examine(base, x, y, loss="mse"):
+    """The check alone, without a step."""
+    model = compiled(tfdp.make_private(base), loss, len(x), len(x))
+    return tfdp.training.preflight.check_examples_do_not_mix(model, x, y)
+
+
 def sequential(*stack, shape=(D,)):
     return keras.Sequential([keras.Input(shape), *stack])
 
@@ -178,7 +184,16 @@ def test_rare_labels_are_among_those_that_are_looked_at():
     x, y = data()
     y[:] = 0.0
     y[40] = 1.0
-    refused(sequential(layers.Dense(1)), lambda y, p: tf.square(p - y) * tf.reduce_mean(y), x, y)
+    for loss in (
+        lambda y, p: tf.square(p - y) * tf.reduce_mean(y),  # others with a rare label matter
+        lambda y, p: tf.square(p - y) + y * tf.reduce_mean(p),  # only who has one is mixed
+        lambda y, p: tf.square(p - y) + y * tf.stop_gradient(tf.reduce_mean(p)),
+        lambda y, p: tf.square(p - y) + tf.where(y > 0, p - tf.stop_gradient(p), 0.0)
+        * tf.stop_gradient(tf.reduce_mean(p)),
+    ):  # fmt: skip
+        for _ in range(3):
+            with pytest.raises(PrivacyError, match=MIXES):
+                examine(sequential(layers.Dense(1)), x, y, loss)
 
 
 def test_xlnet_mixes_examples_of_which_some_are_padded():
@@ -227,12 +242,6 @@ def test_results_that_cannot_be_repeated_are_listed_as_assumed():
     model = check(sequential(layers.Dense(3), noisy, layers.Dense(1)), "mse")
     assert "draw random numbers of their own" in str(model.privacy_statement())
     refused(sequential(layers.Dense(3), noisy, Function(tf.cumsum), layers.Dense(1)))
-
-
-def examine(base, x, y):
-    """The check alone, without a step."""
-    model = compiled(tfdp.make_private(base), "mse", len(x), len(x))
-    return tfdp.training.preflight.check_examples_do_not_mix(model, x, y)
 
 
 @pytest.mark.parametrize("steps, traced", [(3, False), (60, True)])

@@ -61,10 +61,13 @@ def check_independence(model, x, y, sample_weight):
     """
     generator = np.random.default_rng()
     count = int(batch_size_of(x))
-    base = np.arange(ROWS) % count
-    plan = model.plan(_rows(x, base))
-    # The first two, which have the largest and the smallest target, are always replaced.
     kept = generator.permutation(np.arange(2, ROWS))[: _SECOND.stop]
+    base = np.arange(ROWS)
+    # The first two have the largest and the smallest target: they are replaced, as others with
+    # what is rare, and a copy of each stays, as who is treated otherwise.
+    base[kept[:2]] = 0, 1
+    base %= count
+    plan = model.plan(_rows(x, base))
     other = _replaced(base, kept, count, generator)
     observe = _observer(model, plan)
     both, one, two = (np.isin(np.arange(ROWS), kept[part]) for part in (_BOTH, _FIRST, _SECOND))
@@ -94,7 +97,7 @@ def _replaced(base, kept, count, generator):
     chosen = generator.choice(candidates, ROWS)
     same = chosen == base
     chosen[same] = np.where(base[same] == candidates[-1], candidates[0], candidates[-1])
-    chosen[0], chosen[1] = candidates[-1], base[kept[0]]  # padding, if there is some; a copy
+    chosen[0], chosen[1] = candidates[-1], base[kept[2]]  # padding, if there is some; a copy
     return np.where(np.isin(np.arange(ROWS), kept), base, chosen)
 
 
