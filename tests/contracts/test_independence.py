@@ -43,6 +43,12 @@ def refused(base, loss="mse", x=None, y=None, match=MIXES, **kwargs):
         check(base, loss, x, y, **kwargs)
 
 
+def examine(base, x, y, loss="mse"):
+    """The check alone, without a step."""
+    model = compiled(tfdp.make_private(base), loss, len(x), len(x))
+    return tfdp.training.preflight.check_examples_do_not_mix(model, x, y)
+
+
 def sequential(*stack, shape=(D,)):
     return keras.Sequential([keras.Input(shape), *stack])
 
@@ -178,7 +184,16 @@ def test_rare_labels_are_among_those_that_are_looked_at():
     x, y = data()
     y[:] = 0.0
     y[40] = 1.0
-    refused(sequential(layers.Dense(1)), lambda y, p: tf.square(p - y) * tf.reduce_mean(y), x, y)
+    for loss in (
+        lambda y, p: tf.square(p - y) * tf.reduce_mean(y),  # others with a rare label matter
+        lambda y, p: tf.square(p - y) + y * tf.reduce_mean(p),  # only who has one is mixed
+        lambda y, p: tf.square(p - y) + y * tf.stop_gradient(tf.reduce_mean(p)),
+        lambda y, p: tf.square(p - y) + tf.where(y > 0, p - tf.stop_gradient(p), 0.0)
+        * tf.stop_gradient(tf.reduce_mean(p)),
+    ):  # fmt: skip
+        for _ in range(3):
+            with pytest.raises(PrivacyError, match=MIXES):
+                examine(sequential(layers.Dense(1)), x, y, loss)
 
 
 def test_xlnet_mixes_examples_of_which_some_are_padded():
@@ -217,7 +232,7 @@ def test_without_the_check_the_statement_lists_independence_as_assumed():
     plain = sequential(layers.Dense(1))
     for base in (Unchecked(), tfdp.make_private(plain, validate=False)):
         assert "do not depend on each other" in str(check(base, "mse").privacy_statement())
-    again = check(tfdp.make_private(sequential(layers.Dense(1))), "mse")
+    again = check(tfdp.make_private(sequential(layers.Dense(1))), "mse")  # other weights
     assert "do not depend on each other" not in str(again.privacy_statement())
 
 
@@ -227,6 +242,60 @@ def test_results_that_cannot_be_repeated_are_listed_as_assumed():
     model = check(sequential(layers.Dense(3), noisy, layers.Dense(1)), "mse")
     assert "draw random numbers of their own" in str(model.privacy_statement())
     refused(sequential(layers.Dense(3), noisy, Function(tf.cumsum), layers.Dense(1)))
+
+
+@pytest.mark.parametrize("steps, traced", [(3, False), (60, True)])
+def test_recurrent_models_are_checked(steps, traced):
+    x, y = np.random.default_rng(0).normal(size=(N, steps, 2)).astype(np.float32), data()[1]
+    recurrent = layers.LSTM(2)
+    good = sequential(recurrent, layers.Dense(1), shape=(steps, 2))
+    loop_steps = tfdp.clipping.make_plan(good, x).loop_steps
+    assert loop_steps == steps and traced == (loop_steps > tfdp.training.independence._EAGER_STEPS)
+    assert not examine(good, x, y).asserted
+    for mixer, name in ((tf.cumsum, "Function"), (gradient_of_the_batch, "Model")):
+        bad = sequential(recurrent, Function(mixer), layers.Dense(1), shape=(steps, 2))
+        with pytest.raises(PrivacyError, match=f"{name}.*{MIXES}"):
+            examine(bad, x, y)
+
+
+@tf.custom_gradient
+def gradient_of_the_batch(h):
+    """Nothing but the gradient mixes, and by a factor: it stays 0 where it was 0."""
+    return tf.identity(h), lambda g: g * (1.0 + tf.reduce_sum(tf.abs(g)))
+
+
+@tf.custom_gradient
+def clipped(h):
+    return tf.identity(h), lambda g: tf.clip_by_value(g, -0.01, 0.01)
+
+
+def test_gradients_of_an_own_making():
+    for loss in (
+        lambda y, p: tf.square(p - y) + (p - tf.stop_gradient(p)) * tf.reduce_mean(y),
+        lambda y, p: tf.square(p - y) + tf.reverse(p - tf.stop_gradient(p), [0]),
+    ):
+        refused(sequential(layers.Dense(1)), loss)
+    refused(sequential(layers.Dense(3), Function(gradient_of_the_batch), layers.Dense(1)))
+    check(sequential(layers.Dense(3), Function(clipped), layers.Dense(1)), "mse")
+
+
+def test_no_tolerance_hides_gradients_at_other_examples():
+    x, y = data()
+    refused(sequential(layers.Dense(1)), lambda y, p: tf.square(p - y) + 1e-7 * tf.reduce_mean(p),
+            match="loss .*must be 0")  # fmt: skip
+    slightly = Function(lambda h: h + 1e-7 * tf.reduce_mean(h, axis=0))
+    with pytest.raises(PrivacyError, match="must be 0"):
+        examine(sequential(layers.Dense(3), slightly, layers.Dense(1)), x, y)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 9, 14])
+def test_a_few_examples_are_enough(n):
+    def stack(mixer):
+        return sequential(layers.Dense(3), Function(mixer), layers.Dense(1))
+
+    assert not examine(stack(clipped), *data(n)).asserted
+    with pytest.raises(PrivacyError, match=MIXES):
+        examine(stack(tf.cumsum), *data(n))
 
 
 def test_the_check_changes_nothing_of_the_model():

@@ -8,6 +8,7 @@ in both is shared by the whole batch, whatever its size. Nothing is computed.
 import dataclasses
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping.recording import (
@@ -60,11 +61,14 @@ class Plan:
         unused: variables that no call reads.
         aligned: dict of the same places, of all calls, to (for each tensor among the arguments,
             whether it has the batch axis; the same for the outputs).
+        loop_steps: the most steps that a loop of the forward pass makes: 0 if there is none,
+            infinity if that depends on the data.
     """
 
     units: dict
     unused: list
     aligned: dict
+    loop_steps: float
 
 
 def make_plan(model, x):
@@ -113,7 +117,7 @@ def make_plan(model, x):
         for call in first.subtree()
         if call.graph is first.graph
     }
-    return Plan({unit.key: unit for unit in units}, unused, aligned)
+    return Plan({unit.key: unit for unit in units}, unused, aligned, _loop_steps(first.graph))
 
 
 def _trace(model, x, batch_size):
@@ -171,6 +175,18 @@ def refuse_crossed_examples(first, second, where):
                     f"{tuple(a.shape)} for {_BATCH_SIZES[0]} examples: it holds something of each "
                     f"pair of examples. {WAY_OUT}"
                 )
+
+
+def _loop_steps(graph):
+    steps = [0.0]
+    for op in graph.get_operations():
+        if op.type in ("While", "StatelessWhile"):
+            limit = op.inputs[1]  # the second of a loop's own two variables
+            if limit.op.type == "Max":  # Keras' recurrent layers give that of a constant
+                limit = limit.op.inputs[0]
+            limit = tf.get_static_value(limit)
+            steps.append(np.inf if limit is None or np.max(limit) < 0 else float(np.max(limit)))
+    return max(steps)
 
 
 def _kind(tensor):

@@ -45,10 +45,12 @@ class Origin:
         parts = [own] if own is not None else [
             leaf.origin for leaf in tf.nest.flatten(data) if isinstance(leaf, OriginArray)
         ]  # fmt: skip
-        return cls(
-            tuple({id(e): e for part in parts for e in part.releases}.values()),
-            tuple(dict.fromkeys(s for part in parts for s in part.assumptions)),
-        )
+        releases = []
+        for entry in (entry for part in parts for entry in part.releases):
+            if entry not in releases:
+                releases.append(entry)
+        assumptions = dict.fromkeys(text for part in parts for text in part.assumptions)
+        return cls(tuple(releases), tuple(assumptions))
 
 
 class OriginArray(np.ndarray):

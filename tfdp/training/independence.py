@@ -1,14 +1,16 @@
 """Whether each example's gradient is its own, found by numbers (MATH.md section 2).
 
-A few rows of a batch run through the model as a step would run them, eagerly, and three times more
-with all but some of them replaced. What a step is made of, for the rows that stayed, must be the
-same each time: inputs and outputs of every recorded call, losses, gradients at the outputs. The
-random generators start from the same state, so that random layers draw the same. Beside that the
-gradient of one example's loss at the rows of the others must be exactly zero, at the inputs, at
-the outputs of every call and at the outputs of the model.
+A few rows of a batch run through the model as a step would run them, and once more with about half
+of them replaced. What a step is made of, for the rows that stayed, must be the same both times:
+inputs and outputs of every recorded call, losses, and gradients at the inputs, at the outputs of
+every call and at the outputs of the model. The random generators start from the same state, so
+that random layers draw the same. Beside that only some of the rows that stayed enter the sum that
+is differentiated, others in the second run than in the first: at all other rows its gradient must
+be exactly zero.
 
-It costs four forward passes and seven backward passes, none of them to a weight, on `ROWS`
-examples, whatever the size of the batch and of the tables, once for each `compile`.
+It costs two forward and two backward passes, none of them to a weight, on `ROWS` examples, whatever
+the size of the batch and of the tables, once for each `compile`. They run eagerly, which is less
+work than to trace them, or traced where a loop has many steps.
 """
 
 import dataclasses
@@ -23,10 +25,14 @@ from tfdp.errors import PrivacyError
 from tfdp.training.preflight import batch_size_of
 from tfdp.training.step import check_losses
 
-#: Examples of a check. No power of two: layers that shift rows by one would end where they began.
-ROWS = 7
-_KEPT = 3
+#: Examples of a check. A prime number: rows cannot be taken in groups of the same size.
+ROWS = 13
+# Rows that stay: those that are differentiated in both runs, in the first, and in the second. That
+# an order of the rows leaves each of the three in its place has a probability of 3e-6.
+_BOTH, _FIRST, _SECOND = slice(0, 3), slice(3, 5), slice(5, 7)
 _TOLERANCE = 1e-4
+# Steps of a loop from which on to trace two runs takes less time than to make them eagerly.
+_EAGER_STEPS = 40
 #: What the statement lists where the check was not made, or could not see everything.
 NOT_CHECKED = (
     "the examples of a batch do not depend on each other, in the model and in its loss: this was "
@@ -55,26 +61,44 @@ def check_independence(model, x, y, sample_weight):
     """
     generator = np.random.default_rng()
     count = int(batch_size_of(x))
-    base = np.arange(ROWS) % count
+    kept = generator.permutation(np.arange(2, ROWS))[: _SECOND.stop]
+    base = np.arange(ROWS)
+    # The first two have the largest and the smallest target: they are replaced, as others with
+    # what is rare, and a copy of each stays, as who is treated otherwise.
+    base[kept[:2]] = 0, 1
+    base %= count
     plan = model.plan(_rows(x, base))
-    order = generator.permutation(ROWS)
-    # Others of all kinds, copies of one, and padding if there is some.
-    fills = [generator.integers(min(ROWS, count - 1), count, ROWS), 0, count - 1]
-    data = (x, y, sample_weight)
-    first = _observe(model, plan, *(_rows(t, base) for t in data), generator.permutation(ROWS))
+    other = _replaced(base, kept, count, generator)
+    observe = _observer(model, plan)
+    both, one, two = (np.isin(np.arange(ROWS), kept[part]) for part in (_BOTH, _FIRST, _SECOND))
+    rows = {"gradient": np.flatnonzero(both)}  # of anything else: those that stay
+
+    def run(chosen, differentiated):
+        return observe(*(_rows(t, chosen) for t in (x, y, sample_weight)), differentiated)
+
+    first, second = run(base, both | one), run(other, both | two)
     unrepeatable = set()
-    for fill, kept in zip(fills, (order[:3], order[3:6], order[[6, 0, 3]]), strict=True):
-        chosen = np.where(np.isin(np.arange(ROWS), kept), base, fill)
-        other = _observe(model, plan, *(_rows(t, chosen) for t in data), [])
-        changed = _changed(first, other, kept, unrepeatable)
-        if changed and not unrepeatable:
-            again = _observe(model, plan, *(_rows(t, base) for t in data), [])
-            unrepeatable = {key for key, _ in _differences(first, again, np.arange(ROWS))}
-            changed = _changed(first, other, kept, unrepeatable)
-        if changed:
-            raise PrivacyError(f"{_where(model, first, changed)} {WAY_OUT}")
-    _refuse_foreign_gradients(model, first)
+    changed = _changed(first, second, kept, rows, unrepeatable)
+    if changed:
+        again = run(base, both | one)
+        unrepeatable = {key for key, _ in _differences(first, again, np.arange(ROWS), {})}
+        changed = _changed(first, second, kept, rows, unrepeatable)
+    if changed:
+        raise PrivacyError(f"{_where(model, first, changed)} {WAY_OUT}")
+    _refuse_foreign_gradients(model, first, both | one)
+    _refuse_foreign_gradients(model, second, both | two)
     return not unrepeatable
+
+
+def _replaced(base, kept, count, generator):
+    """`base` with another example in each place that is not kept, of all kinds."""
+    # None with a target at the end of the range, so that what is rare is in one run only.
+    candidates = np.arange(2 if count > 3 else 0, count)
+    chosen = generator.choice(candidates, ROWS)
+    same = chosen == base
+    chosen[same] = np.where(base[same] == candidates[-1], candidates[0], candidates[-1])
+    chosen[0], chosen[1] = candidates[-1], base[kept[2]]  # padding, if there is some; a copy
+    return np.where(np.isin(np.arange(ROWS), kept), base, chosen)
 
 
 @dataclasses.dataclass
@@ -82,19 +106,13 @@ class _Event:
     """A tensor that a step is made of, with the examples on its first axis."""
 
     what: str  # "input", "output", "loss" or "gradient"
-    place: object
+    place: object  # of a gradient: what it is taken at, for messages, and which of those
     call: object  # CallRecord, or None
-    value: tf.Tensor
+    value: object
 
     @property
     def key(self):
         return self.what, self.place
-
-
-@dataclasses.dataclass
-class _Observation:
-    events: dict  # by their keys, in order
-    gradients: list  # (where, [(row i, gradient of its loss there)])
 
 
 class _Watching(Execution):
@@ -102,18 +120,37 @@ class _Watching(Execution):
 
     def run(self, record, run):
         outputs = super().run(record, run)
-        for tensor in _floats(outputs):
-            self.tape.watch(tensor)
+        if record.key in self.plan.aligned:
+            for tensor in _floats(outputs):
+                self.tape.watch(tensor)
         return outputs
 
 
-def _observe(model, plan, x, y, sample_weight, rows):
-    """Runs a few examples as a step would; keeps the gradients of the losses of some `rows`."""
+def _observer(model, plan):
+    """A function of (x, y, sample_weight, rows to differentiate) to a dict of events by key."""
+    if plan.loop_steps <= _EAGER_STEPS:
+        return lambda *args: {e.key: e for e in _observe(model, plan, *args)}
+    traced = []
+
+    def observe(*args):
+        traced[:] = _observe(model, plan, *args)
+        return [event.value for event in traced]
+
+    function = tf.function(observe, autograph=False)
+
+    def run(*data):
+        values = function(*data[:-1], tf.constant(data[-1]))
+        return {e.key: dataclasses.replace(e, value=v) for e, v in zip(traced, values, strict=True)}
+
+    return run
+
+
+def _observe(model, plan, x, y, sample_weight, differentiated):
+    """Runs a few examples as a step would, and differentiates the losses of some; all events."""
     # Keras looks for the values of variables with regularizers in the scope alone.
     regularized = [(v, v.value) for v in model.trainable_variables if v.regularizer is not None]
-    there = presence(sample_weight, ROWS)
     inputs = _floats(x)
-    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
         for tensor in inputs:
             tape.watch(tensor)
         execution = _Watching(model, plan, tape, ROWS)
@@ -123,31 +160,30 @@ def _observe(model, plan, x, y, sample_weight, rows):
             check_losses(model, x, y, sample_weight, outputs)
         with keras.StatelessScope(regularized):  # metrics of the losses are not counted
             losses = model.compute_loss(x, y, outputs, sample_weight, training=True)
-        total = tf.reduce_sum(tf.where(there, losses, tf.zeros_like(losses)))
-        each = {i: losses[i] for i in [int(i) for i in rows if there[int(i)]][:_KEPT]}
+        present = presence(sample_weight, ROWS) & differentiated
+        total = tf.reduce_sum(tf.where(present, losses, tf.zeros_like(losses)))
     events = _events_of_calls(execution.root, plan)
-    watched = [("the inputs", t) for t in inputs]
-    watched += [
+    places = [("the inputs", t) for t in inputs]
+    places += [
         (f"the outputs of layer {e.call.layer.name!r}", e.value)
         for e in events
         if e.what == "output" and e.value.dtype.is_floating
     ]
-    events.append(_Event("loss", (), None, losses))
-    probes = [(u, t) for u in execution.recorded for t in u.probes]
-    calls = {call.key: call for call in execution.root.subtree()}
-    gradients = tape.gradient(total, [t for _, t in probes])
-    for n, ((unit, _), gradient) in enumerate(zip(probes, gradients, strict=True)):
-        if gradient is not None:
-            gradient = tf.convert_to_tensor(gradient)
-            events.append(_Event("gradient", n, calls[unit.unit.key], gradient))
-    watched += [(f"the outputs of layer {u.unit.layer.name!r}", t) for u, t in probes]
-    watched += [("the outputs of the model", t) for t in _floats(outputs)]
-    found = {i: tape.gradient(loss, [t for _, t in watched]) for i, loss in each.items()}
-    foreign = [
-        (what, [(i, g[k]) for i, g in found.items() if g[k] is not None])
-        for k, (what, _) in enumerate(watched)
+    places += [
+        (f"the outputs of layer {u.unit.layer.name!r}", t)
+        for u in execution.recorded
+        for t in u.probes
     ]
-    return _Observation({event.key: event for event in events}, foreign)
+    places += [("the outputs of the model", t) for t in _floats(outputs)]
+    gradients = tape.gradient(total, [t for _, t in places])
+    events.append(_Event("loss", (), None, losses))
+    # The last place is the nearest to what mixes.
+    taken = enumerate(zip(places, gradients, strict=True))
+    for n, ((where, tensor), gradient) in reversed(list(taken)):
+        if gradient is not None and tensor.shape.rank and tensor.shape[0] == ROWS:
+            gradient = tf.convert_to_tensor(gradient)
+            events.append(_Event("gradient", (where, n), None, gradient))
+    return events
 
 
 def _events_of_calls(call, plan):
@@ -172,25 +208,26 @@ def _aligned(call, what, structure, aligned):
     ]
 
 
-def _changed(first, other, kept, unrepeatable):
-    """The first event that differs in rows that were kept, and by how much; None if none does."""
-    for key, by in _differences(first, other, kept):
+def _changed(first, other, kept, rows, unrepeatable):
+    """The first event that differs in rows that stayed, and by how much; None if none does."""
+    for key, by in _differences(first, other, kept, rows):
         if key not in unrepeatable:
             return key, by
     return None
 
 
-def _differences(first, other, kept):
-    for key, event in first.events.items():
-        by = _difference(event.value, other.events[key].value, kept) if key in other.events else 0
+def _differences(first, other, kept, rows):
+    """Keys of the events that differ, and by how much, in `kept` rows, or in `rows` of a kind."""
+    for key, event in first.items():
+        compared = rows.get(event.what, kept)
+        by = _difference(event.value, other[key].value, compared) if key in other else 0
         if by:
             yield key, by
 
 
 def _difference(a, b, kept):
     """0 if the rows are equal but for rounding, else by how much they differ."""
-    a, b = (t.numpy()[kept] if t.dtype != tf.bfloat16 else tf.cast(t, tf.float32).numpy()[kept]
-            for t in (a, b))  # fmt: skip
+    a, b = (_numbers(t)[kept] for t in (a, b))
     if a.shape != b.shape:  # as long as the longest row: what both have must be equal
         common = tuple(slice(min(sizes)) for sizes in zip(a.shape, b.shape, strict=True))
         a, b = a[common], b[common]
@@ -205,34 +242,42 @@ def _difference(a, b, kept):
 
 def _where(model, first, changed):
     key, by = changed
-    event = first.events[key]
+    event = first[key]
     found = f"of an example changed by {by:.3g} when only other examples were replaced."
     if event.what == "loss":
         return f"The loss of model {model.name!r} mixes the examples of a batch: that {found}"
+    if event.what == "gradient":
+        return (
+            f"Model {model.name!r} or its loss mixes the examples of a batch: the gradient at "
+            f"{event.place[0]} {found}"
+        )
     name = f"layer {event.call.layer.name!r} ({type(event.call.layer).__name__})"
     if event.what == "output":
         return f"L{name[1:]} mixes the examples of a batch: the output {found}"
-    what = "input" if event.what == "input" else "gradient"
-    preposition = "before" if event.what == "input" else "after"
     return (
-        f"Model {model.name!r} or its loss mixes the examples of a batch, {preposition} {name}: "
-        f"the {what} there {found}"
+        f"Model {model.name!r} mixes the examples of a batch, before {name}: the input there "
+        f"{found}"
     )
 
 
-def _refuse_foreign_gradients(model, observation):
-    # The last place is the nearest to what mixes.
-    for what, gradients in reversed(observation.gradients):
-        for i, gradient in gradients:
-            values = tf.cast(tf.convert_to_tensor(gradient), tf.float32).numpy()
-            foreign = np.nan_to_num(np.delete(values, i, axis=0))
-            if values.shape[0] == ROWS and np.any(foreign):
-                who = "The loss of model" if what == "the outputs of the model" else "Model"
-                raise PrivacyError(
-                    f"{who} {model.name!r} mixes the examples of a batch: the gradient of one "
-                    f"example's loss at {what} of other examples is {np.max(np.abs(foreign)):.3g} "
-                    f"and must be 0. {WAY_OUT}"
-                )
+def _refuse_foreign_gradients(model, events, differentiated):
+    for event in events.values():
+        if event.what != "gradient":
+            continue
+        foreign = _numbers(event.value)[~differentiated]
+        foreign = np.nan_to_num(foreign)
+        if np.any(foreign):
+            where, _ = event.place
+            who = "The loss of model" if where == "the outputs of the model" else "Model"
+            raise PrivacyError(
+                f"{who} {model.name!r} mixes the examples of a batch: the gradient of the losses "
+                f"of some examples at {where} of others is {np.max(np.abs(foreign)):.3g} and must "
+                f"be 0. {WAY_OUT}"
+            )
+
+
+def _numbers(tensor):
+    return (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
 
 
 def _rows(structure, chosen):
