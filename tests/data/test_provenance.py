@@ -84,9 +84,10 @@ def test_a_declared_sampling_is_marked_as_asserted(kind):
     assert sampling.sampling_probability == 0.25
 
 
-def test_a_declaration_outranks_the_tag_of_an_ancestor(batches):
-    declared = tfdp.data.declare_sampling(batches.take(2), "shuffled", 40, 10)
-    assert tfdp.data.sampling_of(declared).kind == "asserted_shuffled"
+def test_what_tfdp_drew_cannot_be_declared_otherwise(batches):
+    for drawn in (batches, batches.take(2)):
+        with pytest.raises(ValueError, match="cannot be declared otherwise"):
+            tfdp.data.declare_sampling(drawn, "shuffled", 40, 10)
     assert tfdp.data.sampling_of(batches).kind == "poisson"
 
 

@@ -40,6 +40,7 @@ def begin(model, x, y, callbacks, kwargs):
     private = isinstance(model.optimizer, DPOptimizer)
     begin_run = _begin_private_run if private else _begin_plain_run
     vars(model)[_RUN] = _Run()
+    model.weight_origin.watch()
     return begin_run(model, x, y, callbacks, kwargs)
 
 

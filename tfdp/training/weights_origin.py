@@ -38,9 +38,15 @@ class WeightOrigin:
         self._model = model
         self._restored = set()
         self._before = None
+        self._watched = None
+
+    def watch(self):
+        """Called eagerly before the model may be built: what is made from then on is initial."""
+        self._watched = {id(v) for v in self._variables()}
 
     def begin(self):
         """Called eagerly before a charged run, or before charged steps outside of one."""
+        self._watched = None
         if self._before is not None:
             return
         self._before = {id(v) for v in self._variables()}
@@ -61,6 +67,8 @@ class WeightOrigin:
         """Paths of the variables whose values are not accounted for."""
         fresh = _initializers(self._model)
         for v in self._variables():
+            if self._watched is not None and id(v) not in self._watched:
+                vars(v).setdefault(_STATE, _fingerprint(v))
             if not self._is_known(v) and not _is_initial(v, fresh.get(id(v), ())):
                 vars(v)[_FOREIGN] = True
         return [v.path for v in self._variables() if _FOREIGN in vars(v)]
