@@ -137,7 +137,11 @@ def charged_twice(patch):
 
 
 def step_without_noise(patch):
-    patch.setattr(DPOptimizer, "_release", lambda self, sums, *_: sums)
+    def charged_only(self, sums, *_):
+        self.charging.charge_step()
+        return sums
+
+    patch.setattr(DPOptimizer, "_release", charged_only)
 
 
 @pytest.mark.parametrize(

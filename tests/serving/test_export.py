@@ -72,7 +72,7 @@ def test_plain_tensorflow_serves_it_without_tfdp(trained, tmp_path):
 def test_export_holds_no_training_state(trained, tmp_path):
     tfdp.serving.export(trained, tmp_path / "m", k=2)
     names = [n for n, _ in tf.train.list_variables(str(tmp_path / "m" / "variables/variables"))]
-    forbidden = ("noise", "optimizer", "momentum", "velocity", "record_state", "seed_generator")
+    forbidden = ("noise", "optimizer", "momentum", "velocity", "history_state", "seed_generator")
     assert not [n for n in names if any(word in n for word in forbidden)], names
 
 
