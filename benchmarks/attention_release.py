@@ -23,10 +23,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import PrivacyBudget, epsilon
-from tfdp.accounting.wishart import WishartDpEvent, paper_epsilon
+from tfdp.accounting.literature import paper_sampling_epsilon
+from tfdp.accounting.wishart import WishartDpEvent
 from tfdp.attention_release.clipping import clip_norms
 from tfdp.attention_release.mechanisms import noisy_gram, sampled_covariance
-from tfdp.attention_release.plan import Setting, plan_noise, plan_sampling
+from tfdp.attention_release.release_plan import Setting, plan_noise, plan_sampling
 from tfdp.attention_release.utility import gaussian_sampling_error
 from tfdp.attention_release.weights import attention_weights
 from tfdp.noise import ServingNoiseSource, standard_normal_from_bits
@@ -56,7 +57,7 @@ def paper_plan(setting):
     # M = eps / sqrt(8 k ln(1/delta)) binds from k = 8 ln(1/delta) on; the error falls with k.
     num_samples = 10**8
     m = target / math.sqrt(num_samples * log_term) * (1 - 1e-9)
-    assert paper_epsilon(num_samples, m, DELTA) <= target
+    assert paper_sampling_epsilon(num_samples, m, DELTA) <= target
     return (setting.sensitivity("gaussian_sampling") / m, num_samples), "met"
 
 
@@ -127,7 +128,7 @@ def accounting_table():
     rows = []
     for num_samples, m in [(5000, 0.001), (5000, 1e-4), (500, 0.003), (100, 0.005), (10, 0.01)]:
         exact = epsilon(WishartDpEvent(num_samples, m), DELTA, accountant="rdp")
-        paper = paper_epsilon(num_samples, m, DELTA)
+        paper = paper_sampling_epsilon(num_samples, m, DELTA)
         rows.append({"num_samples": num_samples, "M": m, "renyi": exact, "paper": paper,
                      "ratio": paper / max(exact, 1e-12)})  # fmt: skip
     return rows

@@ -30,9 +30,8 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
-from tfdp.accounting import (
-    PrivacyBudget,
-    calibrate_forward_noise,
+from tfdp.accounting import PrivacyBudget, calibrate_forward_noise
+from tfdp.accounting.literature import (
     paper_forward_noise_claim,
     paper_forward_noise_multiplier,
 )
@@ -206,7 +205,7 @@ def repeated(run, runs):
         result["true_epsilon"] = statement.epsilon
         result["delta"] = statement.delta
         result["adjacency"] = statement.adjacency
-        result["labels_covered"] = not any("labels" in text for text in statement.uncovered)
+        result["labels_covered"] = not any("labels" in text for text in statement.not_covered)
     return result
 
 

@@ -5,11 +5,8 @@ import sst2
 import sst2_encode
 
 import tfdp
-from tfdp.accounting import (
-    PrivacyBudget,
-    paper_forward_noise_claim,
-    paper_forward_noise_multiplier,
-)
+from tfdp.accounting import PrivacyBudget
+from tfdp.accounting.literature import paper_forward_noise_claim, paper_forward_noise_multiplier
 
 LENGTH, WIDTH = 24, 32
 TRAINED = "small, trained from scratch"

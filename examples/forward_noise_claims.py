@@ -15,7 +15,7 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
-from tfdp.accounting import paper_forward_noise_claim
+from tfdp.accounting.forward_noise import paper_forward_noise_claim
 from tfdp.accounting.gaussian import gaussian_epsilon
 
 

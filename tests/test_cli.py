@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from tfdp import cli
-from tfdp.accounting import PrivacyBudget, calibrate_noise_multiplier, compose, epsilon
-from tfdp.accounting import training_event as step
+from tfdp.accounting import PrivacyBudget, calibrate_noise_multiplier, epsilon
+from tfdp.accounting.composition import compose
+from tfdp.accounting.composition import training_event as step
 
 _COMMON = ["--num-examples", "2000", "--batch-size", "100", "--delta", "1e-4"]
 

@@ -4,7 +4,7 @@ import math
 
 import keras
 
-from tfdp.accounting import check_delta
+from tfdp.accounting.budget import check_delta
 from tfdp.accounting.statement_text import round_up_to
 from tfdp.optimizers import DPOptimizer
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from tfdp.accounting import PrivacyBudget, check_delta
+from tfdp.accounting import PrivacyBudget
+from tfdp.accounting.budget import check_delta
 
 
 @pytest.mark.parametrize("epsilon", [0, -1, math.inf, math.nan, "8", None, True])

@@ -4,16 +4,15 @@ import dp_accounting
 import pytest
 
 from tfdp.accounting import (
-    BudgetError,
     Ledger,
     PrivacyBudget,
     accountants,
     calibrate_noise_multiplier,
-    compose,
     epsilon,
     gdp_clt_epsilon,
-    training_event,
 )
+from tfdp.accounting.composition import compose, training_event
+from tfdp.errors import BudgetError
 
 _SST2_DELTA = 1 / (2 * 67349)
 

@@ -3,8 +3,8 @@
 import dp_accounting as d
 import pytest
 
-from tfdp.accounting import compose
 from tfdp.accounting.adjacency import double_sensitivity
+from tfdp.accounting.composition import compose
 
 GAUSSIAN, LAPLACE = d.GaussianDpEvent(2.0), d.LaplaceDpEvent(3.0)
 

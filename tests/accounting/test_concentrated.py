@@ -6,6 +6,7 @@ import pytest
 from scipy import special
 
 from tfdp import PrivacyBudget, accounting
+from tfdp.accounting.composition import training_event
 from tfdp.accounting.concentrated import PoissonSampledConcentratedDpEvent, sampled_rdp
 
 ORDERS = np.array([2, 3, 4, 8, 16, 32], float)
@@ -105,14 +106,14 @@ def test_between_integers_the_curve_bounds_the_gaussian_s_too_and_never_falls():
 
 def test_ledgers_save_it_and_take_rdp_where_pld_has_no_rule():
     ledger = accounting.Ledger()
-    ledger.add("training", accounting.training_event(1.0, 0.01, "concentrated"), 100)
+    ledger.add("training", training_event(1.0, 0.01, "concentrated"), 100)
     again = accounting.Ledger.from_json(ledger.to_json())
     assert again == ledger
     assert ledger.epsilon(1e-5) == ledger.epsilon(1e-5, "rdp")
     with pytest.raises(ValueError, match="rdp"):
         ledger.epsilon(1e-5, "pld")
     gaussian = accounting.Ledger()
-    gaussian.add("training", accounting.training_event(1.0, 0.01), 100)
+    gaussian.add("training", training_event(1.0, 0.01), 100)
     assert gaussian.epsilon(1e-5) == gaussian.epsilon(1e-5, "pld") < ledger.epsilon(1e-5)
 
 
@@ -121,9 +122,7 @@ def test_noise_is_calibrated_to_the_joint_mechanism():
     sigma = accounting.calibrate_noise_multiplier(
         budget, 0.02, 500, accountant=None, mechanism="concentrated"
     )
-    event = dp_accounting.SelfComposedDpEvent(
-        accounting.training_event(sigma, 0.02, "concentrated"), 500
-    )
+    event = dp_accounting.SelfComposedDpEvent(training_event(sigma, 0.02, "concentrated"), 500)
     assert 2.99 < accounting.epsilon(event, 1e-5, "rdp") <= 3.0
     assert sigma > accounting.calibrate_noise_multiplier(budget, 0.02, 500)
 
@@ -133,4 +132,4 @@ def test_arguments_out_of_range_are_refused():
         with pytest.raises(ValueError, match="Received"):
             PoissonSampledConcentratedDpEvent(q, sigma)
     with pytest.raises(ValueError, match="mechanism"):
-        accounting.training_event(1.0, 0.1, "exponential")
+        training_event(1.0, 0.1, "exponential")

@@ -7,8 +7,9 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 
-from tfdp.accounting import Ledger, LedgerEntry, compose, epsilon, training_event
+from tfdp.accounting import Ledger, LedgerEntry, epsilon
 from tfdp.accounting.adjacency import double_sensitivity
+from tfdp.accounting.composition import compose, training_event
 
 _Q, _SIGMA, _STEPS, _DELTA = 0.05, 1.2, 200, 1e-5
 _TRAINING = compose([(training_event(_SIGMA, _Q), _STEPS)])

@@ -9,7 +9,8 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from tfdp.accounting import epsilon, event_from_dict, event_to_dict, register_event
+from tfdp.accounting import epsilon, register_event
+from tfdp.accounting.events import event_from_dict, event_to_dict
 
 _VALUES = {
     "noise_multiplier": 0.1 + 0.2,

@@ -8,18 +8,22 @@ import pytest
 from scipy import special, stats
 
 from tfdp.accounting import (
-    BudgetError,
     Ledger,
     PrivacyBudget,
-    VisiblySampledGaussianDpEvent,
     calibrate_forward_noise,
     calibrate_noise_multiplier,
     epsilon,
     gdp_clt_epsilon,
-    paper_forward_noise_claim,
-    paper_forward_noise_multiplier,
+)
+from tfdp.accounting.forward_noise import (
     visible_sampling_epsilon,
 )
+from tfdp.accounting.literature import (
+    paper_forward_noise_claim,
+    paper_forward_noise_multiplier,
+)
+from tfdp.accounting.visible_sampling import VisiblySampledGaussianDpEvent
+from tfdp.errors import BudgetError
 
 N = 67_349
 DELTA = 1 / (2 * N)

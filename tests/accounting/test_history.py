@@ -6,18 +6,16 @@ import weakref
 import dp_accounting
 import pytest
 
-from tfdp.accounting import (
-    ChargeHistory,
+from tfdp.accounting import LedgerEntry, Sampling, epsilon
+from tfdp.accounting.history import ChargeHistory
+from tfdp.accounting.mechanisms import (
     ForwardNoise,
-    LedgerEntry,
     NoPrivacy,
     Notes,
     PrivateTraining,
     ReleasedData,
-    Sampling,
-    epsilon,
+    mechanism_from_dict,
 )
-from tfdp.accounting.mechanisms import mechanism_from_dict
 
 _POISSON = Sampling("poisson", 1000, 20, max_batch_size=60)
 _SHUFFLED = Sampling("shuffled", 1000, 20, steps_per_epoch=50)
@@ -33,7 +31,7 @@ _MECHANISMS = [
     _training(_SHUFFLED, notes=Notes(("a",), ("b", "c"), ("d",)), unit="one user"),
     ForwardNoise(1.5, "zero_out", _SHUFFLED, 1000, layers=({"name": "n", "clip_norm": 1.0},)),
     ForwardNoise(0.0, "replace_one", None, unprotected=("dense/kernel",), bypasses=("x",)),
-    ReleasedData(Notes(asserted=("b",))),
+    ReleasedData(Notes(assumptions=("b",))),
     NoPrivacy(),
 ]
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp.accounting import Ledger, LedgerEntry, epsilon, training_event
+from tfdp.accounting import Ledger, LedgerEntry, epsilon
+from tfdp.accounting.composition import training_event
 from tfdp.accounting.gaussian import gaussian_epsilon
 
 _floats = st.floats(min_value=1e-6, max_value=1e6)

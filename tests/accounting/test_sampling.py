@@ -16,10 +16,10 @@ def _sampling(**changes):
     ("kind", "is_poisson"),
     [
         ("poisson", True),
-        ("asserted_poisson", True),
+        ("declared_poisson", True),
         ("full_batch", True),
         ("shuffled", False),
-        ("asserted_shuffled", False),
+        ("declared_shuffled", False),
     ],
 )
 def test_only_poisson_kinds_and_full_batches_are_amplified(kind, is_poisson):
@@ -27,7 +27,7 @@ def test_only_poisson_kinds_and_full_batches_are_amplified(kind, is_poisson):
     sampling = _sampling(kind=kind, expected_batch_size=size)
     assert sampling.is_poisson is is_poisson
     assert sampling.sampling_probability == size / 100
-    assert sampling.is_asserted is kind.startswith("asserted")
+    assert sampling.is_declared is kind.startswith("declared")
 
 
 def test_json_round_trip():

@@ -6,19 +6,11 @@ import math
 import dp_accounting
 import pytest
 
-from tfdp.accounting import (
-    ChargeHistory,
-    Ledger,
-    LedgerEntry,
-    Notes,
-    PrivacyBudget,
-    PrivateTraining,
-    Sampling,
-    epsilon,
-    privacy_statement,
-    truncation_delta,
-)
+from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget, Sampling, epsilon, privacy_statement
+from tfdp.accounting.history import ChargeHistory
+from tfdp.accounting.mechanisms import Notes, PrivateTraining
 from tfdp.accounting.statement_text import round_up, round_up_to
+from tfdp.accounting.truncation import truncation_delta
 
 _N, _B, _SIGMA, _STEPS, _DELTA = 1000, 50, 2.0, 60, 1e-4
 
@@ -72,7 +64,7 @@ def test_printed_epsilons_are_never_below_the_true_ones():
     assert round_up(8.0) == "8" and round_up(7.9990000001) == "8" and round_up(0.0) == "0"
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "asserted_shuffled"])
+@pytest.mark.parametrize("kind", ["shuffled", "declared_shuffled"])
 def test_shuffled_batches_cost_what_they_cost_without_amplification(kind):
     statement = _state(_sampling(kind))
     unamplified = dp_accounting.ComposedDpEvent(
@@ -130,9 +122,9 @@ def test_cut_off_batches_are_charged():
     assert "cut off at 100 records" in _text(statement)
 
 
-def test_what_is_asserted_uncovered_and_seeded_is_said():
+def test_assumptions_gaps_and_fixed_seeds_are_said():
     notes = Notes(("labels",), ("item frequencies are public",), ("microbatches of 16",))
-    text = _text(_state(_sampling("asserted_poisson", seeded=True), notes=notes))
+    text = _text(_state(_sampling("declared_poisson", seeded=True), notes=notes))
     assert "Not covered by this guarantee: - labels" in text
     assert "- item frequencies are public" in text
     assert "drawn as declared (poisson)" in text

@@ -6,15 +6,10 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from tfdp.accounting import (
-    Ledger,
-    Sampling,
-    overflow_probability,
-    smallest_capacity,
-    training_event,
-    truncation_delta,
-)
+from tfdp.accounting import Ledger, Sampling
 from tfdp.accounting.accountants import compose_accountant
+from tfdp.accounting.composition import training_event
+from tfdp.accounting.truncation import overflow_probability, smallest_capacity, truncation_delta
 
 _N, _Q, _STEPS = 6040, 512 / 6040, 1200
 

@@ -7,16 +7,17 @@ import mpmath
 import numpy as np
 import pytest
 
-from tfdp.accounting import BudgetError, Ledger, PrivacyBudget, epsilon
+from tfdp.accounting import Ledger, PrivacyBudget, epsilon
 from tfdp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from tfdp.accounting.literature import paper_sampling_epsilon
 from tfdp.accounting.releases import affordable_calls, release_epsilon
 from tfdp.accounting.wishart import (
     WishartDpEvent,
     largest_num_samples,
     largest_relative_sensitivity,
-    paper_epsilon,
     wishart_rdp,
 )
+from tfdp.errors import BudgetError
 
 BUDGET = PrivacyBudget(1.0, 1e-5)
 
@@ -102,7 +103,7 @@ def test_table_of_ratios_to_the_papers_rule():
     table = {}
     for num_samples, m in [(5000, 0.001), (500, 0.003), (100, 0.005)]:
         exact = epsilon(WishartDpEvent(num_samples, m), 1e-5, accountant="rdp")
-        table[num_samples, m] = (exact, paper_epsilon(num_samples, m, 1e-5))
+        table[num_samples, m] = (exact, paper_sampling_epsilon(num_samples, m, 1e-5))
         assert exact < table[num_samples, m][1]
     exact, paper = table[5000, 0.001]
     assert (round(exact, 2), round(paper, 2)) == (0.18, 0.68)
@@ -118,12 +119,12 @@ def test_table_of_ratios_to_the_papers_rule():
 )
 def test_papers_rule_is_refused_where_it_is_not_proven(arguments, change):
     with pytest.raises(ValueError, match=change):
-        paper_epsilon(*arguments)
+        paper_sampling_epsilon(*arguments)
 
 
 def test_what_the_refusal_advises_is_accepted():
-    assert paper_epsilon(10_857, 0.001, 1e-5) < 1
-    assert paper_epsilon(1, 1 / 92.2, 1e-5) < 1
+    assert paper_sampling_epsilon(10_857, 0.001, 1e-5) < 1
+    assert paper_sampling_epsilon(1, 1 / 92.2, 1e-5) < 1
 
 
 @pytest.mark.parametrize("m", [-0.1, 0.0, 1.0, 3.0, math.nan])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.accounting import BudgetError, Ledger, PrivacyBudget
+from tfdp.accounting import Ledger, PrivacyBudget
 from tfdp.accounting.wishart import WishartDpEvent
+from tfdp.errors import BudgetError
 from tfdp.layers import PrivateAttention
 
 BUDGET = PrivacyBudget(2.0, 1e-5)
@@ -142,7 +143,11 @@ def test_keras_file_and_config_round_trip_without_the_noise_state(tmp_path):
     restored = keras.saving.load_model(tmp_path / "model.keras").get_layer("release")
     assert restored.get_config() == layer.get_config()
     json.dumps(layer.get_config())
-    assert restored.event() == layer.event() == WishartDpEvent(200, layer.plan.sensitivity / 40.0)
+    assert (
+        restored.event()
+        == layer.event()
+        == WishartDpEvent(200, layer.release_plan.sensitivity / 40.0)
+    )
     x = np.ones([1, 6, 8], np.float32)
     assert np.any(restored(x).numpy() != layer(x).numpy())
     assert layer.variables == []
@@ -209,9 +214,9 @@ def test_auto_takes_the_mechanism_with_the_smaller_error():
         PrivateAttention(BUDGET, 1.0, "feature", mechanism=m) for m in ("auto", "gaussian_sampling")
     )
     chosen(x), other(x)
-    assert chosen.plan.mechanism == "gaussian_noise"
-    assert chosen.plan.error().std < other.plan.error().std
-    assert chosen.plan.error().bound < other.plan.error().bound
+    assert chosen.release_plan.mechanism == "gaussian_noise"
+    assert chosen.release_plan.error().std < other.release_plan.error().std
+    assert chosen.release_plan.error().bound < other.release_plan.error().bound
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian_noise", "gaussian_sampling"])
@@ -314,7 +319,7 @@ def test_requirements_of_the_sampling_mechanism_name_what_must_change():
     smallest = layer(num_samples=1000)
     smallest(x)
     with pytest.raises(BudgetError):
-        layer(num_samples=1000, ridge=smallest.plan.ridge * 0.99)(x)
+        layer(num_samples=1000, ridge=smallest.release_plan.ridge * 0.99)(x)
 
 
 @pytest.mark.parametrize(

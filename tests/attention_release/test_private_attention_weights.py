@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdp.accounting import PrivacyBudget
 from tfdp.attention_release.mechanisms import noisy_gram, noisy_product, sampled_covariance
-from tfdp.attention_release.plan import Setting, plan_noise, plan_sampling
+from tfdp.attention_release.release_plan import Setting, plan_noise, plan_sampling
 from tfdp.attention_release.weights import ACTIVATIONS, attention_weights
 from tfdp.noise import ServingNoiseSource
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping import backward, clip_factors, clipped_sums, make_plan, presence, squared_norms
-from tfdp.clipping.losses import PerExampleLoss
+from tfdp.clipping.engine import backward, clipped_sums, squared_norms
+from tfdp.clipping.factors import clip_factors
+from tfdp.clipping.losses import PerExampleLoss, example_mask_of
+from tfdp.clipping.planning import make_clipping_plan
 from tfdp.optimizers import DPOptimizer
 from tfdp.runtime.xla import compiling
 from tfdp.training.independence import check_independence
@@ -123,33 +125,35 @@ class BruteForce:
             rows.append([np.asarray(tf.convert_to_tensor(g), np.float64) for g in grads])
         return [np.stack(parts) for parts in zip(*rows, strict=True)]
 
-    def private(self, clip_norm, *clippings, present=None, graph=False, jit_compile=False):
+    def private(self, clip_norm, *clippings, example_mask=None, graph=False, jit_compile=False):
         """Squared norms and, for each kind of clipping, (clipped sums, factors).
 
         Eagerly unless told otherwise: a trace takes longer than a step of a small model. The states
         of random generators are put back.
         """
         size = tf.nest.flatten(self.x)[0].shape[0]
-        present = presence(None, size) if present is None else tf.constant(present)
+        example_mask = (
+            example_mask_of(None, size) if example_mask is None else tf.constant(example_mask)
+        )
         states = random_states(self.model)
         settings = (clip_norm, clippings, graph, jit_compile)
         key = (self.losses, *settings)
         if key not in self.steps:  # traced once: inputs and the model's state are no part of it
             self.steps[key] = self._step(*settings)
-        norms, found = self.steps[key](self.x, present)
+        norms, found = self.steps[key](self.x, example_mask)
         put_back(states)
         return norms.numpy(), tf.nest.map_structure(lambda t: t.numpy(), found)
 
     def _step(self, clip_norm, clippings, graph, jit_compile):
         model = self.model
-        plan = make_plan(model, self.x)
+        plan = make_clipping_plan(model, self.x)
 
-        def step(x, present):
+        def step(x, example_mask):
             with compiling(jit_compile):
-                return run(x, present)
+                return run(x, example_mask)
 
-        def run(x, present):
-            result = backward(model, plan, x, self.losses, present)
+        def run(x, example_mask):
+            result = backward(model, plan, x, self.losses, example_mask)
             norms, bounds, _ = squared_norms(result)
             raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
             found = []
@@ -159,7 +163,7 @@ class BruteForce:
                     tf.zeros(v.shape) if s is None else tf.convert_to_tensor(s)
                     for v, s in zip(model.trainable_variables, sums, strict=True)
                 ]
-                found.append((sums, clip_factors(raised, present, clip_norm, clipping)[0]))
+                found.append((sums, clip_factors(raised, example_mask, clip_norm, clipping)[0]))
             return tf.add_n(norms), found
 
         if graph or jit_compile:

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping import make_plan, per_example_gradient_norms
+from tfdp.clipping import per_example_gradient_norms
+from tfdp.clipping.planning import make_clipping_plan
 from tfdp.clipping.rules.embed_reduce import EmbedReduceRule
 
 keras_rs = pytest.importorskip("keras_rs")
@@ -56,7 +57,7 @@ def test_norms_and_clipped_sums_are_exact(combiner, batch, weighted, brute_force
     y = np.random.default_rng(2).normal(size=(batch, 2)).astype("float32")
     check = brute_force(lambda: Features(combiner), features(batch, weighted), mean_loss("mse", y))
     check.check(("flat",))
-    rules = {u.layer.name: u.rule for u in make_plan(check.model, check.x).units.values()}
+    rules = {u.layer.name: u.rule for u in make_clipping_plan(check.model, check.x).calls.values()}
     assert None not in rules.values() and {"items", "users"} <= set(rules)
 
 
@@ -108,10 +109,10 @@ def test_ids_and_weights_mean_what_they_mean_to_the_layer(name, combiner):
     assert variable is layer.embeddings
     # What is activated is what has a gradient: not padding, of ragged rows or by a weight of 0.
     for i, gradient in enumerate(gradients):
-        formed = np.zeros((V, D))
+        per_example = np.zeros((V, D))
         there = rows.ids[i].numpy() >= 0
-        np.add.at(formed, rows.ids[i].numpy()[there], rows.values[i].numpy()[there])
-        np.testing.assert_allclose(formed, gradient, rtol=1e-4, atol=1e-5)
+        np.add.at(per_example, rows.ids[i].numpy()[there], rows.values[i].numpy()[there])
+        np.testing.assert_allclose(per_example, gradient, rtol=1e-4, atol=1e-5)
         moved = np.flatnonzero(np.any(gradient, axis=1))
         assert set(rows.ids[i].numpy()[there]) == set(moved)
 
@@ -150,10 +151,10 @@ def test_variables_that_the_rule_does_not_know_take_the_exact_fallback(brute_for
 
     check = brute_force(Model, (IDS,), mean_loss("mse", np.ones((4, 2), "float32")))
     check.check(("flat",))
-    assert None in [u.rule for u in make_plan(check.model, check.x).units.values()]
+    assert None in [u.rule for u in make_clipping_plan(check.model, check.x).calls.values()]
 
     model = Direct()
     model((IDS,))
     model.table.enable_lora(2)
-    units = make_plan(model, (tf.constant(IDS),)).units.values()
-    assert [u.rule is None for u in units if u.layer is model.table] == [True]
+    calls = make_clipping_plan(model, (tf.constant(IDS),)).calls.values()
+    assert [c.rule is None for c in calls if c.layer is model.table] == [True]

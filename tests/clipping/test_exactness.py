@@ -6,7 +6,10 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfdp.clipping import backward, explain, make_plan, presence, squared_norms
+from tfdp.clipping import explain
+from tfdp.clipping.engine import backward, squared_norms
+from tfdp.clipping.losses import example_mask_of
+from tfdp.clipping.planning import make_clipping_plan
 
 GENERATOR = np.random.default_rng(7)
 TOKENS, LENGTH, WIDTH = 11, 6, 8
@@ -92,7 +95,7 @@ def test_dropout_masks_are_those_of_the_forward_pass(brute_force, mean_loss):
 
 
 @pytest.mark.parametrize("length", [3, 40])
-def test_tied_embedding_by_grams_and_formed(brute_force, mean_loss, length):
+def test_tied_embedding_by_grams_and_per_example(brute_force, mean_loss, length):
     # Short sequences take the gram form, long ones instantiate the Dense kernels.
     x, y = ids(3, length), ids(3, length)
     loss = mean_loss(crossentropy(), y)
@@ -275,9 +278,9 @@ def test_user_layers_and_unused_variables(brute_force, mean_loss):
 
     x, y = normal(4, 3), targets(4, 1)
     brute_force(build, x, mean_loss("mse", y)).check(ALL)
-    plan = make_plan(build(), tf.constant(x))
+    plan = make_clipping_plan(build(), tf.constant(x))
     assert [v.name for v in plan.unused] == ["unused"]
-    rules = {type(u.layer).__name__: u.rule for u in plan.units.values()}
+    rules = {type(u.layer).__name__: u.rule for u in plan.calls.values()}
     assert rules["ResidualDense"] is None and rules["Scale"] is None
 
 
@@ -290,8 +293,8 @@ class RenamedDense(layers.Dense):
 
 def test_subclass_that_computes_the_same_keeps_its_rule():
     model = keras.Sequential([keras.Input((3,)), RenamedDense(2)])
-    (unit,) = make_plan(model, tf.zeros((1, 3))).units.values()
-    assert unit.rule is not None
+    (planned,) = make_clipping_plan(model, tf.zeros((1, 3))).calls.values()
+    assert planned.rule is not None
 
 
 class NoisyScale(layers.Layer):
@@ -313,12 +316,12 @@ def test_fallback_sees_the_random_numbers_of_the_forward_pass(recurrent):
     gain = model.layers[0].gain
     gain.assign([0.5, 1.0, 2.0])
     x = tf.ones((40, 2, 3))
-    plan = make_plan(model, x)
+    plan = make_clipping_plan(model, x)
 
     @tf.function(autograph=False)
     def step():
         losses = lambda out: tf.reduce_sum(tf.reshape(out**2, [40, -1]), 1)  # noqa: E731
-        result = backward(model, plan, x, losses, presence(None, 40))
+        result = backward(model, plan, x, losses, example_mask_of(None, 40))
         norms, _, _ = squared_norms(result)
         return result.outputs, tf.add_n(norms)
 

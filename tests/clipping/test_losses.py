@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping import PerExampleLoss, presence
+from tfdp.clipping.losses import PerExampleLoss, example_mask_of
 from tfdp.runtime.xla import compiling
 
 GENERATOR = np.random.default_rng(0)
@@ -80,12 +80,14 @@ def test_reductions_that_contradict_are_refused(reduction):
 
 
 def test_presence():
-    assert presence(None, 3).numpy().all()
-    np.testing.assert_array_equal(presence(tf.constant([0.0, 2.0, -1.0]), 3), [False, True, True])
+    assert example_mask_of(None, 3).numpy().all()
+    np.testing.assert_array_equal(
+        example_mask_of(tf.constant([0.0, 2.0, -1.0]), 3), [False, True, True]
+    )
     positions = tf.constant([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    np.testing.assert_array_equal(presence(positions, 3), [False, True, True])
+    np.testing.assert_array_equal(example_mask_of(positions, 3), [False, True, True])
     several = {"a": tf.constant([0.0, 1.0, 0.0]), "b": tf.constant([0.0, 0.0, 3.0]), "c": None}
-    np.testing.assert_array_equal(presence(several, 3), [False, True, True])
+    np.testing.assert_array_equal(example_mask_of(several, 3), [False, True, True])
 
 
 def test_low_precision_predictions_are_compared_in_float32():

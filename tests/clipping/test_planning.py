@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from keras import layers
 
 import tfdp
-from tfdp.clipping import Instances, Rule, explain, make_plan, register_rule
+from tfdp.clipping import PerExampleGradients, Rule, explain, register_rule
+from tfdp.clipping.planning import make_clipping_plan
 from tfdp.errors import PrivacyError
 
 
 def plan_of(model, *shape, dtype=tf.float32):
-    return make_plan(model, tf.zeros((1, *shape), dtype))
+    return make_clipping_plan(model, tf.zeros((1, *shape), dtype))
 
 
 def test_batch_normalization_is_refused_by_name():
@@ -73,7 +74,7 @@ def test_outputs_without_the_batch_axis_are_refused():
 
 def test_weight_regularizers_and_metrics_are_allowed():
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2, kernel_regularizer="l2")])
-    assert len(plan_of(model, 3).units) == 1
+    assert len(plan_of(model, 3).calls) == 1
 
 
 class Reshaper(keras.Model):
@@ -94,8 +95,8 @@ def test_layers_inside_reshapes_fall_back_to_the_model(brute_force, mean_loss):
     y = generator.normal(size=(5, 4, 2)).astype(np.float32) + 5
     check = brute_force(Reshaper, x, mean_loss("mse", y))
     check.check()
-    (unit,) = make_plan(check.model, check.x).units.values()
-    assert unit.rule is None and unit.layer is check.model
+    (planned,) = make_clipping_plan(check.model, check.x).calls.values()
+    assert planned.rule is None and planned.layer is check.model
 
 
 class ByExample(layers.Layer):
@@ -143,8 +144,8 @@ def test_the_fallback_never_hands_an_example_the_others(brute_force, mean_loss, 
     x = generator.normal(size=(4, 2)).astype(np.float32)
     y = generator.normal(size=(4, 3)).astype(np.float32) + 5
     check = brute_force(lambda: InAnotherForm(how), x, mean_loss("mse", y))
-    (unit,) = make_plan(check.model, check.x).units.values()
-    assert unit.rule is None and unit.layer is check.model
+    (planned,) = make_clipping_plan(check.model, check.x).calls.values()
+    assert planned.rule is None and planned.layer is check.model
     if how != "packed":  # vectorized_map has no boolean_mask
         check.check(("flat",))
 
@@ -160,9 +161,11 @@ def test_inputs_that_cannot_be_divided_by_example_are_refused():
 
     ragged = tf.RaggedTensor.from_tensor(tf.ones((4, 2)))
     with pytest.raises(PrivacyError, match="no clipping rule.*padded"):
-        make_plan(Model(), ragged)
+        make_clipping_plan(Model(), ragged)
     with pytest.raises(PrivacyError, match="from_sparse"):
-        make_plan(keras.Sequential([layers.Dense(1)]), tf.sparse.from_dense(tf.ones((4, 2))))
+        make_clipping_plan(
+            keras.Sequential([layers.Dense(1)]), tf.sparse.from_dense(tf.ones((4, 2)))
+        )
 
 
 class Squeezed(keras.Model):
@@ -221,7 +224,7 @@ class DoublingRule(Rule):
 
     def contributions(self, layer, args, kwargs, gradients):
         (s,) = gradients
-        return [(layer.factor, Instances(2.0 * tf.cast(s * args[0], tf.float32)))]
+        return [(layer.factor, PerExampleGradients(2.0 * tf.cast(s * args[0], tf.float32)))]
 
 
 class Tripling(Doubling):
@@ -239,8 +242,8 @@ def test_users_register_rules_and_subclasses_that_compute_differ(brute_force, me
             return keras.Sequential([keras.Input((3,)), layer(), layers.Dense(3)])
 
         check = brute_force(build, x, mean_loss("mse", y))
-        unit = next(iter(make_plan(check.model, check.x).units.values()))
-        assert (unit.rule is not None) == has_rule
+        planned = next(iter(make_clipping_plan(check.model, check.x).calls.values()))
+        assert (planned.rule is not None) == has_rule
         check.check()
     with pytest.raises(ValueError, match="layer classes"):
         register_rule(Doubling())
@@ -373,13 +376,13 @@ def test_what_reads_or_draws_is_not_refused():
         found += scale * drawn.normal(tf.shape(x)) + tf.random.uniform(tf.shape(x))
         return tf.map_fn(lambda row: row + tf.random.normal([3]), found)
 
-    assert plan_of(_model_with(Keeps(harmless), 3), 3).units
+    assert plan_of(_model_with(Keeps(harmless), 3), 3).calls
 
 
 def test_vocabularies_are_read():
     lookup = layers.StringLookup(vocabulary=["a", "b"])
     model = keras.Sequential([keras.Input((4,), dtype="string"), lookup, layers.Embedding(5, 2)])
-    assert plan_of(model, 4, dtype=tf.string).units
+    assert plan_of(model, 4, dtype=tf.string).calls
 
 
 def _model_with(layer, *shape):

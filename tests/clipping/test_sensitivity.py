@@ -9,7 +9,8 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tfdp.clipping import CLIPPING, Instances, OuterProduct, Rows, clip_factors
+from tfdp.clipping import OuterProduct, PerExampleGradients, Rows
+from tfdp.clipping.factors import CLIPPING, clip_factors
 from tfdp.clipping.gradients import variable_gradient
 from tfdp.runtime.xla import compiling
 
@@ -17,7 +18,7 @@ CLIP_NORM = 0.7
 TENSORS = {
     OuterProduct: lambda c: [c.left, c.right],
     Rows: lambda c: [c.ids, c.values],
-    Instances: lambda c: [c.values],
+    PerExampleGradients: lambda c: [c.values],
 }
 
 
@@ -50,10 +51,10 @@ def factors_of(shape, clipping, kinds, tensors):
         variable, [kind(*parts) for kind, parts in zip(kinds, tensors, strict=True)]
     )
     norm, bound = gradient.squared_norm()
-    present = tf.ones(shape=[tensors[0][0].shape[0]], dtype=tf.bool)
-    formed = gradient.values if type(gradient).__name__ == "_Formed" else None
+    example_mask = tf.ones(shape=[tensors[0][0].shape[0]], dtype=tf.bool)
+    per_example = gradient.values if type(gradient).__name__ == "_Formed" else None
     kept = [tf.maximum(norm, 0.0) + bound]
-    return clip_factors(kept, present, CLIP_NORM, clipping)[0][0], formed
+    return clip_factors(kept, example_mask, CLIP_NORM, clipping)[0][0], per_example
 
 
 @functools.cache
@@ -69,10 +70,10 @@ def excess(contributions, true, clipping="normalized", jit_compile=False):
     tensors = [TENSORS[type(c)](c) for c in contributions]
     with compiling(jit_compile):  # eagerly otherwise: a trace takes longer than the few numbers
         if jit_compile:
-            factor, formed = compiled_factors(shape, clipping, kinds)(tensors)
+            factor, per_example = compiled_factors(shape, clipping, kinds)(tensors)
         else:
-            factor, formed = factors_of(shape, clipping, kinds, tensors)
-    released = true if formed is None else formed.numpy().astype(np.float64)
+            factor, per_example = factors_of(shape, clipping, kinds, tensors)
+    released = true if per_example is None else per_example.numpy().astype(np.float64)
     norms = np.sqrt(np.square(released).reshape(len(true), -1).sum(1))
     return np.max(factor.numpy().astype(np.float64) * norms) / CLIP_NORM - 1
 
@@ -177,7 +178,7 @@ def test_squares_that_underflow(clipping, jit_compile):
         outer(np.full((1, 1, 3), 1e-20), np.full((1, 1, 2), 1e-15)),
     ]
     small = np.append(np.full(1000, 1e-19), 1e-18)[None].astype(np.float32)
-    cases.append(([Instances(tf.constant(small))], small.astype(np.float64)))
+    cases.append(([PerExampleGradients(tf.constant(small))], small.astype(np.float64)))
     ids = np.arange(100)[None]
     values = np.full((1, 100, 3), 9e-20)
     true = values.astype(np.float32).astype(np.float64)
@@ -191,7 +192,7 @@ def test_squares_that_underflow(clipping, jit_compile):
 def test_long_positive_sums(jit_compile):
     for value in (0.1, 1 / 3, 1.2345, 1.9999):
         values = np.full((1, 1 << 18), value, np.float32)
-        case = [Instances(tf.constant(values))], values.astype(np.float64)
+        case = [PerExampleGradients(tf.constant(values))], values.astype(np.float64)
         assert excess(*case, jit_compile=jit_compile) <= 1e-6
 
 
@@ -206,14 +207,14 @@ def test_rounding_bounds_leave_ordinary_gradients_alone():
 
 def test_factor_table():
     norms = tf.constant([0.0, 1e-4, 1.0, 4.0, np.inf, np.nan, 1e39, 4.0], tf.float64)
-    present = tf.constant([True] * 7 + [False])
+    example_mask = tf.constant([True] * 7 + [False])
     wanted = {
         "flat": [1, 1, 0.5, 0.25, 0, 0, 0, 0],
         "automatic": [50, 25, 0.5 / 1.01, 0.5 / 2.01, 0, 0, 0, 0],
         "normalized": [0, 50, 0.5, 0.25, 0, 0, 0, 0],
     }
     for clipping, values in wanted.items():
-        (factors,), finite = clip_factors([norms], present, 0.5, clipping)
+        (factors,), finite = clip_factors([norms], example_mask, 0.5, clipping)
         np.testing.assert_allclose(factors, values, rtol=1e-6)
     np.testing.assert_array_equal(finite, [True] * 4 + [False] * 3 + [True])
 
@@ -258,8 +259,8 @@ def test_examples_that_are_not_finite_contribute_zero(brute_force, name):
     check = brute_force(lambda: model, x, losses, float64=False)
     clippings = ("flat", "normalized", "automatic", "per_layer")
     _, found = check.private(0.3, *clippings)
-    present = [True, False, True, False, True]
-    _, without = check.private(0.3, *clippings, present=present)
+    example_mask = [True, False, True, False, True]
+    _, without = check.private(0.3, *clippings, example_mask=example_mask)
     for (sums, factors), (others, _) in zip(found, without, strict=True):
         assert all(f[1] == f[3] == 0 for f in factors)
         for a, b in zip(sums, others, strict=True):
@@ -276,11 +277,11 @@ def test_absent_examples_contribute_nothing_even_if_nan(brute_force, name):
     def losses(outputs):
         return tf.reduce_mean(tf.reshape(tf.square(outputs), [5, -1]), 1)
 
-    present = [True] * 3 + [False] * 2
+    example_mask = [True] * 3 + [False] * 2
     check = brute_force(lambda: model, x, losses, float64=False)
-    _, [(wanted, _)] = check.private(0.3, "normalized", present=present)
+    _, [(wanted, _)] = check.private(0.3, "normalized", example_mask=example_mask)
     check.x = tf.constant(padded)
-    _, [(sums, factors)] = check.private(0.3, "normalized", present=present)
+    _, [(sums, factors)] = check.private(0.3, "normalized", example_mask=example_mask)
     assert np.all(factors[0][3:] == 0)
     for a, b in zip(sums, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)

@@ -29,7 +29,7 @@ def test_files_of_the_inner_model_carry_the_charges(small, tmp_path, kind):
     assert again.ledger == model.ledger and len(again.ledger)
     again.compile(small.optimizer(), loss=small.loss)
     assert again.privacy_statement().epsilon == model.privacy_statement().epsilon
-    assert not any("elsewhere" in s for s in again.privacy_statement().asserted)
+    assert not any("elsewhere" in s for s in again.privacy_statement().assumptions)
 
 
 def test_plain_keras_reads_the_files_of_an_inner_model(small, tmp_path):

@@ -14,7 +14,7 @@ from scipy import stats
 
 import tfdp
 from tfdp.attention_release import mechanisms
-from tfdp.clipping import SurvivorSums
+from tfdp.clipping.surviving_rows import SurvivorSums
 from tfdp.layers import DPForwardNoise, SparseEmbedding
 from tfdp.noise import ServingNoiseSource
 from tfdp.runtime.xla import compiling

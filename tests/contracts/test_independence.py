@@ -249,9 +249,9 @@ def test_recurrent_models_are_checked(steps, traced):
     x, y = np.random.default_rng(0).normal(size=(N, steps, 2)).astype(np.float32), data()[1]
     recurrent = layers.LSTM(2)
     good = sequential(recurrent, layers.Dense(1), shape=(steps, 2))
-    loop_steps = tfdp.clipping.make_plan(good, x).loop_steps
+    loop_steps = tfdp.clipping.planning.make_clipping_plan(good, x).loop_steps
     assert loop_steps == steps and traced == (loop_steps > tfdp.training.independence._EAGER_STEPS)
-    assert not examine(good, x, y).asserted
+    assert not examine(good, x, y).assumptions
     for mixer, name in ((tf.cumsum, "Function"), (gradient_of_the_batch, "Model")):
         bad = sequential(recurrent, Function(mixer), layers.Dense(1), shape=(steps, 2))
         with pytest.raises(PrivacyError, match=f"{name}.*{MIXES}"):
@@ -293,7 +293,7 @@ def test_a_few_examples_are_enough(n):
     def stack(mixer):
         return sequential(layers.Dense(3), Function(mixer), layers.Dense(1))
 
-    assert not examine(stack(clipped), *data(n)).asserted
+    assert not examine(stack(clipped), *data(n)).assumptions
     with pytest.raises(PrivacyError, match=MIXES):
         examine(stack(tf.cumsum), *data(n))
 

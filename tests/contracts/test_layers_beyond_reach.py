@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.clipping import make_plan, refusals
+from tfdp.clipping import refusals
+from tfdp.clipping.planning import make_clipping_plan
 from tfdp.errors import PrivacyError
 
 IDS, Y = np.ones((4, 3), "int64"), np.ones((4, 1), "float32")
@@ -108,7 +109,7 @@ def test_tables_on_the_sparse_core_are_refused_wherever_they_show(sparse_core, p
     frozen = distributed_embedding(placement)
     frozen.trainable = False
     with pytest.raises(PrivacyError, match=WAY_OUT):
-        make_plan(model_of(frozen), IDS)
+        make_clipping_plan(model_of(frozen), IDS)
     assert sparse_core == []
 
 

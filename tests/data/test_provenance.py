@@ -76,11 +76,11 @@ def test_what_is_not_a_tagged_dataset_has_no_known_sampling():
 
 
 @pytest.mark.parametrize("kind", ["poisson", "shuffled"])
-def test_a_declared_sampling_is_marked_as_asserted(kind):
+def test_a_declared_sampling_is_marked_as_declared(kind):
     dataset = tf.data.Dataset.from_tensor_slices(DATA).batch(10)
     declared = tfdp.data.declare_sampling(dataset, kind, num_examples=40, expected_batch_size=10)
     sampling = tfdp.data.sampling_of(declared.prefetch(1))
-    assert sampling.kind == f"asserted_{kind}"
+    assert sampling.kind == f"declared_{kind}"
     assert sampling.sampling_probability == 0.25
 
 
@@ -93,6 +93,6 @@ def test_what_tfdp_drew_cannot_be_declared_otherwise(batches):
 
 def test_unknown_kinds_and_objects_are_refused(batches):
     with pytest.raises(ValueError, match="Argument `kind` must be"):
-        tfdp.data.declare_sampling(batches, "asserted_poisson", 40, 10)
+        tfdp.data.declare_sampling(batches, "declared_poisson", 40, 10)
     with pytest.raises(ValueError, match="Argument `dataset` must be"):
         tfdp.data.declare_sampling(np.ones(3), "poisson", 40, 10)

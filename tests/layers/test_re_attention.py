@@ -273,7 +273,7 @@ def test_sequence_models_train_save_and_continue(cell, tmp_path):
     x, y = sequences()
     data = tfdp.data.poisson_batches((x, y), 10)
     model.fit(data, verbose=0)
-    assert any("public" in s for s in model.privacy_statement().asserted)
+    assert any("public" in s for s in model.privacy_statement().assumptions)
     model.save(tmp_path / "m.keras")
     other = keras.models.load_model(tmp_path / "m.keras")
     assert json.dumps(other.get_config()) == json.dumps(model.get_config())
@@ -290,7 +290,7 @@ def test_a_release_is_charged_once_however_often_it_is_used(tmp_path):
     releases = [e for e in model.ledger.entries if e.label == "item frequencies"]
     assert len(releases) == 1 and releases[0].count == 1
     assert releases[0].event == release.event
-    assert model.privacy_statement().asserted == ()
+    assert model.privacy_statement().assumptions == ()
     data = tfdp.data.poisson_batches((x, y), 10)
     model.fit(data, verbose=0)
     compiled(model, run_eagerly=True).fit(data, verbose=0)

@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 from tfdp import make_private
-from tfdp.clipping import make_plan, per_example_gradient_norms
+from tfdp.clipping import per_example_gradient_norms
+from tfdp.clipping.planning import make_clipping_plan
 from tfdp.data import poisson_batches
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import DPOptimizer, RowSGD
@@ -147,7 +148,7 @@ def test_it_has_a_rule_and_never_one_copy_of_the_table_for_each_example():
     model = model_of(False, True, combiner="mean")
     specs = [tf.TensorSpec([4, 3], tf.int64), tf.TensorSpec([4, 2], tf.int64),
              tf.TensorSpec([4, 3], tf.float32)]  # fmt: skip
-    plan = make_plan(model, specs)
+    plan = make_clipping_plan(model, specs)
     rules = {u.layer.name: u.rule for u in plan.units.values()}
     assert all(
         rule is not None for name, rule in rules.items() if name.startswith("sparse_embedding")

@@ -124,7 +124,7 @@ def test_a_dp_optimizer_trains_all_of_it_and_covers_the_labels():
     model.fit(data, verbose=0)
     statement = model.privacy_statement()
     assert statement.adjacency == "add_or_remove_one" and statement.epsilon > 0
-    assert not any("labels" in text for text in statement.uncovered)
+    assert not any("labels" in text for text in statement.not_covered)
 
 
 def test_a_keras_hub_backbone_and_a_budget(tmp_path):

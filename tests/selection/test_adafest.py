@@ -12,9 +12,11 @@ def table(name, num_rows, ids):
     return TableActivity(name, num_rows, tf.constant(ids, tf.int64))
 
 
-def select(selection, tables, noise_multiplier=0.0, present=None, seed=0):
-    present = tf.ones(tables[0].ids.shape[0], tf.bool) if present is None else present
-    found = selection.select(tables, present, noise_multiplier, NoiseSource(seed))
+def select(selection, tables, noise_multiplier=0.0, example_mask=None, seed=0):
+    example_mask = (
+        tf.ones(tables[0].ids.shape[0], tf.bool) if example_mask is None else example_mask
+    )
+    found = selection.select(tables, example_mask, noise_multiplier, NoiseSource(seed))
     return [rows.numpy() for rows in found]
 
 

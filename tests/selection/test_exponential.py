@@ -17,14 +17,16 @@ def activity(ids, norms, num_rows, name="t"):
     return TableActivity(name, num_rows, tf.constant(ids, tf.int64), lambda: norms)
 
 
-def draw(selection, tables, sigma, count, seed=0, present=None):
+def draw(selection, tables, sigma, count, seed=0, example_mask=None):
     """`count` selections as a list of lists of arrays."""
     source = NoiseSource(seed)
-    present = tf.ones(tables[0].ids.shape[0], tf.bool) if present is None else present
+    example_mask = (
+        tf.ones(tables[0].ids.shape[0], tf.bool) if example_mask is None else example_mask
+    )
 
     @tf.function
     def one():
-        return selection.select(tables, present, sigma, source)
+        return selection.select(tables, example_mask, sigma, source)
 
     return [[r.numpy() for r in one()] for _ in range(count)]
 
@@ -93,20 +95,20 @@ def test_an_example_moves_every_utility_up_by_at_most_one():
 
 def test_absent_examples_are_not_counted():
     ids, norms = [[3], [5]], [[1.0], [1.0]]
-    present = tf.constant([False, True])
+    example_mask = tf.constant([False, True])
     tables = [activity(ids, norms, 2**40)]
-    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, present=present):
+    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, example_mask=example_mask):
         assert list(rows) == [5]
 
 
 def test_an_absent_example_chooses_no_row_however_large_its_gradient():
     tables = [activity([[3, 5], [5, 9]], [[1.0, 1.0], [0.2, 0.1]], 2**40)]
-    present = tf.constant([False, True])
-    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, present=present):
+    example_mask = tf.constant([False, True])
+    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, example_mask=example_mask):
         assert list(rows) == [5]
     # And it does not raise the row that a present example has, too: 5 has 0.2 and 9 has 0.3.
     tables = [activity([[5, -1], [5, 9]], [[1.0, _NO_NORM], [0.2, 0.3]], 2**40)]
-    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, present=present):
+    for (rows,) in draw(ExponentialSelection(1), tables, 1e-9, 3, example_mask=example_mask):
         assert list(rows) == [9]
 
 

@@ -19,10 +19,10 @@ ROWS = [[0, 1, 1, 2], [0, 3, -1, -1], [0, 4, 5, -1], [0, 999, -1, -1], [0, 6, -1
 PRESENT = [True, True, True, True, False]
 
 
-def naive_contributions(rows, present, num_rows, contribution_norm):
+def naive_contributions(rows, example_mask, num_rows, contribution_norm):
     """V̂ as algorithm 1 writes it, one array of V numbers for each example."""
     total = np.zeros(num_rows)
-    for ids, there in zip(rows, present, strict=True):
+    for ids, there in zip(rows, example_mask, strict=True):
         v = np.zeros(num_rows)
         v[[j for j in ids if j >= 0]] = 1.0
         if there:
@@ -30,25 +30,25 @@ def naive_contributions(rows, present, num_rows, contribution_norm):
     return total
 
 
-def replicated(rows, present, num_rows, copies):
+def replicated(rows, example_mask, num_rows, copies):
     """The same batch in `copies` disjoint ranges of rows: one call makes `copies` draws."""
     rows = np.asarray(rows, np.int64)
     shifted = [np.where(rows >= 0, rows + c * num_rows, -1) for c in range(copies)]
-    return np.concatenate(shifted), np.tile(present, copies)
+    return np.concatenate(shifted), np.tile(example_mask, copies)
 
 
 @tf.function(autograph=False, reduce_retracing=True)
-def _survivors(rows, present, num_rows, threshold, noise_multiplier, norm, source):
-    found = ContributionMap(rows, present, num_rows, norm).survivors(
+def _survivors(rows, example_mask, num_rows, threshold, noise_multiplier, norm, source):
+    found = ContributionMap(rows, example_mask, num_rows, norm).survivors(
         threshold, noise_multiplier, source
     )
     return found.rows, found.contributions
 
 
-def survivors(rows, present, num_rows, threshold, noise_multiplier, norm=1.0, seed=1):
+def survivors(rows, example_mask, num_rows, threshold, noise_multiplier, norm=1.0, seed=1):
     found = _survivors(
         tf.constant(rows, tf.int64),
-        tf.constant(present, tf.bool),
+        tf.constant(example_mask, tf.bool),
         num_rows,
         threshold,
         noise_multiplier,

@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.accounting import BudgetError
-from tfdp.errors import PrivacyError
+from tfdp.errors import BudgetError, PrivacyError
 from tfdp.training import dp_model, preflight
 from tfdp.training import step as private_step
 
@@ -270,19 +269,19 @@ def test_a_step_is_planned_and_traced_once(small, built, fitted, monkeypatch):
 
         monkeypatch.setattr(module, name, call)
 
-    counted(dp_model, "make_plan")
+    counted(dp_model, "make_clipping_plan")
     counted(private_step, "sums_of_batch")
     base = small.base() if built else keras.Sequential([keras.layers.Dense(2)])
     metrics = {"metrics": ["accuracy"]}
     model = small.model(base, inner=keras.optimizers.Adam(), compile_kwargs=metrics)
     model.fit(small.poisson(), verbose=0) if fitted else model.train_on_batch(*small.data())
-    assert calls == {"make_plan": 1, "sums_of_batch": 1}
+    assert calls == {"make_clipping_plan": 1, "sums_of_batch": 1}
 
 
 def test_planning_a_model_that_it_builds_is_not_done_again(small):
     model = small.model(keras.Sequential([keras.layers.Dense(2)]))
     x = tf.constant(small.data()[0])
-    assert model.plan(x) is model.plan(x)
+    assert model.clipping_plan(x) is model.clipping_plan(x)
 
 
 def test_positional_arguments_of_fit(small):

@@ -10,8 +10,10 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
-from tfdp.accounting import VisiblySampledGaussianDpEvent, epsilon, truncation_delta
+from tfdp.accounting import epsilon
 from tfdp.accounting.accountants import compose_accountant
+from tfdp.accounting.truncation import truncation_delta
+from tfdp.accounting.visible_sampling import VisiblySampledGaussianDpEvent
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise
 
@@ -86,7 +88,7 @@ def test_epochs_are_copies_and_the_encoder_gets_no_gradient(small, shuffled):
     three = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 3)
     assert statement.epsilon == pytest.approx(epsilon(three, 1e-3), rel=1e-6)
     assert statement.adjacency == "zero_out" and not statement.unstated
-    assert "labels" in str(statement) and "enc" not in "".join(statement.uncovered)
+    assert "labels" in str(statement) and "enc" not in "".join(statement.not_covered)
     # arrays are shuffled, too; a step outside `fit` has batches of unknown origin
     x, y = small.data()
     model.fit(x, y, batch_size=15, verbose=0)
@@ -167,7 +169,7 @@ def test_propagate_lists_the_encoder_and_gives_no_epsilon(shuffled):
     model.fit(shuffled, verbose=0)
     assert np.abs(encoder - model.get_layer("enc").get_weights()[0]).max() > 0
     statement = model.privacy_statement(1e-3)
-    listed = " ".join(statement.uncovered)
+    listed = " ".join(statement.not_covered)
     assert statement.epsilon == math.inf and statement.unstated
     assert "enc/kernel" in listed and "enc/bias" in listed and "head/" not in listed
     assert model.ledger.epsilon(1e-3) == np.inf
@@ -201,7 +203,7 @@ def test_ways_around_the_noise_are_found_and_listed(kind, shuffled):
         model.compile("sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(shuffled, verbose=0)
     statement = model.privacy_statement(1e-3)
-    listed = " ".join(statement.uncovered)
+    listed = " ".join(statement.not_covered)
     assert statement.epsilon == math.inf and "head/kernel" in listed
     if kind == "functional":
         assert "inputs -> enc -> skip -> head -> outputs" in listed
@@ -222,7 +224,7 @@ def test_a_state_below_the_noise_that_sees_raw_data_is_not_private(sees_data, be
         model = compiled(keras.Model(base.input, counting(base.output)))
     model.fit(shuffled, verbose=0)
     statement = model.privacy_statement(1e-3)
-    listed = " ".join(statement.uncovered)
+    listed = " ".join(statement.not_covered)
     assert float(counting.calls) > 0
     assert ("state/total" in listed) == (sees_data and below) and "state/calls" not in listed
     assert (statement.epsilon == math.inf) == (sees_data and below)
@@ -280,7 +282,7 @@ def test_a_dp_optimizer_covers_everything_and_the_noise_costs_nothing(small):
     event = dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(1.3))
     exact = epsilon(dp_accounting.SelfComposedDpEvent(event, 4), 1e-3)
     assert statement.epsilon == pytest.approx(exact, rel=1e-6)
-    assert len(model.ledger) == 1 and "labels" not in " ".join(statement.uncovered)
+    assert len(model.ledger) == 1 and "labels" not in " ".join(statement.not_covered)
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")

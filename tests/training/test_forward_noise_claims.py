@@ -6,7 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from tfdp.accounting import paper_forward_noise_claim, visible_sampling_epsilon
+from tfdp.accounting.forward_noise import visible_sampling_epsilon
+from tfdp.accounting.literature import paper_forward_noise_claim
 
 
 @pytest.fixture(scope="module")

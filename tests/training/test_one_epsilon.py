@@ -172,7 +172,7 @@ def test_reading_charges_nothing_and_everyone_reads_the_same(small):
 
 def test_weights_from_elsewhere_are_mentioned(small):
     def mentioned(model):
-        return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).asserted)
+        return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
 
     model = small.model()
     model.fit(small.poisson(), verbose=0)
@@ -212,8 +212,8 @@ def test_files_know_which_weights_they_account_for(small, tmp_path):
             model.save_weights(tmp_path / "m.weights.h5")
             loaded.load_weights(tmp_path / "m.weights.h5")
         loaded.fit(small.poisson(), verbose=0)
-        asserted = loaded.privacy_statement(DELTA).asserted
-        assert not any("elsewhere" in s for s in asserted), asserted
+        assumptions = loaded.privacy_statement(DELTA).assumptions
+        assert not any("elsewhere" in s for s in assumptions), assumptions
 
 
 def test_a_step_of_a_subclass_is_counted(small):
@@ -241,7 +241,7 @@ def test_a_step_of_a_subclass_is_counted(small):
         model.fit(small.poisson(), verbose=0)
         expected = by_hand(poisson(1.0, 0.25, 4)) if private else math.inf
         assert_one(model, expected)
-        assert any("train_step" in s for s in model.privacy_statement(DELTA).asserted)
+        assert any("train_step" in s for s in model.privacy_statement(DELTA).assumptions)
 
 
 def test_what_a_run_did_is_not_lost_by_compile_or_load(small, tmp_path):
@@ -353,7 +353,7 @@ def test_two_releases_cost_twice_even_if_they_are_equal(small, monkeypatch):
     data = tfdp.data.synthetic_sequences(num_users=50, num_items=6, min_length=3, max_length=4)
     one, other = (tfdp.data.private_frequency(data.train, epsilon=1.0) for _ in range(2))
     object.__setattr__(other, "probabilities", one.probabilities)
-    ledger = tfdp.accounting.ChargeHistory()
+    ledger = tfdp.accounting.history.ChargeHistory()
     for release in (one, one, other):
         ledger.charge(release.entry)
     assert sum(e.count for e in ledger.ledger().entries) == 2
@@ -609,7 +609,7 @@ def test_an_optimizer_that_is_set_without_compile_charges_the_weights(small):
 
 def test_values_from_elsewhere_stay_so(small):
     def mentioned(model):
-        return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).asserted)
+        return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
 
     model = small.model()
     model.set_weights([w + 1 for w in model.get_weights()])

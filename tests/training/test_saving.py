@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.accounting import BudgetError
+from tfdp.errors import BudgetError
 
 
 def charges(model):

@@ -7,8 +7,9 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp import PrivacyBudget, accounting, make_private
+from tfdp.accounting.composition import training_event
 from tfdp.data import poisson_batches
-from tfdp.errors import PrivacyError
+from tfdp.errors import BudgetError, PrivacyError
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import DPOptimizer, LazyAdam, RowAdagrad, RowSGD
 from tfdp.selection import FEST, AdaFEST, ExponentialSelection
@@ -295,7 +296,7 @@ def test_the_joint_mechanism_of_exponential_selection_is_what_is_charged():
     model.fit(batches, verbose=0)
     (entry,) = model.ledger.entries
     sigma = model.optimizer.noise_multiplier
-    assert entry.event == accounting.training_event(sigma, 0.1, "concentrated")
+    assert entry.event == training_event(sigma, 0.1, "concentrated")
     statement = model.privacy_statement()
     assert 1.9 < statement.epsilon <= 2.0 and statement.accountant == "rdp"
     assert "chosen by ExponentialSelection" in " ".join(str(statement).split())
@@ -331,7 +332,7 @@ def test_the_ledger_charges_one_gaussian_of_the_whole_noise_multiplier():
                      expected_batch_size=10)  # fmt: skip
     model.fit(batches, epochs=2, verbose=0)
     (entry,) = model.ledger.entries
-    assert entry.event == accounting.training_event(1.3, 0.1) and entry.count == 6
+    assert entry.event == training_event(1.3, 0.1) and entry.count == 6
     assert entry.details["selection"]["noise_ratio"] == 0.3
     selection = model.optimizer.selection
     sigma_1 = selection.contribution_noise_multiplier(1.3)
@@ -353,7 +354,7 @@ def test_a_private_choice_of_rows_is_charged_and_paid_from_the_budget():
     assert 1.9 < model.ledger.epsilon(1e-3) <= 2.0
 
     fest.adapt({"first": x[0], "second": x[1]}, {"first": V, "second": V})
-    with pytest.raises(accounting.BudgetError):  # a second release, which the budget lacks
+    with pytest.raises(BudgetError):  # a second release, which the budget lacks
         model.fit(batches, verbose=0)
     assert len(model.ledger.entries) == 3
 

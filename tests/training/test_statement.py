@@ -114,7 +114,7 @@ def test_steps_outside_fit_have_unknown_batches(small, how, fit_first):
     assert model.privacy_statement().epsilon == model.optimizer.epsilon() == math.inf
 
 
-def test_declared_sampling_is_said_to_be_asserted(small):
+def test_declared_sampling_is_listed_as_assumed(small):
     x, y = small.data()
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(40).batch(10)
     tfdp.data.declare_sampling(data, "poisson", small.n, 10)
@@ -122,7 +122,7 @@ def test_declared_sampling_is_said_to_be_asserted(small):
     model.fit(data, verbose=0)
     statement = model.privacy_statement()
     assert math.isfinite(statement.epsilon)
-    assert any("declared" in s for s in statement.asserted)
+    assert any("declared" in s for s in statement.assumptions)
 
 
 def test_statement_names_what_is_not_covered(small):
@@ -149,7 +149,7 @@ def test_earlier_plain_training_of_the_wrapped_model_is_mentioned(small):
     model = small.model(base)
     model.fit(small.poisson(), verbose=0)
     statement = model.privacy_statement()
-    assert statement.epsilon == math.inf or any("public" in s for s in statement.asserted)
+    assert statement.epsilon == math.inf or any("public" in s for s in statement.assumptions)
 
 
 def test_statement_needs_a_private_optimizer_and_a_small_delta(small):

@@ -5,7 +5,7 @@ import math
 from scipy import optimize
 
 from tfdp import _validate
-from tfdp.accounting.gdp import _log_delta
+from tfdp.accounting.gdp import log_gaussian_delta
 
 
 def gaussian_epsilon(noise_multiplier, delta, releases=1):
@@ -32,7 +32,7 @@ def gaussian_epsilon(noise_multiplier, delta, releases=1):
     target = math.log(_validate.open_unit("delta", delta))
 
     def excess(eps):
-        return max(_log_delta(eps, mu), -1e6) - target
+        return max(log_gaussian_delta(eps, mu), -1e6) - target
 
     if excess(0.0) <= 0:
         return 0.0
@@ -53,7 +53,7 @@ def gaussian_noise_multiplier(budget, releases=1):
     target = math.log(budget.delta)
 
     def excess(log_sigma):
-        return max(_log_delta(budget.epsilon, math.exp(-log_sigma)), -1e6) - target
+        return max(log_gaussian_delta(budget.epsilon, math.exp(-log_sigma)), -1e6) - target
 
     low = high = 0.0
     while excess(low) <= 0:

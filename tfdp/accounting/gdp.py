@@ -8,7 +8,7 @@ from scipy import optimize, special
 from tfdp import _validate
 
 
-def _log_delta(epsilon, mu):
+def log_gaussian_delta(epsilon, mu):
     """log of delta(epsilon; mu) = Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2)."""
     first = special.log_ndtr(-epsilon / mu + mu / 2)
     second = epsilon + special.log_ndtr(-epsilon / mu - mu / 2)
@@ -52,7 +52,7 @@ def gdp_clt_epsilon(noise_multiplier, sampling_probability, steps, delta):
         return 0.0
 
     def excess(epsilon):
-        return max(_log_delta(epsilon, mu), -1e4) - math.log(delta)
+        return max(log_gaussian_delta(epsilon, mu), -1e4) - math.log(delta)
 
     if excess(0.0) <= 0:
         return 0.0

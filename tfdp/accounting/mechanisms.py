@@ -23,11 +23,11 @@ UNPROTECTED = (
     "Variables were trained on raw data, which did not pass through forward noise; they are "
     "listed below. No epsilon holds for the whole model."
 )
-ENCODER_ASSERTED = (
+ENCODER_ASSUMED = (
     "the layers below the forward noise learned nothing from these examples before, other than "
     "what is listed here"
 )
-LABELS_UNCOVERED = (
+LABELS_NOT_COVERED = (
     "the labels and sample weights of the training examples: forward noise protects features only"
 )
 
@@ -37,13 +37,13 @@ class Notes:
     """What a reader must know of a run beside its cost; kept with the run.
 
     Args:
-        uncovered: what the guarantee does not cover.
-        asserted: what the user vouched for.
+        not_covered: what the guarantee does not cover.
+        assumptions: what the user vouched for.
         remarks: anything else.
     """
 
-    uncovered: tuple = ()
-    asserted: tuple = ()
+    not_covered: tuple = ()
+    assumptions: tuple = ()
     remarks: tuple = ()
 
     def __or__(self, other):
@@ -93,17 +93,17 @@ def _frozen(value):
 
 
 def doubts(sampling):
-    """What is asserted, and remarked, of the way batches were drawn."""
-    asserted, remarks = (), ()
-    if sampling is not None and sampling.is_asserted:
-        kind = sampling.kind.removeprefix("asserted_")
-        asserted = (f"batches were drawn as declared ({kind}); tfdp drew none",)
+    """What is assumed, and remarked, of the way batches were drawn."""
+    assumptions, remarks = (), ()
+    if sampling is not None and sampling.is_declared:
+        kind = sampling.kind.removeprefix("declared_")
+        assumptions = (f"batches were drawn as declared ({kind}); tfdp drew none",)
     if sampling is not None and sampling.seeded:
         remarks = (
             "A fixed seed drew the batches: whoever knows it knows them, and the amplification "
             "by sampling does not hold against them. Seeds are for tests.",
         )
-    return Notes(asserted=asserted, remarks=remarks)
+    return Notes(assumptions=assumptions, remarks=remarks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,15 +249,15 @@ class ForwardNoise(_Mechanism):
             "unit": self.unit,
             "layers": self.layers,
             "unprotected": self.unprotected,
-            "uncovered": [
-                LABELS_UNCOVERED,
+            "not_covered": [
+                LABELS_NOT_COVERED,
                 *(
                     f"variable {path}: trained on raw data, without protection"
                     for path in self.unprotected
                 ),
                 *self.bypasses,
             ],
-            "asserted": [ENCODER_ASSERTED],
+            "assumptions": [ENCODER_ASSUMED],
         }
         if self.num_examples is not None:
             details["num_examples"] = self.num_examples

@@ -5,8 +5,8 @@ import dataclasses
 from tfdp import _validate
 from tfdp.accounting import truncation
 
-_POISSON_KINDS = ("poisson", "asserted_poisson", "microbatches")
-_SHUFFLED_KINDS = ("shuffled", "asserted_shuffled")
+_POISSON_KINDS = ("poisson", "declared_poisson", "microbatches")
+_SHUFFLED_KINDS = ("shuffled", "declared_shuffled")
 KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, "full_batch")
 
 
@@ -18,7 +18,7 @@ class Sampling:
         kind: "poisson" (each record joins each batch independently with probability q),
             "shuffled" (each record appears at most once per epoch), "full_batch" (every record in
             every batch), "microbatches" (M independent Poisson samples make one batch, in which
-            a record may appear several times), or "asserted_poisson" / "asserted_shuffled", where
+            a record may appear several times), or "declared_poisson" / "declared_shuffled", where
             the user says so and tfdp did not draw the batches itself.
         num_examples: n, the number of records.
         expected_batch_size: q n; a float is allowed.
@@ -90,9 +90,9 @@ class Sampling:
         return self.kind not in _SHUFFLED_KINDS
 
     @property
-    def is_asserted(self):
+    def is_declared(self):
         """Whether the user vouches for the kind and tfdp did not draw the batches."""
-        return self.kind.startswith("asserted_")
+        return self.kind.startswith("declared_")
 
     @property
     def overflow_probability(self):

@@ -36,8 +36,8 @@ class Statement:
         overflow_delta: the part of delta spent on truncated batches.
         budget: the budget that was asked for, if any.
         unstated: reasons why no epsilon can be stated.
-        uncovered: what the guarantee does not cover.
-        asserted: what the user vouched for.
+        not_covered: what the guarantee does not cover.
+        assumptions: what the user vouched for.
         remarks: anything else a reader must know.
     """
 
@@ -55,8 +55,8 @@ class Statement:
     overflow_delta: float = 0.0
     budget: PrivacyBudget | None = None
     unstated: tuple = ()
-    uncovered: tuple = ()
-    asserted: tuple = ()
+    not_covered: tuple = ()
+    assumptions: tuple = ()
     remarks: tuple = ()
 
     def to_dict(self):
@@ -147,8 +147,8 @@ def privacy_statement(
         overflow_delta=_overflow_delta(ledger, epsilon),
         budget=budget,
         unstated=tuple(unstated),
-        uncovered=notes.uncovered,
-        asserted=notes.asserted,
+        not_covered=notes.not_covered,
+        assumptions=notes.assumptions,
         remarks=notes.remarks,
     )
 

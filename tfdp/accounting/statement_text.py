@@ -28,8 +28,8 @@ def render(statement):
     lines += [_entry(entry) for entry in statement.entries]
     lines += _batches(statement)
     for title, items in (
-        ("Not covered by this guarantee:", statement.uncovered),
-        ("Asserted by the user, not checked:", statement.asserted),
+        ("Not covered by this guarantee:", statement.not_covered),
+        ("Assumed, not checked:", statement.assumptions),
         ("Remarks:", statement.remarks),
     ):
         if items:
@@ -127,7 +127,7 @@ def _batches(statement):
 
 
 def _drawn(sampling, steps):
-    kind = sampling["kind"].removeprefix("asserted_")
+    kind = sampling["kind"].removeprefix("declared_")
     size, number = sampling["expected_batch_size"], sampling["num_examples"]
     of = "" if steps is None else f" in each of {steps} steps"
     if kind == "full_batch":

@@ -102,48 +102,6 @@ def _log1p_minus(x):
     return np.where(small, series, np.log1p(np.where(small, 1.0, x)) - np.where(small, 1.0, x))
 
 
-def paper_epsilon(num_samples, relative_sensitivity, delta):
-    """epsilon by the paper's rule M <= min(eps / sqrt(8 k ln(1/delta)), eps / (8 ln(1/delta))).
-
-    Formal guarantees: one release is (epsilon, delta)-differentially private. `WishartDpEvent`
-    gives a smaller epsilon wherever this rule applies, and composes.
-
-    Args:
-        num_samples: k, a count.
-        relative_sensitivity: M in (0, 1).
-        delta: a probability in (0, 1).
-
-    Raises:
-        ValueError: if M >= 1, or if epsilon would be 1 or more, for which the rule is not proven.
-
-    Source: "Differentially Private Attention Computation", theorem C.7; MATH.md section 6.
-
-    Example:
-
-    >>> round(paper_epsilon(5000, 0.001, 1e-5), 2)
-    0.68
-    """
-    event = WishartDpEvent(num_samples, relative_sensitivity)
-    log_term = 8 * math.log(1 / _validate.open_unit("delta", delta))
-    per_sample = math.sqrt(event.num_samples * log_term)
-    value = event.relative_sensitivity * max(per_sample, log_term)
-    if value >= 1:
-        if event.relative_sensitivity * log_term >= 1:
-            change = f"raise the ridge to more than {log_term:.4g} times the sensitivity"
-        else:
-            most = math.ceil(1 / (event.relative_sensitivity**2 * log_term)) - 1
-            change = (
-                f"lower num_samples to {most} at most, or raise the ridge to more than "
-                f"{per_sample:.4g} times the sensitivity"
-            )
-        raise ValueError(
-            f"The paper's rule holds for epsilon below 1 only, and gives {value:.4g} here: "
-            f"{change}. Received: num_samples={event.num_samples}, "
-            f"relative_sensitivity={event.relative_sensitivity}, delta={delta}"
-        )
-    return value
-
-
 def largest_num_samples(relative_sensitivity, budget, releases=1):
     """The most samples with which `releases` releases meet a budget, by the Rényi curve.
 

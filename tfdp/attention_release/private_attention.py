@@ -10,7 +10,7 @@ from tfdp.accounting.releases import affordable_calls
 from tfdp.attention_release import mechanisms
 from tfdp.attention_release.clipping import clip_norms
 from tfdp.attention_release.explain import explanation
-from tfdp.attention_release.plan import Setting, check_mechanism, plan_release
+from tfdp.attention_release.release_plan import Setting, check_mechanism, plan_release
 from tfdp.attention_release.sensitivity import check_unit
 from tfdp.attention_release.statement import release_statement
 from tfdp.attention_release.weights import ACTIVATIONS, attention_weights, combined_mask
@@ -185,7 +185,7 @@ class PrivateAttention(keras.layers.Layer):
         return (batch, *heads, length, length)
 
     @property
-    def plan(self):
+    def release_plan(self):
         """What every call does: mechanism, noise, sensitivity, `error()`. Public information."""
         if self._plan is None:
             raise ValueError(
@@ -201,7 +201,7 @@ class PrivateAttention(keras.layers.Layer):
         default adjacency gives exactly the epsilon of the statement; "replace_one" would double a
         Gaussian's sensitivity once more.
         """
-        return self.plan.event
+        return self.release_plan.event
 
     def charge(self, ledger, calls=1):
         """Charges calls about one input to a ledger kept for that input.
@@ -230,11 +230,11 @@ class PrivateAttention(keras.layers.Layer):
 
     def privacy_statement(self):
         """A `ReleaseStatement`: epsilon per call and for 10, 100 and 1,000 calls, assertions."""
-        return release_statement(self.plan, self.seed)
+        return release_statement(self.release_plan, self.seed)
 
     def explain(self, print_fn=print):
         """Prints cost and expected error of both mechanisms, before anything is released."""
-        print_fn(explanation(self.plan))
+        print_fn(explanation(self.release_plan))
 
     def get_config(self):
         return {
@@ -255,34 +255,38 @@ class PrivateAttention(keras.layers.Layer):
         return cls(**{**config, "budget": PrivacyBudget(**config["budget"])})
 
     def _check_as_built(self, query, key):
-        same_form = (key is None) == self.plan.setting.symmetric
+        same_form = (key is None) == self.release_plan.setting.symmetric
         for x in (query,) if key is None else (query, key):
             same_form = same_form and tuple(x.shape[1:]) == self._built_shape
         if not same_form:
             raise ValueError(
                 f"{self.name!r} must be called as it was built, because the noise depends on it: "
-                f"{'without' if self.plan.setting.symmetric else 'with'} a key, on shape (batch, "
+                f"{'without' if self.release_plan.setting.symmetric else 'with'} a key, on shape (batch, "
                 f"{', '.join(map(str, self._built_shape))}). Use another layer. Received: query of "
                 f"shape {query.shape}, key {'None' if key is None else f'of shape {key.shape}'}"
             )
 
     def _release(self, q, k):
         """Private logits (batch, heads, length, length)."""
-        plan = self.plan
-        n = plan.setting.length
+        release_plan = self.release_plan
+        n = release_plan.setting.length
         z = q if k is None else tf.concat([q, k], axis=-2)
         z = clip_norms(z, self.max_norm, axis=-2 if self.unit == "feature" else -1)
-        if plan.mechanism == "gaussian_sampling":
-            z = mechanisms.sampled_covariance(z, plan.ridge, plan.num_samples, self._noise)
-            z = mechanisms.rounded(z, plan.ridge)
-            matrix = z - plan.ridge * tf.eye(n, dtype=z.dtype) if k is None else z[..., :n, n:]
+        if release_plan.mechanism == "gaussian_sampling":
+            z = mechanisms.sampled_covariance(
+                z, release_plan.ridge, release_plan.num_samples, self._noise
+            )
+            z = mechanisms.rounded(z, release_plan.ridge)
+            matrix = (
+                z - release_plan.ridge * tf.eye(n, dtype=z.dtype) if k is None else z[..., :n, n:]
+            )
         else:
-            amount = plan.sensitivity, plan.noise_multiplier, self._noise
+            amount = release_plan.sensitivity, release_plan.noise_multiplier, self._noise
             if k is None:
                 matrix = mechanisms.noisy_gram(z, *amount)
             else:
                 matrix = mechanisms.noisy_product(z[..., :n, :], z[..., n:, :], *amount)
-        return matrix / np.sqrt(plan.setting.width)
+        return matrix / np.sqrt(release_plan.setting.width)
 
 
 def _heads_first(x):

@@ -5,18 +5,19 @@ import dataclasses
 from tfdp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 
 
-def useless_message(plan):
+def useless_message(release_plan):
     """Why a release cannot be useful, how far off it would be, and what can change.
 
     Args:
-        plan: a `NoisePlan` or `SamplingPlan` whose `error().std` exceeds the range of the logits.
+        release_plan: a `NoisePlan` or `SamplingPlan` whose `error().std` exceeds the range
+            of the logits.
 
     Returns:
         Text for an error.
     """
-    setting, error = plan.setting, plan.error()
+    setting, error = release_plan.setting, release_plan.error()
     ways = []
-    shorter = _largest(lambda n: _std_ratio(plan, length=n) <= 1, setting.length)
+    shorter = _largest(lambda n: _std_ratio(release_plan, length=n) <= 1, setting.length)
     ways.append(
         f"shorten the input to {shorter} rows" if shorter > 1 else "no number of rows above 1 helps"
     )
@@ -27,7 +28,7 @@ def useless_message(plan):
     ways.append(f"raise the budget's epsilon to about {spent:.3g} per call")
     if setting.unit != "sequence":
         near = 2 * setting.max_norm
-        while _std_ratio(plan, neighbor_distance=near) > 1:
+        while _std_ratio(release_plan, neighbor_distance=near) > 1:
             near /= 1.1
         ways.append(f"protect changes up to neighbor_distance={near:.3g} only")
     else:
@@ -37,18 +38,18 @@ def useless_message(plan):
     return (
         f"No useful release: with unit={setting.unit!r}, {setting.length} rows, "
         f"epsilon={setting.budget.epsilon:.6g}, delta={setting.budget.delta:.3g} over "
-        f"{setting.heads} head(s), mechanism={plan.mechanism!r}, each logit would be off by "
-        f"{error.std:.3g} (standard deviation) while exact logits lie within "
+        f"{setting.heads} head(s), mechanism={release_plan.mechanism!r}, each logit would be off "
+        f"by {error.std:.3g} (standard deviation) while exact logits lie within "
         f"{setting.logit_range:.3g} of 0, so that a constant matrix would be closer. "
         f"What can change: {'; '.join(ways)}."
     )
 
 
-def _std_ratio(plan, **changes):
+def _std_ratio(release_plan, **changes):
     """Error over range in a changed setting, at the noise multiplier or M of the plan."""
-    setting = dataclasses.replace(plan.setting, **changes)
-    growth = setting.sensitivity(plan.mechanism) / plan.sensitivity
-    return plan.error().std * growth / setting.logit_range
+    setting = dataclasses.replace(release_plan.setting, **changes)
+    growth = setting.sensitivity(release_plan.mechanism) / release_plan.sensitivity
+    return release_plan.error().std * growth / setting.logit_range
 
 
 def _largest(holds, most):

@@ -16,7 +16,7 @@ _UNITS = {
     "token": "one token of the input sequence, replaced by {distance}",
     "feature": "one feature (column) of the input sequence, replaced by {distance}",
 }
-_ASSERTIONS = {
+_ASSUMPTIONS = {
     "sequence": (),
     "token": (
         "each row of the query (and key) is a function of one token of the input only; it is not "
@@ -39,8 +39,8 @@ class ReleaseStatement:
         unit: what is protected.
         epsilon_by_calls: number of calls about one input -> epsilon of all of them together.
         mechanism: one line on the mechanism and its parameters.
-        asserted: what the user vouched for.
-        uncovered: what the guarantee does not cover.
+        assumptions: what the user vouched for.
+        not_covered: what the guarantee does not cover.
         remarks: anything else a reader must know.
     """
 
@@ -49,8 +49,8 @@ class ReleaseStatement:
     unit: str
     epsilon_by_calls: dict
     mechanism: str
-    asserted: tuple
-    uncovered: tuple
+    assumptions: tuple
+    not_covered: tuple
     remarks: tuple
 
     def to_dict(self):
@@ -77,8 +77,8 @@ class ReleaseStatement:
             for calls, spent in self.epsilon_by_calls.items()
         ]
         for title, items in (
-            ("Asserted by the user, not checked:", self.asserted),
-            ("Not covered by this guarantee:", self.uncovered),
+            ("Assumed, not checked:", self.assumptions),
+            ("Not covered by this guarantee:", self.not_covered),
             ("Remarks:", self.remarks),
         ):
             if items:
@@ -90,17 +90,17 @@ class ReleaseStatement:
         )
 
 
-def release_statement(plan, seed):
+def release_statement(release_plan, seed):
     """The `ReleaseStatement` of a `NoisePlan` or `SamplingPlan`.
 
     Args:
-        plan: what every call does.
+        release_plan: what every call does.
         seed: the seed that a test fixed, or `None`.
     """
-    setting = plan.setting
+    setting = release_plan.setting
     delta = setting.budget.delta
     by_calls = {
-        calls: release_epsilon(dp_accounting.SelfComposedDpEvent(plan.event, calls), delta)
+        calls: release_epsilon(dp_accounting.SelfComposedDpEvent(release_plan.event, calls), delta)
         for calls in CALLS
     }
     distance = setting.neighbor_distance
@@ -109,7 +109,7 @@ def release_statement(plan, seed):
         if distance is None
         else f"one at distance {distance:g} or less (after embedding and clipping)"
     )
-    asserted = _ASSERTIONS[setting.unit] + (
+    assumptions = _ASSUMPTIONS[setting.unit] + (
         "the length, the width and the mask of the input are public",
     )
     remarks = (
@@ -127,9 +127,9 @@ def release_statement(plan, seed):
         delta=delta,
         unit=unit,
         epsilon_by_calls=by_calls,
-        mechanism=_mechanism(plan),
-        asserted=asserted,
-        uncovered=(
+        mechanism=_mechanism(release_plan),
+        assumptions=assumptions,
+        not_covered=(
             "anything computed from the input beside the released matrix; in particular, "
             "attention times values is private only if the values are public or private as well",
             "the data that the weights of the model were trained on",
@@ -138,18 +138,19 @@ def release_statement(plan, seed):
     )
 
 
-def _mechanism(plan):
-    setting = plan.setting
+def _mechanism(release_plan):
+    setting = release_plan.setting
     heads = f", {setting.heads} heads" if setting.heads > 1 else ""
-    event = plan.event if setting.heads == 1 else plan.event.event
-    if plan.mechanism == "gaussian_noise":
+    event = release_plan.event if setting.heads == 1 else release_plan.event.event
+    if release_plan.mechanism == "gaussian_noise":
         what = describe(event)
     else:
         what = (
-            f"sample covariance of {plan.num_samples} draws, ridge {plan.ridge:.6g}, sensitivity "
-            f"over ridge {plan.relative_sensitivity:.4g}"
+            f"sample covariance of {release_plan.num_samples} draws, "
+            f"ridge {release_plan.ridge:.6g}, "
+            f"sensitivity over ridge {release_plan.relative_sensitivity:.4g}"
         )
     return (
-        f"{plan.mechanism}: {what}; sensitivity {plan.sensitivity:.6g} for {setting.length} rows "
-        f"of norm at most {setting.row_norm:g}{heads}"
+        f"{release_plan.mechanism}: {what}; sensitivity {release_plan.sensitivity:.6g} "
+        f"for {setting.length} rows of norm at most {setting.row_norm:g}{heads}"
     )

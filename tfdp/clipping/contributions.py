@@ -64,7 +64,7 @@ class Rows:
 
 
 @dataclasses.dataclass
-class Instances:
+class PerExampleGradients:
     """g_i itself, for variables small enough to hold one copy for each example.
 
     Attributes:

@@ -3,8 +3,9 @@
 Four ways, for left (T, p) and right (T, r) of one example:
 
 - "single": one position, ‖left‖²·‖right‖².
-- "formed": the example's own (p, r) matrix, held, and read again for the clipped sum instead of
-  multiplying again. Only where it is no larger than its own factors, and never for a table.
+- "per_example": the example's own (p, r) matrix, kept, and read again for the clipped sum
+  instead of multiplying again. Only where it is no larger than its own factors, and never for a
+  table.
 - "gram": inner products between positions; nothing of size p·r.
 - "looped": the (p, r) matrices of one example after another, none of them kept.
 """
@@ -14,7 +15,7 @@ _OPERATION = 1 / 200e9
 _BYTE = 1 / 14e9
 _ITERATION = 2e-5
 # Numbers in the largest matrix of which each example gets one of its own.
-LARGEST_FORMED = 1 << 18
+LARGEST_PER_EXAMPLE = 1 << 18
 
 
 def costs(positions, rows, columns):
@@ -28,7 +29,7 @@ def costs(positions, rows, columns):
     product = 2 * t * rows * columns * _OPERATION
     matrix = rows * columns * _BYTE
     return {
-        "formed": product + 10 * matrix,
+        "per_example": product + 10 * matrix,
         "gram": product + 2 * t * t * (rows + columns) * _OPERATION + 28 * t * t * _BYTE,
         "looped": 2 * product + 5 * matrix + _ITERATION,
     }
@@ -40,8 +41,8 @@ def strategy(positions, rows, columns):
         return "single"
     t = positions or 64
     seconds = costs(positions, rows, columns)
-    if rows * columns > min(t * (rows + columns), LARGEST_FORMED):
-        del seconds["formed"]
-    if rows * columns <= LARGEST_FORMED:
+    if rows * columns > min(t * (rows + columns), LARGEST_PER_EXAMPLE):
+        del seconds["per_example"]
+    if rows * columns <= LARGEST_PER_EXAMPLE:
         del seconds["looped"]
     return min(seconds, key=seconds.get)

@@ -20,62 +20,64 @@ class Backward:
     Attributes:
         outputs: the model's outputs.
         losses: (B,) losses of the examples.
-        present: (B,) bool.
+        example_mask: (B,) bool.
         gradients: for each trainable variable that is used, (index, gradient object, group).
     """
 
     outputs: object
     losses: tf.Tensor
-    present: tf.Tensor
+    example_mask: tf.Tensor
     gradients: list
 
 
-def backward(model, plan, x, losses_of: Callable, present):
+def backward(model, plan, x, losses_of: Callable, example_mask):
     """Runs the model once and differentiates the examples' losses at the layer outputs.
 
     Args:
         model: the Keras model.
-        plan: its `Plan`.
+        plan: its `ClippingPlan`.
         x: inputs.
         losses_of: function of the outputs that gives (B,) losses, each from its own example.
-        present: (B,) bool; padding is False.
+        example_mask: (B,) bool; padding is False.
 
     Returns:
         A `Backward`.
     """
-    batch_size = present.shape[0] if present.shape[0] is not None else tf.shape(present)[0]
+    batch_size = (
+        example_mask.shape[0] if example_mask.shape[0] is not None else tf.shape(example_mask)[0]
+    )
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         outputs, recorded = record_forward(model, plan, tape, x, batch_size)
         losses = losses_of(outputs)
-        losses.shape.assert_is_compatible_with([present.shape[0]])
-        total = tf.reduce_sum(tf.where(present, losses, tf.zeros_like(losses)))
-    probes = [probe for unit in recorded for probe in unit.probes]
+        losses.shape.assert_is_compatible_with([example_mask.shape[0]])
+        total = tf.reduce_sum(tf.where(example_mask, losses, tf.zeros_like(losses)))
+    probes = [probe for call in recorded for probe in call.probes]
     with tf.name_scope("backward"):
         gradients = iter(
             tape.gradient(total, probes, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         )
     by_variable, groups = {}, {}
-    for unit in recorded:
-        s = [next(gradients) for _ in unit.probes]
-        if unit.unit.rule is None:
-            pairs = fallback.contributions(unit, s, compiled_by_xla(model))
+    for call in recorded:
+        s = [next(gradients) for _ in call.probes]
+        if call.planned.rule is None:
+            pairs = fallback.contributions(call, s, compiled_by_xla(model))
         else:
-            layer, rule = unit.unit.layer, unit.unit.rule
-            wanted = {id(v) for v in unit.unit.variables}
+            layer, rule = call.planned.layer, call.planned.rule
+            wanted = {id(v) for v in call.planned.variables}
             pairs = [
                 (variable, contribution)
-                for variable, contribution in rule.contributions(layer, unit.args, unit.kwargs, s)
+                for variable, contribution in rule.contributions(layer, call.args, call.kwargs, s)
                 if id(variable) in wanted
             ]
         for variable, contribution in pairs:
             by_variable.setdefault(id(variable), []).append(contribution)
-            groups.setdefault(id(variable), id(unit.unit.layer))
+            groups.setdefault(id(variable), id(call.planned.layer))
     combined = [
         (i, variable_gradient(v, by_variable[id(v)]), groups[id(v)])
         for i, v in enumerate(trained_variables(model))
         if id(v) in by_variable
     ]
-    return Backward(outputs, losses, present, combined)
+    return Backward(outputs, losses, example_mask, combined)
 
 
 def squared_norms(result):
@@ -108,7 +110,7 @@ def clipped_sums(model, result, clip_norm, clipping):
     with tf.name_scope("norms"):
         norms, bounds, order = squared_norms(result)
         raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
-        factors, finite = clip_factors(raised, result.present, clip_norm, clipping)
+        factors, finite = clip_factors(raised, result.example_mask, clip_norm, clipping)
         factor_of = dict(zip(order, factors, strict=True))
     sums = [None] * len(trained_variables(model))
     with tf.name_scope("clipped_sums"):

@@ -5,15 +5,15 @@ import dataclasses
 import tensorflow as tf
 
 from tfdp.clipping import fallback
-from tfdp.clipping.planning import Unit
+from tfdp.clipping.planning import PlannedCall
 from tfdp.clipping.recording import Recorder, call_model, is_seed_state
 
 
 @dataclasses.dataclass(eq=False)
-class RecordedUnit:
-    """One unit of the plan, as it ran: its inputs and the tensors where gradients are needed."""
+class RecordedCall:
+    """A planned call, as it ran: its inputs and the tensors where gradients are needed."""
 
-    unit: Unit
+    planned: PlannedCall
     args: tuple
     kwargs: dict
     probes: list
@@ -21,7 +21,7 @@ class RecordedUnit:
 
 
 class Execution(Recorder):
-    """A forward pass that keeps what the plan's units need: `recorded`, beside the calls."""
+    """A forward pass that keeps what planned calls need: `recorded`, beside the calls."""
 
     def __init__(self, model, plan, tape, batch_size):
         super().__init__(model)
@@ -31,30 +31,30 @@ class Execution(Recorder):
         self.recorded = []
         self._opaque = False
 
-    def run(self, record, run):
-        unit = None if self._opaque else self.plan.units.get(record.key)
-        if unit is None:
-            return run(*record.args, **record.kwargs)
-        recorded = RecordedUnit(unit, record.args, record.kwargs, [])
+    def run(self, call, run):
+        planned = None if self._opaque else self.plan.calls.get(call.key)
+        if planned is None:
+            return run(*call.args, **call.kwargs)
+        recorded = RecordedCall(planned, call.args, call.kwargs, [])
         self.recorded.append(recorded)
 
         def probe(tensor):
-            if unit.broadcast:
+            if planned.broadcast:
                 shape = [self.batch_size, *tensor.shape[-2:]]
                 tensor = tf.broadcast_to(tensor, shape)
             self.tape.watch(tensor)
             recorded.probes.append(tensor)
             return tensor
 
-        if unit.rule is not None:
-            return unit.rule.call(record.layer, run, record.args, record.kwargs, probe)
+        if planned.rule is not None:
+            return planned.rule.call(call.layer, run, call.args, call.kwargs, probe)
         self._opaque = True
         try:
-            if unit.seeds:
-                recorded.seeds = fallback.example_seeds(unit, self.batch_size)
+            if planned.seeds:
+                recorded.seeds = fallback.example_seeds(planned, self.batch_size)
                 outputs = fallback.run_by_example(recorded)
             else:
-                outputs = run(*record.args, **record.kwargs)
+                outputs = run(*call.args, **call.kwargs)
         finally:
             self._opaque = False
         return tf.nest.map_structure(lambda t: probe(t) if isinstance(t, tf.Tensor) else t, outputs)
@@ -67,13 +67,13 @@ def record_forward(model, plan, tape, x, batch_size):
 
     Args:
         model: the Keras model.
-        plan: from `make_plan`.
+        plan: from `make_clipping_plan`.
         tape: a `tf.GradientTape(watch_accessed_variables=False)` that is recording.
         x: inputs.
         batch_size: number of examples, static or scalar tensor.
 
     Returns:
-        (outputs of the model, list of `RecordedUnit`).
+        (outputs of the model, list of `RecordedCall`).
     """
     execution = Execution(model, plan, tape, batch_size)
     return run_recorded(execution, x), execution.recorded

@@ -6,7 +6,7 @@ CLIPPING = ("flat", "automatic", "normalized", "per_layer")
 _GAMMA = 0.01  # AUTO-S (Bu et al. 2022)
 
 
-def clip_factors(squared_norms, present, clip_norm, clipping):
+def clip_factors(squared_norms, example_mask, clip_norm, clipping):
     """The factor c_i by which each example's gradient is multiplied (MATH.md section 1).
 
     | squared norm | flat | automatic | normalized |
@@ -21,7 +21,7 @@ def clip_factors(squared_norms, present, clip_norm, clipping):
     Args:
         squared_norms: list of (B,) float64 tensors, one for each group of variables; never
             smaller than the true squared norms.
-        present: (B,) bool, false for padding.
+        example_mask: (B,) bool, false for padding.
         clip_norm: C.
         clipping: "flat", "automatic", "normalized" (one factor from all groups together) or
             "per_layer" (one factor for each group).
@@ -33,7 +33,7 @@ def clip_factors(squared_norms, present, clip_norm, clipping):
     total = tf.add_n(squared_norms)
     # Compared in float32: what overflows there is not finite for anyone downstream.
     finite = tf.math.is_finite(tf.cast(total, tf.float32))
-    used = finite & present
+    used = finite & example_mask
     if clipping == "per_layer":
         bound = clip_norm / len(squared_norms) ** 0.5
         factors = [_flat(n, bound) for n in squared_norms]

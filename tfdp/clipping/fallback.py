@@ -9,7 +9,7 @@ draws.
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.contributions import Instances
+from tfdp.clipping.contributions import PerExampleGradients
 from tfdp.clipping.recording import paused
 
 
@@ -25,10 +25,10 @@ class _TrainingContext(keras.Layer):
         return function()
 
 
-def example_seeds(unit, batch_size):
+def example_seeds(planned, batch_size):
     """One seed for each example and random generator; advances the generators by one."""
     seeds = []
-    for state in unit.seeds:
+    for state in planned.seeds:
         value = state.value
         shape = tf.stack([batch_size, 2])
         seeds.append(
@@ -53,7 +53,7 @@ def run_by_example(recorded):
 
     def one(elements):
         tensors, seeds = elements
-        outputs = _call(recorded.unit, rebuild(tensors), seeds, ())
+        outputs = _call(recorded.planned, rebuild(tensors), seeds, ())
         return tf.nest.map_structure(lambda t: t[0], outputs)
 
     elements = (examples, recorded.seeds)
@@ -63,23 +63,23 @@ def run_by_example(recorded):
 
 
 def contributions(recorded, gradients, compiled=False):
-    """Pairs of variable and `Instances` for a unit without a rule.
+    """Pairs of variable and `PerExampleGradients` for a call without a rule.
 
     Args:
-        recorded: the `RecordedUnit`.
+        recorded: the `RecordedCall`.
         gradients: gradients of the summed losses at its outputs, flattened.
         compiled: whether XLA compiles the step. It cannot compile a vectorized loop inside a
             layer (an RNN); examples then follow one another.
     """
-    unit = recorded.unit
+    planned = recorded.planned
     examples, rebuild = _split(recorded)
-    parameters = [tf.convert_to_tensor(v.value) for v in unit.variables]
+    parameters = [tf.convert_to_tensor(v.value) for v in planned.variables]
 
     def one(elements):
         tensors, seeds, s = elements
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(parameters)
-            outputs = _call(unit, rebuild(tensors), seeds, zip(unit.variables, parameters,
+            outputs = _call(planned, rebuild(tensors), seeds, zip(planned.variables, parameters,
                                                                strict=True))  # fmt: skip
             outputs = [t for t in tf.nest.flatten(outputs) if isinstance(t, tf.Tensor)]
         kept = [(o, g) for o, g in zip(outputs, s, strict=True) if o.dtype.is_floating]
@@ -93,14 +93,14 @@ def contributions(recorded, gradients, compiled=False):
     elements = (examples, recorded.seeds or [], gradients)
     with paused():
         if compiled:
-            signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in zip(unit.variables, parameters,
-                                                                         strict=True)]  # fmt: skip
-            instances = tf.map_fn(one, elements, fn_output_signature=signature)
+            pairs = zip(planned.variables, parameters, strict=True)
+            signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
+            gradients_by_example = tf.map_fn(one, elements, fn_output_signature=signature)
         else:
-            instances = tf.vectorized_map(one, elements, fallback_to_while_loop=True)
+            gradients_by_example = tf.vectorized_map(one, elements, fallback_to_while_loop=True)
     return [
-        (v, Instances(tf.cast(g, tf.float32)))
-        for v, g in zip(unit.variables, instances, strict=True)
+        (v, PerExampleGradients(tf.cast(g, tf.float32)))
+        for v, g in zip(planned.variables, gradients_by_example, strict=True)
     ]
 
 
@@ -108,7 +108,7 @@ def _split(recorded):
     """The tensors that have the batch axis, and a function that rebuilds a call on one example."""
     structure = (recorded.args, recorded.kwargs)
     flat = tf.nest.flatten(structure)
-    aligned = iter(recorded.unit.aligned)
+    aligned = iter(recorded.planned.aligned)
     split = [isinstance(t, tf.Tensor) and next(aligned) for t in flat]
     # None cannot pass through vectorized_map: masks travel in a list of their own.
     masks = [
@@ -134,8 +134,8 @@ def _split(recorded):
     return examples, rebuild
 
 
-def _call(unit, call, seeds, parameters):
+def _call(planned, call, seeds, parameters):
     args, kwargs = call
-    mapping = list(parameters) + list(zip(unit.seeds, seeds, strict=True))
+    mapping = list(parameters) + list(zip(planned.seeds, seeds, strict=True))
     with paused(), keras.StatelessScope(mapping):
-        return _TrainingContext()(lambda: unit.layer(*args, **kwargs), training=True)
+        return _TrainingContext()(lambda: planned.layer(*args, **kwargs), training=True)

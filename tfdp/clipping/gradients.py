@@ -7,7 +7,7 @@ before the norm is taken, cross terms included (MATH.md section 2).
 import tensorflow as tf
 
 from tfdp.clipping import cost
-from tfdp.clipping.contributions import MATRIX, Instances, OuterProduct, Rows
+from tfdp.clipping.contributions import MATRIX, OuterProduct, PerExampleGradients, Rows
 from tfdp.clipping.products import (
     POSITIVE,
     UNDERFLOW,
@@ -29,22 +29,22 @@ def variable_gradient(variable, contributions):
     """
     rows = [c for c in contributions if isinstance(c, Rows)]
     outers = [c for c in contributions if isinstance(c, OuterProduct)]
-    instances = [c for c in contributions if isinstance(c, Instances)]
+    gradients_by_example = [c for c in contributions if isinstance(c, PerExampleGradients)]
     layouts = {c.layout for c in outers}
     merged_rows = RowGradients(variable, rows) if rows else None
-    one_layout = len(layouts) == 1 and not instances
-    if rows and not outers and not instances:
+    one_layout = len(layouts) == 1 and not gradients_by_example
+    if rows and not outers and not gradients_by_example:
         return merged_rows
     if one_layout and not rows:
         outer = _Outer(variable, outers)
-        return outer.formed() if outer.strategy == "formed" else outer
+        return outer.per_example() if outer.strategy == "per_example" else outer
     if one_layout and layouts == {MATRIX}:
         return _Tied(merged_rows, _Outer(variable, outers))
-    forms = [_Outer(variable, [c]).formed().values for c in outers]
-    forms += [c.values for c in instances]
+    forms = [_Outer(variable, [c]).per_example().values for c in outers]
+    forms += [c.values for c in gradients_by_example]
     if rows:
-        forms.append(merged_rows.formed())
-    return _Formed(variable, tf.add_n(forms) if len(forms) > 1 else forms[0])
+        forms.append(merged_rows.per_example())
+    return _PerExample(variable, tf.add_n(forms) if len(forms) > 1 else forms[0])
 
 
 def scale(x, factors):
@@ -65,7 +65,7 @@ def only_finite(finite, *tensors):
     return tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in tensors], select)
 
 
-class _Formed:
+class _PerExample:
     """Per-example gradients that exist as a tensor (B, *shape)."""
 
     def __init__(self, variable, values):
@@ -92,9 +92,9 @@ class _Outer:
         self.right = _join([c.right for c in parts])
         self.strategy = cost.strategy(self.left.shape[1], self.left.shape[2], self.right.shape[2])
 
-    def formed(self):
+    def per_example(self):
         matrix = tf.matmul(self.left, self.right, transpose_a=True)
-        return _Formed(self.variable, self.layout.to_variable(matrix, self.variable.shape))
+        return _PerExample(self.variable, self.layout.to_variable(matrix, self.variable.shape))
 
     def squared_norm(self):
         p, r = self.left.shape[2], self.right.shape[2]
@@ -149,7 +149,7 @@ class RowGradients:
         """(B, T) float64 norms of the rows; 0 in all places of a repeated id but the first."""
         return tf.sqrt(sum_of_squares_of_rows(self.values))
 
-    def formed(self):
+    def per_example(self):
         batch = tf.shape(self.ids)[0]
         count = self.variable.shape[0]
         ids = tf.cast(self.ids, tf.int64)
@@ -186,7 +186,7 @@ class _Tied:
         rows, outer = self.rows, self.outer
         z, h = outer.left, outer.right
         exact = affords_float64(z, h)
-        if outer.strategy in ("looped", "formed") and not exact:
+        if outer.strategy in ("looped", "per_example") and not exact:
             return squared_norms_one_by_one(z, h, (rows.ids, rows.values))
         if exact:
             z, h = tf.cast(z, tf.float64), tf.cast(h, tf.float64)

@@ -4,8 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping.engine import backward, squared_norms
-from tfdp.clipping.losses import PerExampleLoss, presence
-from tfdp.clipping.planning import make_plan
+from tfdp.clipping.losses import PerExampleLoss, example_mask_of
+from tfdp.clipping.planning import make_clipping_plan
 from tfdp.clipping.recording import input_structure
 
 
@@ -27,7 +27,7 @@ def per_example_gradient_norms(model, x, y, loss, sample_weight=None):
         float32 array (B,).
     """
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
-    plan = make_plan(model, x)
+    plan = make_clipping_plan(model, x)
     per_example = PerExampleLoss(loss)
 
     @tf.function(autograph=False)
@@ -38,7 +38,7 @@ def per_example_gradient_norms(model, x, y, loss, sample_weight=None):
             plan,
             x,
             lambda outputs: per_example(y, outputs, sample_weight),
-            presence(sample_weight, batch_size),
+            example_mask_of(sample_weight, batch_size),
         )
         squared, _, _ = squared_norms(result)
         return tf.sqrt(tf.maximum(tf.add_n(squared), 0.0))
@@ -64,14 +64,14 @@ def explain(model, x=None):
         x = tf.nest.map_structure(
             lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), input_structure(model)
         )
-    plan = make_plan(model, x)
+    plan = make_clipping_plan(model, x)
     lines = [f"{'layer':32}{'rule':28}{'variables':>10}{'parameters':>12}"]
-    for unit in plan.units.values():
-        rule = "exact fallback" if unit.rule is None else type(unit.rule).__name__
-        if unit.broadcast:
+    for planned in plan.calls.values():
+        rule = "exact fallback" if planned.rule is None else type(planned.rule).__name__
+        if planned.broadcast:
             rule += " (broadcast)"
-        size = sum(int(np.prod(v.shape)) for v in unit.variables)
-        lines.append(f"{unit.layer.name:32}{rule:28}{len(unit.variables):>10}{size:>12,}")
+        size = sum(int(np.prod(v.shape)) for v in planned.variables)
+        lines.append(f"{planned.layer.name:32}{rule:28}{len(planned.variables):>10}{size:>12,}")
     for variable in plan.unused:
         lines.append(f"{variable.path:32}{'not used by the model':28}")
     return "\n".join(lines)

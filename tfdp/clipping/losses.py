@@ -111,8 +111,8 @@ def share_of_mean(losses, sample_weight):
     Returns:
         A scalar; the mean itself if there is one replica.
     """
-    there = presence(sample_weight, tf.shape(losses)[0])
-    count = of_all_replicas(tf.reduce_sum(tf.cast(there, losses.dtype)))
+    example_mask = example_mask_of(sample_weight, tf.shape(losses)[0])
+    count = of_all_replicas(tf.reduce_sum(tf.cast(example_mask, losses.dtype)))
     return tf.math.divide_no_nan(tf.reduce_sum(losses), count)
 
 
@@ -124,16 +124,16 @@ def of_all_replicas(count):
     return context.all_reduce(tf.distribute.ReduceOp.SUM, count)
 
 
-def presence(sample_weight, batch_size):
-    """(B,) bool: whether each example is there at all. A weight of 0 everywhere means absent."""
-    if sample_weight is None:
-        return tf.ones([batch_size], tf.bool)
-    there = [
+def example_mask_of(sample_weight, batch_size):
+    """(B,) bool: False for padding, which is what has the weight 0 everywhere."""
+    weighted = [
         tf.reduce_any(tf.reshape(tf.not_equal(w, 0), [batch_size, -1]), axis=1)
         for w in tf.nest.flatten(sample_weight)
         if w is not None
     ]
-    return tf.reduce_any(tf.stack(there), axis=0) if there else presence(None, batch_size)
+    if not weighted:
+        return tf.ones([batch_size], tf.bool)
+    return tf.reduce_any(tf.stack(weighted), axis=0)
 
 
 def _float(x):

@@ -30,7 +30,7 @@ _BATCH_SIZES = (3, 5)
 
 
 @dataclasses.dataclass(eq=False)
-class Unit:
+class PlannedCall:
     """A layer call whose parameters' per-example gradients are taken together.
 
     Attributes:
@@ -53,11 +53,11 @@ class Unit:
 
 
 @dataclasses.dataclass
-class Plan:
-    """The units of a model, by call, and the variables that no call reads.
+class ClippingPlan:
+    """Which calls of a model are recorded and how, and the variables that no call reads.
 
     Attributes:
-        units: dict of a call's place in the call tree to `Unit`.
+        calls: dict of a call's place in the call tree to `PlannedCall`.
         unused: variables that no call reads.
         aligned: dict of the same places, of all calls, to (for each tensor among the arguments,
             whether it has the batch axis; the same for the outputs).
@@ -65,13 +65,13 @@ class Plan:
             infinity if that depends on the data.
     """
 
-    units: dict
+    calls: dict
     unused: list
     aligned: dict
     loop_steps: float
 
 
-def make_plan(model, x):
+def make_clipping_plan(model, x):
     """Plans the per-example gradients of a model.
 
     Args:
@@ -79,7 +79,7 @@ def make_plan(model, x):
         x: a batch of its inputs (tensors or specs), any nesting.
 
     Returns:
-        A `Plan`.
+        A `ClippingPlan`.
 
     Raises:
         PrivacyError: for a layer that mixes examples, an activity regularizer, a loss added to
@@ -93,21 +93,21 @@ def make_plan(model, x):
     first, second = (_trace(model, x, size) for size in _BATCH_SIZES)
     refuse_crossed_examples(first.graph, second.graph, f"Model {model.name!r}")
     pairs = {a.key: (a, b) for a, b in zip(first.subtree(), second.subtree(), strict=True)}
-    units = _choose(first, pairs, first.graph)
+    calls = _choose(first, pairs, first.graph)
     if not all(_alignment(first, pairs, lambda c: c.outputs)):
         raise PrivacyError(
             f"The outputs of model {model.name!r} lack the batch axis as their first axis, so "
             "the gradients of its examples cannot be told apart. Return outputs of shape "
             "(batch, ...)."
         )
-    if units is None:
+    if calls is None:
         raise PrivacyError(
             f"Layers of model {model.name!r} that have no clipping rule need its inputs one "
             "example at a time. Give dense tensors of shape (batch, ...), padded where their "
             "lengths differ, instead of ragged or sparse ones or others without the batch axis. "
             f"Received: inputs {[_kind(t) for t in tf.nest.flatten(x)]}"
         )
-    covered = {id(v) for unit in units for v in unit.variables}
+    covered = {id(v) for planned in calls for v in planned.variables}
     unused = [v for v in trained_variables(model) if id(v) not in covered]
     aligned = {
         call.key: tuple(
@@ -117,7 +117,9 @@ def make_plan(model, x):
         for call in first.subtree()
         if call.graph is first.graph
     }
-    return Plan({unit.key: unit for unit in units}, unused, aligned, _loop_steps(first.graph))
+    return ClippingPlan(
+        {planned.key: planned for planned in calls}, unused, aligned, _loop_steps(first.graph)
+    )
 
 
 def _trace(model, x, batch_size):
@@ -213,20 +215,20 @@ def _choose(call, pairs, graph):
     """Units that cover every read below a call, or None if only a call further up can."""
     if not call.subtree_reads():
         return []
-    units = []
+    calls = []
     if call.reads:
-        unit = _rule_unit(call, pairs) if call.graph is graph else None
-        units = None if unit is None else [unit]
-    if units is not None:
+        planned = _by_rule(call, pairs) if call.graph is graph else None
+        calls = None if planned is None else [planned]
+    if calls is not None:
         for child in call.children:
             below = _choose(child, pairs, graph) if child.graph is graph else (
                 None if child.subtree_reads() else [])  # fmt: skip
             if below is None:
-                units = None
+                calls = None
                 break
-            units += below
-    if units is not None:
-        return units
+            calls += below
+    if calls is not None:
+        return calls
     outputs = _alignment(call, pairs, lambda c: c.outputs)
     if call.graph is not graph or not outputs or not all(outputs):
         return None
@@ -240,7 +242,7 @@ def _choose(call, pairs, graph):
     if _composites(call.outputs) or not _divides_by_example(pairs[call.key]):
         return None
     return [
-        Unit(
+        PlannedCall(
             call.key,
             call.layer,
             None,
@@ -251,7 +253,7 @@ def _choose(call, pairs, graph):
     ]
 
 
-def _rule_unit(call, pairs):
+def _by_rule(call, pairs):
     rule = find_rule(call.layer)
     if rule is None or not rule.accepts(call.layer, call.args, call.kwargs):
         return None
@@ -262,7 +264,7 @@ def _rule_unit(call, pairs):
     aligned = bool(outputs) and all(outputs) and not _composites(call.outputs)
     if not aligned and not (rule.broadcasts_shared_outputs and _is_shared(call, pairs)):
         return None
-    return Unit(call.key, call.layer, rule, list(call.reads.values()), broadcast=not aligned)
+    return PlannedCall(call.key, call.layer, rule, list(call.reads.values()), broadcast=not aligned)
 
 
 def _alignment(call, pairs, get):

@@ -18,12 +18,12 @@ _ACTIVE = threading.local()
 
 
 @dataclasses.dataclass(eq=False)
-class CallRecord:
+class LayerCall:
     """One call of one layer, in a tree that mirrors the nesting of calls."""
 
     layer: keras.Layer
     key: tuple
-    parent: "CallRecord | None"
+    parent: "LayerCall | None"
     args: tuple = ()
     kwargs: dict = dataclasses.field(default_factory=dict)
     outputs: Any = None
@@ -92,20 +92,20 @@ class Recorder:
             nth = parent.calls_of_layer.get(id(layer), 0)
             parent.calls_of_layer[id(layer)] = nth + 1
             key = parent.key + ((self.layer_index[id(layer)], nth),)
-        record = CallRecord(layer, key, parent, args, kwargs, graph=current_graph())
+        call = LayerCall(layer, key, parent, args, kwargs, graph=current_graph())
         if parent is None:
-            self.root = record
+            self.root = call
         else:
-            parent.children.append(record)
-        self._stack.append(record)
+            parent.children.append(call)
+        self._stack.append(call)
         try:
-            record.outputs = self.run(record, run)
+            call.outputs = self.run(call, run)
         finally:
             self._stack.pop()
-        return record.outputs
+        return call.outputs
 
-    def run(self, record, run):
-        return run(*record.args, **record.kwargs)
+    def run(self, call, run):
+        return run(*call.args, **call.kwargs)
 
     def on_read(self, variable):
         if getattr(_ACTIVE, "constant", False):

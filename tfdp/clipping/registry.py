@@ -48,7 +48,7 @@ class Rule:
             gradients: the gradients of the summed losses at the probed tensors, in order.
 
         Returns:
-            Pairs of a Keras variable and an `OuterProduct`, `Rows` or `Instances`.
+            Pairs of a Keras variable and an `OuterProduct`, `Rows` or `PerExampleGradients`.
         """
         raise NotImplementedError
 
@@ -70,7 +70,8 @@ def register_rule(*layer_classes):
 
         def contributions(self, layer, args, kwargs, gradients):
             (s,) = gradients
-            return [(layer.scale, tfdp.clipping.Instances(tf.reduce_sum(s * args[0], axis=1)))]
+            values = tf.reduce_sum(s * args[0], axis=1)
+            return [(layer.scale, tfdp.clipping.PerExampleGradients(values))]
     ```
     """
     for layer_class in layer_classes:

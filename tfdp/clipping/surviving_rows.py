@@ -24,6 +24,7 @@ class SurvivorSums:
     rows: tf.Tensor
     values: tf.Tensor
 
+
 def table_name(variable):
     """The name of the sparse table that a variable is, or None for any other variable."""
     return getattr(variable, "sparse_table", None)

@@ -12,7 +12,7 @@ from tfdp.data.frequent_items import FrequentItems
 from tfdp.data.microbatches import microbatches
 from tfdp.data.poisson import poisson_batches
 from tfdp.data.provenance import declare_sampling, sampling_of
-from tfdp.data.release import Release, release_mixtures, release_once
+from tfdp.data.representations import Release, release_mixtures, release_once
 from tfdp.data.shuffled import shuffled_epochs
 
 __all__ = [

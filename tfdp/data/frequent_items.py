@@ -75,9 +75,7 @@ class FrequentItems:
         """
         origin = Origin.of(sequences)
         if isinstance(self.frequency, FrequencyRelease):
-            origin = dataclasses.replace(
-                origin, releases=(*origin.releases, self.frequency.entry)
-            )
+            origin = dataclasses.replace(origin, releases=(*origin.releases, self.frequency.entry))
         else:
             assumed = "the item frequencies that FrequentItems chose by are public"
             origin = dataclasses.replace(origin, assumptions=(*origin.assumptions, assumed))

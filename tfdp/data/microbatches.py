@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tfdp.accounting import Sampling, smallest_capacity
+from tfdp.accounting import Sampling
+from tfdp.accounting.truncation import smallest_capacity
 from tfdp.data._checks import (
     check_capacity,
     check_expected_batch_size,
@@ -23,8 +24,8 @@ def microbatches(
     The sampling of the paper on DP forward propagation, to reproduce its tables. A record may be
     in several micro-batches of one batch. Under forward noise this amplifies nothing, because who
     was drawn is visible (MATH.md section 5); a model trained on these batches is charged what is
-    true, and `tfdp.accounting.paper_forward_noise_claim` shows the paper's own number beside it. A
-    `DPOptimizer` refuses them.
+    true, and `tfdp.accounting.literature.paper_forward_noise_claim` shows the paper's own number
+    beside it. A `DPOptimizer` refuses them.
 
     Args:
         data: as for `poisson_batches`.

@@ -55,14 +55,14 @@ def _keeping_padding(map_func):
             return given  # without weights: refused by `fit`
         x, y, weights = given
         rows = tf.reshape(batch[2], [tf.shape(batch[2])[0], -1])
-        there = tf.reduce_any(tf.not_equal(rows, 0), axis=1)
+        example_mask = tf.reduce_any(tf.not_equal(rows, 0), axis=1)
 
         def masked(weight):
             weight = tf.convert_to_tensor(weight)
             if not weight.shape.rank or weight.shape[0] != batch[2].shape[0]:
                 return weight  # of other rows: refused by `fit`
             shape = [-1] + [1] * (weight.shape.rank - 1)
-            return tf.where(tf.reshape(there, shape), weight, tf.zeros([], weight.dtype))
+            return tf.where(tf.reshape(example_mask, shape), weight, tf.zeros([], weight.dtype))
 
         return x, y, tf.nest.map_structure(lambda w: w if w is None else masked(w), weights)
 

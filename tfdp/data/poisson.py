@@ -1,6 +1,7 @@
 """Poisson sampling that is really Poisson: what the accountant assumes is what is drawn."""
 
-from tfdp.accounting import Sampling, smallest_capacity
+from tfdp.accounting import Sampling
+from tfdp.accounting.truncation import smallest_capacity
 from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_of_epoch
 from tfdp.data.batches import dataset_of_batches
 from tfdp.data.randomness import GeneratorSource

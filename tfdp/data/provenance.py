@@ -177,7 +177,7 @@ def is_as_sampled(dataset):
 def declare_sampling(dataset, kind, num_examples, expected_batch_size):
     """States how a dataset of the user's own draws its batches.
 
-    Nothing is verified: the privacy statement prints that the user asserted it.
+    Nothing is verified: the privacy statement lists it among what is assumed.
 
     Args:
         dataset: `tf.data.Dataset` of batches `(x, y)` or `(x, y, sample_weight)`.
@@ -187,7 +187,7 @@ def declare_sampling(dataset, kind, num_examples, expected_batch_size):
         expected_batch_size: mean number of records of a batch.
 
     Returns:
-        The same dataset, tagged as `"asserted_poisson"` or `"asserted_shuffled"`.
+        The same dataset, tagged as `"declared_poisson"` or `"declared_shuffled"`.
 
     Raises:
         ValueError: `dataset` is not a `tf.data.Dataset`, or `kind` is neither of the two.
@@ -208,7 +208,7 @@ def declare_sampling(dataset, kind, num_examples, expected_batch_size):
             f"declared otherwise. Received: a dataset whose batches are {drawn.kind}"
         )
     sampling = Sampling(
-        kind=f"asserted_{kind}",
+        kind=f"declared_{kind}",
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
     )

@@ -9,7 +9,10 @@ import typing
 import keras
 import tensorflow as tf
 
-from tfdp.clipping import presence, register_keras_rs, table_name, trained_variables
+from tfdp.clipping.losses import example_mask_of
+from tfdp.clipping.recording import trained_variables
+from tfdp.clipping.rules.embed_reduce import register_keras_rs
+from tfdp.clipping.surviving_rows import table_name
 from tfdp.data.provenance import walk
 from tfdp.errors import PrivacyError
 from tfdp.noise import PipelineNoiseSource
@@ -99,7 +102,7 @@ def select_on_host(batches, model, ids=None):
         tables = [TableActivity(name, n, activated[name]) for name, n in sizes.items()]
         batch = tf.nest.flatten(x)[0].shape[0]
         sigma = stddev / optimizer.clip_norm
-        rows = selection.select_padded(tables, presence(sample_weight, batch), sigma, source)
+        rows = selection.select_padded(tables, example_mask_of(sample_weight, batch), sigma, source)
         starts = offsets(tables)
         joint = [tf.where(r < NO_ROW, r + s, NO_ROW) for r, s in zip(rows, starts, strict=False)]
         packed = tf.concat(joint, 0)
@@ -189,7 +192,7 @@ def rows_of_step(model, survivors, static):
             for r, fixed in zip(split, padded, strict=True)
         ]
 
-    return dict(zip(places, replicas.once(unpacked, survivors), strict=True))
+    return dict(zip(places, replicas.run_once_per_step(unpacked, survivors), strict=True))
 
 
 def _tables(model):

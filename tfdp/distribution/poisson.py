@@ -3,7 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import Sampling, smallest_capacity
+from tfdp.accounting import Sampling
+from tfdp.accounting.truncation import smallest_capacity
 from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_of_epoch
 from tfdp.data.poisson import draw_poisson
 from tfdp.data.provenance import tag

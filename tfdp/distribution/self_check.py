@@ -28,10 +28,11 @@ def check_devices(strategy):
 
     Formal guarantees: if it returns, then on these devices, with these versions of TensorFlow and
     Keras, and for the values that were tried: noise is the same on all replicas, is that of its
-    key, and has true tails; a draw advances the counter once, carry included; `replicas.total`
-    adds each replica's part once; `replicas.once` gets the examples of all replicas in their
-    order and changes state once; an optimizer that is `already_summed` applies a total once; and
-    a step of a `DPOptimizer` is charged once and noised once.
+    key, and has true tails; a draw advances the counter once, carry included;
+    `replicas.all_reduce_sum` adds each replica's part once; `replicas.run_once_per_step` gets the
+    examples of all replicas in their order and changes state once; an optimizer that is
+    `already_summed` applies a sum once; and a step of a `DPOptimizer` is charged once and noised
+    once.
 
     Args:
         strategy: a `tf.distribute.Strategy`; called eagerly, in cross-replica context.
@@ -91,10 +92,10 @@ _WHAT = {
     "tails": "noise does not have the value that its random bits stand for",
     "drawn": "noise is not the one that its key and counter stand for, as on the host",
     "counter": "the noise counter has not advanced by exactly one draw",
-    "total": "`replicas.total` is not the sum of what each replica gave",
-    "ids": "`replicas.once` did not get the ids of all replicas in their order",
-    "flags": "`replicas.once` did not get the flags of all replicas in their order",
-    "calls": "`replicas.once` changed state more or less than once",
+    "total": "`replicas.all_reduce_sum` is not the sum of what each replica gave",
+    "ids": "`replicas.run_once_per_step` did not get the ids of all replicas in their order",
+    "flags": "`replicas.run_once_per_step` did not get the flags of all replicas in their order",
+    "calls": "`replicas.run_once_per_step` changed state more or less than once",
     "applied": "an optimizer did not apply a total exactly once",
     "charged": "a step of a DPOptimizer was not charged exactly once",
     "stepped": "a step of a DPOptimizer did not add up clipped sums and noise, each once",
@@ -128,11 +129,11 @@ class _Program:
         """Dict of what `expected` has, as this replica finds it."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         rank = tf.cast(replica, tf.int64)
-        drawn = replicas.once(lambda: self._source.normal((_DRAWS,), 1.0))
+        drawn = replicas.run_once_per_step(lambda: self._source.normal((_DRAWS,), 1.0))
         ids = tf.stack([rank * _ID, -1 - rank, tf.constant(tf.int64.max)])
-        ids, flags = replicas.once(self._called, ids, tf.stack([rank % 2 == 0, True]))
+        ids, flags = replicas.run_once_per_step(self._called, ids, tf.stack([rank % 2 == 0, True]))
         mine = tf.stack([tf.cast(rank + 1, tf.float32), 1.0])
-        (total,) = replicas.total([mine])
+        (total,) = replicas.all_reduce_sum([mine])
         with replicas.already_summed(self._plain):
             self._plain.apply([tf.constant([1.0, 2.0])], [self._applied])
         self._private.apply_clipped_sums([mine], [self._stepped], [None])

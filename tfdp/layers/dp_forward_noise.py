@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tfdp.accounting import FORWARD_ADJACENCIES
+from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
 from tfdp.noise import Grid, ReplicaNoiseSource
 
 GRADIENTS = ("stop", "propagate")

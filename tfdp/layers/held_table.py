@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping import note_read
+from tfdp.clipping.recording import note_read
 from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import traces_once
 

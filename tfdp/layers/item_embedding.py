@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Ledger
-from tfdp.clipping import Instances, Rule, register_rule
+from tfdp.clipping import PerExampleGradients, Rule, register_rule
 from tfdp.layers.effective_error import EffectiveError
 
 
@@ -151,5 +151,5 @@ class LearnedPositionsRule(Rule):
     def contributions(self, layer, args, kwargs, gradients):
         (s,) = gradients
         missing = layer.max_length - s.shape[1]
-        return [(layer.table, Instances(tf.pad(tf.cast(s, tf.float32),
+        return [(layer.table, PerExampleGradients(tf.pad(tf.cast(s, tf.float32),
                                                [[0, 0], [missing, 0], [0, 0]])))]  # fmt: skip

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tfdp.clipping import constant
+from tfdp.clipping.recording import constant
 from tfdp.layers import error_propagation as propagate
 from tfdp.layers.effective_error import EffectiveError
 from tfdp.layers.re_attention import ReAttention

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp.clipping.recording import all_layers
-from tfdp.data.release import release_once
+from tfdp.data.representations import release_once
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.text_tokenizer import TextTokenizer
 from tfdp.models.release_head import release_head

@@ -8,6 +8,9 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp.accounting.adjacency import strongest
+from tfdp.accounting.history import ChargeHistory
+from tfdp.accounting.mechanisms import Notes, PrivateTraining
+from tfdp.accounting.truncation import truncation_delta
 from tfdp.errors import BudgetError
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime.replicas import of_first_replica
@@ -30,7 +33,7 @@ class Charging(RunCharging):
     """
 
     def __init__(self, optimizer, noise_multiplier):
-        super().__init__(accounting.ChargeHistory())
+        super().__init__(ChargeHistory())
         self.requested_noise_multiplier = noise_multiplier
         self._optimizer = optimizer
         self._unit = "one example"
@@ -98,7 +101,7 @@ class Charging(RunCharging):
             sampling: a `Sampling`, or None.
             strategy: a `tf.distribute.Strategy` of several workers, all of which make this call:
                 their steps are one run, which costs once whoever's copy of it is loaded.
-            notes: the `tfdp.accounting.Notes` of the run.
+            notes: the `tfdp.accounting.mechanisms.Notes` of the run.
 
         Raises:
             BudgetError: if the budget is spent, or the steps that are left would exceed it.
@@ -185,7 +188,7 @@ class Charging(RunCharging):
     def _setting(self, sampling, noise_multiplier, notes=None):
         optimizer = self._optimizer
         budget, selection = optimizer.budget, optimizer.selection
-        return accounting.PrivateTraining(
+        return PrivateTraining(
             noise_multiplier=noise_multiplier,
             clip_norm=optimizer.clip_norm,
             sampling=sampling,
@@ -195,15 +198,13 @@ class Charging(RunCharging):
             clipping=optimizer.clipping,
             selection=selection.describe() if selection else None,
             budget=(budget.epsilon, budget.delta, optimizer.steps) if budget else None,
-            notes=accounting.Notes() if notes is None else notes,
+            notes=Notes() if notes is None else notes,
         )
 
     def _poisson(self):
         """Poisson sampling as the optimizer's arguments describe it."""
         optimizer = self._optimizer
-        return accounting.Sampling(
-            "poisson", optimizer.num_examples, optimizer.expected_batch_size
-        )
+        return accounting.Sampling("poisson", optimizer.num_examples, optimizer.expected_batch_size)
 
     def _noise_multiplier_for(self, sampling):
         """σ of the budget's runs on such batches, or calibrated to what is left."""
@@ -222,7 +223,7 @@ class Charging(RunCharging):
         budget = optimizer.budget
         overflow = sum(e.count * e.overflow_probability for e in ledger.entries)
         overflow += steps * setting.sampling.overflow_probability
-        extra = accounting.truncation_delta(budget.epsilon, 1, min(overflow, 1.0)) * 1.01
+        extra = truncation_delta(budget.epsilon, 1, min(overflow, 1.0)) * 1.01
         return accounting.calibrate_noise_multiplier(
             budget,
             setting.sampling.sampling_probability if setting.is_amplified else 1.0,

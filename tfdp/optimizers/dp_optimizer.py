@@ -4,8 +4,10 @@ import keras
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.clipping import CLIPPING, SurvivorSums
+from tfdp.accounting.budget import check_delta
+from tfdp.clipping.factors import CLIPPING
 from tfdp.clipping.losses import REDUCTIONS
+from tfdp.clipping.surviving_rows import SurvivorSums
 from tfdp.errors import PrivacyError
 from tfdp.noise import Grid, NoiseSource, sum_rounding
 from tfdp.optimizers.arguments import check_amount, check_optimizer, check_sizes
@@ -118,7 +120,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if selection is not None or embedding_optimizer is not None:
             self._sparse = SparseTraining(selection, embedding_optimizer, microbatch_size)
         if budget is not None:
-            accounting.check_delta(budget.delta, num_examples)
+            check_delta(budget.delta, num_examples)
         self.inner_optimizer = optimizer
         self.budget = budget
         # Numbers of numpy would be lost on their way through JSON.
@@ -242,13 +244,13 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """`LedgerEntry` list of what the selection released before training."""
         return [] if self.selection is None else list(self.selection.privacy_releases)
 
-    def select_rows(self, activated, variables, present, static=False):
+    def select_rows(self, activated, variables, example_mask, static=False):
         """The rows of sparse tables that this step may touch; charged with the step.
 
         Args:
             activated: dict of place among the variables to the `RowGradients` of its table.
             variables: the trainable variables.
-            present: (B,) bool, false for padding.
+            example_mask: (B,) bool, false for padding.
             static: whether XLA compiles the step, so that rows need a fixed size.
 
         Returns:
@@ -259,7 +261,13 @@ class DPOptimizer(keras.optimizers.Optimizer):
                 self.build(variables)
         noise_multiplier = self._charging.noise_stddev() / self.clip_norm
         return self._sparse.select(
-            activated, variables, present, noise_multiplier, self.clip_norm, self._noise, static
+            activated,
+            variables,
+            example_mask,
+            noise_multiplier,
+            self.clip_norm,
+            self._noise,
+            static,
         )
 
     def apply(self, grads, trainable_variables=None):
@@ -276,7 +284,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
             sums: for each variable the sum of clipped gradients, over all micro-batches of this
                 replica: a tensor, tf.IndexedSlices, `SurvivorSums` of selected rows, or None for a
                 variable that the model does not use.
-            variables: the variables, as `tfdp.clipping.trained_variables`.
+            variables: the variables, as `tfdp.clipping.recording.trained_variables`.
             regularization: for each variable the gradient of its regularizer, or None.
 
         Returns:
@@ -425,7 +433,7 @@ def _totals(sums):
         sums[i].values if isinstance(sums[i], SurvivorSums) else tf.convert_to_tensor(sums[i])
         for i in used
     ]
-    summed = replicas.total([tf.cast(t, tf.float32) for t in found])
+    summed = replicas.all_reduce_sum([tf.cast(t, tf.float32) for t in found])
     totals = list(sums)
     for i, t in zip(used, summed, strict=True):
         totals[i] = SurvivorSums(sums[i].rows, t) if isinstance(sums[i], SurvivorSums) else t

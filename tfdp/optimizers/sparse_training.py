@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdp.clipping import table_name
+from tfdp.clipping.surviving_rows import table_name
 from tfdp.optimizers.rows import RowOptimizer
 from tfdp.runtime import replicas
 from tfdp.selection import FEST, NO_ROW, RowSelection, TableActivity
@@ -83,13 +83,15 @@ class SparseTraining:
         known = {id(v) for v in tables}
         return tables, [v for v in variables if id(v) not in known]
 
-    def select(self, activated, variables, present, noise_multiplier, clip_norm, source, static):
+    def select(
+        self, activated, variables, example_mask, noise_multiplier, clip_norm, source, static
+    ):
         """Surviving rows of one step, as `RowSelection.select`.
 
         Args:
             activated: dict of place among the variables to `RowGradients`.
             variables: the trainable variables.
-            present: (B,) bool, of this replica's examples, as the gradients.
+            example_mask: (B,) bool, of this replica's examples, as the gradients.
             noise_multiplier: σ, a scalar tensor.
             clip_norm: C.
             source: a `tfdp.noise.NoiseSource`.
@@ -103,7 +105,7 @@ class SparseTraining:
         if self.selection.reads_gradients:
             parts += [gradient.row_norms() / clip_norm for gradient in activated.values()]
 
-        def select(present, *parts):
+        def select(example_mask, *parts):
             ids, norms = parts[: len(activated)], parts[len(activated) :]
             tables = [
                 TableActivity(
@@ -115,11 +117,11 @@ class SparseTraining:
                 for k, i in enumerate(activated)
             ]
             if self.selection.capacity is None:
-                return self.selection.select(tables, present, noise_multiplier, source)
-            rows = self.selection.select_padded(tables, present, noise_multiplier, source)
+                return self.selection.select(tables, example_mask, noise_multiplier, source)
+            rows = self.selection.select_padded(tables, example_mask, noise_multiplier, source)
             return rows if static else [tf.boolean_mask(r, r < NO_ROW) for r in rows]
 
-        rows = replicas.once(select, present, *parts)
+        rows = replicas.run_once_per_step(select, example_mask, *parts)
         return dict(zip(activated, rows, strict=True))
 
 

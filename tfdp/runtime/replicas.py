@@ -1,8 +1,9 @@
 """Where a private step meets the other replicas of a `tf.distribute` strategy.
 
 A step runs once on each replica, in its own replica context, on its own part of the batch. What
-belongs to the step as a whole (its charge, its noise, its surviving rows) is made `once`; what the
-parts of the batch contribute is summed by `total`. With a single replica these are plain calls.
+belongs to the step as a whole (its charge, its noise, its surviving rows) is made by
+`run_once_per_step`; what the parts of the batch contribute is summed by `all_reduce_sum`. With a
+single replica these are plain calls.
 
 Most strategies trace the step for each replica and can stop all of them for a call in between.
 TPUStrategy traces it once: there every replica makes that call itself, from its own copy of the
@@ -18,7 +19,7 @@ from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import traces_once
 
 
-def once(function, *parts):
+def run_once_per_step(function, *parts):
     """Calls a function a single time for all replicas, and hands its result to each of them.
 
     Every replica must come here, outside of loops and branches. With workers on several machines
@@ -52,11 +53,11 @@ def once(function, *parts):
 
 
 def once_for_totals(function, totals):
-    """As `once`, for a function of what is the same on all replicas.
+    """As `run_once_per_step`, for a function of what is the same on all replicas.
 
     Args:
         function: takes a list of tensors, and returns a nesting of tensors.
-        totals: list of tensors, as `total` gave them.
+        totals: list of tensors, as `all_reduce_sum` gave them.
     """
     context = _replica_context()
     if context.num_replicas_in_sync == 1 or traces_once(context.strategy):
@@ -68,7 +69,7 @@ def once_for_totals(function, totals):
     return context.merge_call(merged, args=tuple(totals))
 
 
-def total(tensors):
+def all_reduce_sum(tensors):
     """Sums tensors over the replicas; each gets the same sums.
 
     Args:

@@ -118,9 +118,9 @@ class AdaFEST(RowSelection):
         if self.within is not None:
             self.within.check(tables)
 
-    def select(self, tables, present, noise_multiplier, source):
+    def select(self, tables, example_mask, noise_multiplier, source):
         rows, num_rows, candidates = self._rows(tables)
-        survivors = ContributionMap(rows, present, num_rows, self.contribution_norm).survivors(
+        survivors = ContributionMap(rows, example_mask, num_rows, self.contribution_norm).survivors(
             self.threshold, self.contribution_noise_multiplier(noise_multiplier), source
         )
         rows = survivors.rows
@@ -128,10 +128,10 @@ class AdaFEST(RowSelection):
             rows = tf.gather(candidates, rows)
         return split_rows(rows, tables)
 
-    def select_padded(self, tables, present, noise_multiplier, source):
+    def select_padded(self, tables, example_mask, noise_multiplier, source):
         rows, num_rows, candidates = self._rows(tables)
         rows = padded_survivors(
-            rows, present, num_rows, self.contribution_norm, self.threshold,
+            rows, example_mask, num_rows, self.contribution_norm, self.threshold,
             self.contribution_noise_multiplier(noise_multiplier), self.capacity, source,
         )  # fmt: skip
         if candidates is not None:

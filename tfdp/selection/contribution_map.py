@@ -20,11 +20,11 @@ class Survivors:
     contributions: tf.Tensor
 
 
-def activations(rows, present, contribution_norm):
+def activations(rows, example_mask, contribution_norm):
     """What each example contributes to which rows.
 
     Args:
-        rows, present, contribution_norm: as for `ContributionMap`.
+        rows, example_mask, contribution_norm: as for `ContributionMap`.
 
     Returns:
         (B, T) int64 rows, sorted within examples; (B, T) bool, which of them count: each row once
@@ -34,7 +34,7 @@ def activations(rows, present, contribution_norm):
     first = tf.concat(
         [tf.ones_like(ordered[:, :1], tf.bool), ordered[:, 1:] != ordered[:, :-1]], axis=1
     )
-    active = first & (ordered >= 0) & present[:, tf.newaxis]
+    active = first & (ordered >= 0) & example_mask[:, tf.newaxis]
     activated = tf.reduce_sum(tf.cast(active, tf.float64), axis=1)
     bound = tf.constant(contribution_norm, tf.float64)
     weight = tf.minimum(tf.constant(1.0, tf.float64), bound / tf.sqrt(activated))
@@ -54,15 +54,15 @@ class ContributionMap:
     Args:
         rows: (B, T) int64, the rows that each example activates, over all tables together; in any
             order, repetitions allowed. Negative entries are padding.
-        present: (B,) bool, false for the padding of a batch.
+        example_mask: (B,) bool, false for the padding of a batch.
         num_rows: total number of rows, at most 2^53.
         contribution_norm: C₁.
     """
 
-    def __init__(self, rows, present, num_rows, contribution_norm):
+    def __init__(self, rows, example_mask, num_rows, contribution_norm):
         self.num_rows = num_rows
         self.contribution_norm = contribution_norm
-        ordered, active, weights = activations(rows, present, contribution_norm)
+        ordered, active, weights = activations(rows, example_mask, contribution_norm)
         touched, index = tf.unique(tf.boolean_mask(ordered, active))
         sums = tf.math.unsorted_segment_sum(
             tf.boolean_mask(weights, active), index, tf.size(touched)

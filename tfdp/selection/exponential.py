@@ -83,10 +83,10 @@ class ExponentialSelection(RowSelection):
                 f"Received: num_rows={self.num_rows}"
             )
 
-    def select(self, tables, present, noise_multiplier, source):
+    def select(self, tables, example_mask, noise_multiplier, source):
         rows, total = joint_rows(tables), offsets(tables)[-1]
         norms = tf.concat([table.relative_norms() for table in tables], axis=1)
-        activates = (rows >= 0) & present[:, tf.newaxis]
+        activates = (rows >= 0) & example_mask[:, tf.newaxis]
         utility = tf.where(tf.math.is_finite(norms), tf.minimum(norms, 1.0), 0.0)
         touched, index = tf.unique(tf.boolean_mask(rows, activates))
         sums = tf.math.unsorted_segment_sum(

@@ -167,7 +167,7 @@ class FEST(RowSelection):
             start += table.num_rows
         return np.concatenate(parts)
 
-    def select(self, tables, present, noise_multiplier, source):
+    def select(self, tables, example_mask, noise_multiplier, source):
         """The same rows in every step, whatever the batch."""
         self.joint_rows(tables)  # refuses one array for several tables
         return [tf.constant(self.rows(t.name, t.num_rows), tf.int64) for t in tables]

@@ -17,7 +17,7 @@ _NEVER = float("-inf")
 
 
 def padded_survivors(
-    rows, present, num_rows, contribution_norm, threshold, noise_multiplier, capacity, source
+    rows, example_mask, num_rows, contribution_norm, threshold, noise_multiplier, capacity, source
 ):
     """The survivors of `ContributionMap.survivors` with the largest V, in a fixed size.
 
@@ -29,7 +29,7 @@ def padded_survivors(
     far as there are places, and a count of the others would be raw data.
 
     Args:
-        rows, present, num_rows, contribution_norm: as for `ContributionMap`.
+        rows, example_mask, num_rows, contribution_norm: as for `ContributionMap`.
         threshold, noise_multiplier, source: as for its `survivors`.
         capacity: largest number of rows, a Python integer.
 
@@ -39,7 +39,7 @@ def padded_survivors(
     capacity = min(capacity, num_rows)
     threshold = tf.constant(threshold, tf.float64)
     stddev = tf.cast(noise_multiplier, tf.float64) * contribution_norm
-    touched, sums, count = _touched(rows, present, contribution_norm)
+    touched, sums, count = _touched(rows, example_mask, contribution_norm)
     noisy = sums + source.normal(tuple(sums.shape), stddev, tf.float64)
     noisy = tf.where((touched < NO_ROW) & (noisy >= threshold), noisy, _NEVER)
     others, of_others = _untouched(touched, count, num_rows, threshold, stddev, capacity, source)
@@ -49,9 +49,9 @@ def padded_survivors(
     return tf.sort(kept)
 
 
-def _touched(rows, present, contribution_norm):
+def _touched(rows, example_mask, contribution_norm):
     """Distinct touched rows, sorted and padded with NO_ROW; their V̂; and their number."""
-    ordered, active, weights = activations(rows, present, contribution_norm)
+    ordered, active, weights = activations(rows, example_mask, contribution_norm)
     flat = tf.reshape(tf.where(active, ordered, NO_ROW), [-1])
     size = flat.shape[0]
     order = tf.argsort(flat)

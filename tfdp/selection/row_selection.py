@@ -9,9 +9,9 @@ class RowSelection:
     on the gradients.
 
     Attributes:
-        step_mechanism: what choosing and noising together are, as for
-            `tfdp.accounting.training_event`: "gaussian" if they cost exactly one Gaussian of
-            noise multiplier σ, "concentrated" if they only have its Rényi curve.
+        step_mechanism: what choosing and noising together are, as for `training_event` in
+            `tfdp.accounting.composition`: "gaussian" if they cost exactly one Gaussian of noise
+            multiplier σ, "concentrated" if they only have its Rényi curve.
         privacy_releases: `LedgerEntry` list of what was released before training.
         privacy_asserted: sentences about what the user declared public.
         capacity: the number of rows that a step may touch at most, or None: any number.
@@ -49,12 +49,12 @@ class RowSelection:
             ValueError: if rows of one of them cannot be chosen.
         """
 
-    def select(self, tables, present, noise_multiplier, source):
+    def select(self, tables, example_mask, noise_multiplier, source):
         """The rows that one step may touch.
 
         Args:
             tables: list of `TableActivity`.
-            present: (B,) bool, false for the padding of a batch.
+            example_mask: (B,) bool, false for the padding of a batch.
             noise_multiplier: the step's total σ, float or scalar tensor.
             source: a `tfdp.noise.NoiseSource`.
 
@@ -63,7 +63,7 @@ class RowSelection:
         """
         raise NotImplementedError
 
-    def select_padded(self, tables, present, noise_multiplier, source):
+    def select_padded(self, tables, example_mask, noise_multiplier, source):
         """As `select`, in tensors of a fixed size, where there is a `capacity`.
 
         Returns:

@@ -1,8 +1,8 @@
-"""What a privacy statement must add about a run: not covered, asserted, remarks."""
+"""What a privacy statement must add about a run: not covered, assumed, remarks."""
 
 import keras
 
-from tfdp.accounting import Notes
+from tfdp.accounting.mechanisms import Notes
 from tfdp.clipping.recording import all_layers
 from tfdp.training import own_steps
 
@@ -15,19 +15,19 @@ TRAINING_METRICS = "the losses and metrics shown during training: they are compu
 
 def of_model(model):
     """What was taken to be public in the making of a model."""
-    asserted = [s for layer in all_layers(model) for s in getattr(layer, "privacy_asserted", ())]
+    assumptions = [s for layer in all_layers(model) for s in getattr(layer, "privacy_asserted", ())]
     return Notes(
-        asserted=(*dict.fromkeys(asserted), *_adapted(model), *own_steps.assumption(model))
+        assumptions=(*dict.fromkeys(assumptions), *_adapted(model), *own_steps.assumption(model))
     )
 
 
 def of_optimizer(optimizer):
     """What was taken to be public by a `DPOptimizer`, and whether its noise is a test's."""
-    asserted = () if optimizer.selection is None else tuple(optimizer.selection.privacy_asserted)
+    assumptions = () if optimizer.selection is None else tuple(optimizer.selection.privacy_asserted)
     if optimizer.seed is None:
-        return Notes(asserted=asserted)
+        return Notes(assumptions=assumptions)
     return Notes(
-        asserted=asserted,
+        assumptions=assumptions,
         remarks=(
             f"The noise was drawn from the fixed seed {optimizer.seed}: whoever knows it can "
             "remove the noise. This run is a test, not a private one.",
@@ -59,4 +59,4 @@ def of_callbacks(callbacks):
         found.append(
             f"decisions of {type(callback).__name__}, which follows {monitor!r} (from {source})"
         )
-    return Notes(uncovered=tuple(dict.fromkeys(found)))
+    return Notes(not_covered=tuple(dict.fromkeys(found)))

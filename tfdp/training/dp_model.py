@@ -6,20 +6,16 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tfdp import accounting
-from tfdp.clipping import (
-    MeanExampleLoss,
-    PerExampleLoss,
-    make_plan,
-    of_all_replicas,
+from tfdp.accounting.history import ChargeHistory
+from tfdp.clipping.losses import MeanExampleLoss, PerExampleLoss, of_all_replicas, share_of_mean
+from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.recording import all_layers, ensure_built, trained_variables
+from tfdp.clipping.refusals import (
     refuse_layers_beyond_reach,
     refuse_named_layers,
     refuse_named_losses,
-    register_keras_rs,
-    share_of_mean,
-    trained_variables,
 )
-from tfdp.clipping.recording import all_layers, ensure_built
+from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.distribution import checks, host_selection, self_check
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.run_charging import HistoryState, RunCharging
@@ -34,8 +30,8 @@ from tfdp.training.plain_training import count_step, mechanism_outside_fit
 from tfdp.training.row_selection import (
     SelectionMetrics,
     allow_compilation,
+    preselect_rows,
     refuse_unchecked_rows,
-    rows_ahead,
 )
 from tfdp.training.statements import statement_of
 from tfdp.training.weights_origin import WeightOrigin
@@ -191,8 +187,8 @@ class DPModel(MultiWorkerFit, keras.Model):
 
     @property
     def charge_history(self):
-        """The `tfdp.accounting.ChargeHistory` of these weights, whatever they are compiled with."""
-        return vars(self).setdefault("_charge_history", accounting.ChargeHistory())
+        """The `ChargeHistory` of these weights, whatever they are compiled with."""
+        return vars(self).setdefault("_charge_history", ChargeHistory())
 
     @property
     def weight_origin(self):
@@ -316,12 +312,12 @@ class DPModel(MultiWorkerFit, keras.Model):
     def _private_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         x, chosen = host_selection.unpack(x)
-        self.plan(x)  # builds the model, if this is its first batch
+        self.clipping_plan(x)  # builds the model, if this is its first batch
         self.join_histories()
         self_check.refuse_unchecked(self)
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
         self.charge_releases()
-        survivors = rows_ahead(self, chosen)
+        survivors = preselect_rows(self, chosen)
         with held_tables.looked_up(self, chosen):
             if self.optimizer.microbatch_size is None:
                 sums = step.sums_of_batch(self, x, y, sample_weight, survivors)
@@ -392,7 +388,7 @@ class DPModel(MultiWorkerFit, keras.Model):
             losses *= tf.math.divide_no_nan(of_all_replicas(rows), count * rows)
         return losses + penalty / count
 
-    def plan(self, x):
+    def clipping_plan(self, x):
         """The plan for inputs of this structure; made when a step is traced."""
         ensure_built(self, x)
         flat = tf.nest.flatten(x)
@@ -402,7 +398,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         )
         if key not in self._plans:
             with tf.init_scope():
-                self._plans[key] = plan = make_plan(self, x)
+                self._plans[key] = plan = make_clipping_plan(self, x)
             if plan.unused:
                 warnings.warn(
                     "These variables do not enter the model's outputs and will not be trained: "

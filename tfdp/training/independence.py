@@ -19,8 +19,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping import WAY_OUT, presence
 from tfdp.clipping.execution import Execution, run_recorded
+from tfdp.clipping.losses import example_mask_of
+from tfdp.clipping.refusals import WAY_OUT
 from tfdp.errors import PrivacyError
 from tfdp.training.preflight import batch_size_of
 from tfdp.training.step import check_losses
@@ -67,7 +68,7 @@ def check_independence(model, x, y, sample_weight):
     # what is rare, and a copy of each stays, as who is treated otherwise.
     base[kept[:2]] = 0, 1
     base %= count
-    plan = model.plan(_rows(x, base))
+    plan = model.clipping_plan(_rows(x, base))
     other = _replaced(base, kept, count, generator)
     observe = _observer(model, plan)
     both, one, two = (np.isin(np.arange(ROWS), kept[part]) for part in (_BOTH, _FIRST, _SECOND))
@@ -107,7 +108,7 @@ class _Event:
 
     what: str  # "input", "output", "loss" or "gradient"
     place: object  # of a gradient: what it is taken at, for messages, and which of those
-    call: object  # CallRecord, or None
+    call: object  # LayerCall, or None
     value: object
 
     @property
@@ -118,9 +119,9 @@ class _Event:
 class _Watching(Execution):
     """Watches the outputs of every call, not only those where the step needs gradients."""
 
-    def run(self, record, run):
-        outputs = super().run(record, run)
-        if record.key in self.plan.aligned:
+    def run(self, call, run):
+        outputs = super().run(call, run)
+        if call.key in self.plan.aligned:
             for tensor in _floats(outputs):
                 self.tape.watch(tensor)
         return outputs
@@ -160,8 +161,8 @@ def _observe(model, plan, x, y, sample_weight, differentiated):
             check_losses(model, x, y, sample_weight, outputs)
         with keras.StatelessScope(regularized):  # metrics of the losses are not counted
             losses = model.compute_loss(x, y, outputs, sample_weight, training=True)
-        present = presence(sample_weight, ROWS) & differentiated
-        total = tf.reduce_sum(tf.where(present, losses, tf.zeros_like(losses)))
+        example_mask = example_mask_of(sample_weight, ROWS) & differentiated
+        total = tf.reduce_sum(tf.where(example_mask, losses, tf.zeros_like(losses)))
     events = _events_of_calls(execution.root, plan)
     places = [("the inputs", t) for t in inputs]
     places += [
@@ -170,7 +171,7 @@ def _observe(model, plan, x, y, sample_weight, differentiated):
         if e.what == "output" and e.value.dtype.is_floating
     ]
     places += [
-        (f"the outputs of layer {u.unit.layer.name!r}", t)
+        (f"the outputs of layer {u.planned.layer.name!r}", t)
         for u in execution.recorded
         for t in u.probes
     ]

@@ -56,7 +56,7 @@ def _charges_of(model):
     if not histories:
         return None
     # Here: importing tfdp is to cost little, and these are needed for private weights only.
-    from tfdp.accounting import ChargeHistory
+    from tfdp.accounting.history import ChargeHistory
     from tfdp.training.weights_origin import states_of
 
     together = ChargeHistory()
@@ -67,7 +67,7 @@ def _charges_of(model):
 
 
 def _give_charges(model, data):
-    from tfdp.accounting import ChargeHistory
+    from tfdp.accounting.history import ChargeHistory
 
     stored = json.loads(data.decode())
     history = ChargeHistory()

@@ -4,9 +4,8 @@ import functools
 
 import keras
 
-from tfdp.accounting import NoPrivacy
-from tfdp.clipping import refuse_named_layers
-from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras
+from tfdp.accounting.mechanisms import NoPrivacy
+from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras, refuse_named_layers
 from tfdp.errors import PrivacyError
 from tfdp.training.dp_model import DPModel
 

@@ -3,8 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping import WAY_OUT
 from tfdp.clipping.recording import Recorder, call_model
+from tfdp.clipping.refusals import WAY_OUT
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise
 

@@ -2,7 +2,7 @@
 
 import functools
 
-from tfdp.accounting import NoPrivacy
+from tfdp.accounting.mechanisms import NoPrivacy
 from tfdp.errors import PrivacyError
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime import replicas
@@ -40,7 +40,7 @@ def _charged(train_step):
         finally:
             if not vars(model).pop(_REACHED):
                 model.join_histories()
-                replicas.once(_charging(model).charge_step)
+                replicas.run_once_per_step(_charging(model).charge_step)
 
     step.is_own = True
     return step

@@ -5,8 +5,8 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdp.accounting import ForwardNoise, NoPrivacy, Notes, ReleasedData
 from tfdp.accounting.adjacency import strongest
+from tfdp.accounting.mechanisms import ForwardNoise, NoPrivacy, Notes, ReleasedData
 from tfdp.data.releases import is_release, released_by
 from tfdp.distribution import checks
 from tfdp.errors import PrivacyError
@@ -37,13 +37,13 @@ def mechanism_of_fit(model, x, y, callbacks, kwargs):
             representations mix examples.
     """
     notes = caveats.of_callbacks(callbacks) | caveats.of_model(model)
-    notes |= Notes(asserted=model.weight_origin.assumption())
+    notes |= Notes(assumptions=model.weight_origin.assumption())
     releases = released_by(x)
     if releases is not None:
         for release in releases:
             model.charge_history.charge(release)
         if not is_release(x):
-            notes |= Notes(asserted=("what was done to released data used no other data",))
+            notes |= Notes(assumptions=("what was done to released data used no other data",))
         return ReleasedData(notes)
     if forward_noise_layers(model):
         return _forward_noise(model, x, y, kwargs, notes)
@@ -74,7 +74,7 @@ def count_step(model, data):
         replicas.refuse_shared_examples(tf.nest.flatten(data)[0])
     # Not before there is a batch: where the data have ended, the step fails and costs nothing.
     with tf.control_dependencies([t for t in tf.nest.flatten(data) if t is not None]):
-        replicas.once(model.plain_charging.charge_step)
+        replicas.run_once_per_step(model.plain_charging.charge_step)
 
 
 def mechanism_outside_fit(model):
@@ -88,7 +88,7 @@ def mechanism_outside_fit(model):
 def _forward_noise(model, x, y, kwargs, notes):
     sampling = preflight.sampling_of_data(x, kwargs)
     checks.check_data(model.distribute_strategy, x, sampling)
-    notes |= Notes(uncovered=(caveats.TRAINING_METRICS,)) | preflight.notes_of_data(x)
+    notes |= Notes(not_covered=(caveats.TRAINING_METRICS,)) | preflight.notes_of_data(x)
     preflight.refuse_other_data(model.privacy_charges(), sampling.num_examples, model.privacy_unit)
     batch = _batch(x, y, kwargs.get("sample_weight"))
     paths = find_data_paths(model, *keras.utils.unpack_x_y_sample_weight(batch))

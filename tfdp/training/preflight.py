@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import Notes, Sampling
-from tfdp.clipping import trained_variables
-from tfdp.clipping.recording import all_layers
+from tfdp.accounting import Sampling
+from tfdp.accounting.mechanisms import Notes
+from tfdp.clipping.recording import all_layers, trained_variables
 from tfdp.data import provenance, sampling_of
 from tfdp.data.padding import keeps_padding
 from tfdp.errors import PrivacyError
@@ -92,7 +92,7 @@ def sampling_of_data(x, kwargs):
         if isinstance(x, tf.distribute.DistributedDataset):
             # It has no end, so that no worker waits for one that has reached it.
             kwargs["steps_per_epoch"] = kwargs.get("steps_per_epoch") or sampling.steps_per_epoch
-        elif not sampling.is_asserted:
+        elif not sampling.is_declared:
             _check_rows(x, sampling)
         if not sampling.is_poisson and sampling.steps_per_epoch is None:
             # Keras begins at most one pass in each epoch.
@@ -142,10 +142,10 @@ def _sampling_of_arrays(x, kwargs):
 
 def notes_of_data(x):
     """What was done to a dataset after it was sampled, and taken to be public when it was made."""
-    asserted = provenance.assumptions_of(x)
+    assumptions = provenance.assumptions_of(x)
     if isinstance(x, tf.data.Dataset) and not provenance.is_as_sampled(x):
-        asserted += ("what `map` did after sampling treats each row by itself",)
-    return Notes(asserted=asserted)
+        assumptions += ("what `map` did after sampling treats each row by itself",)
+    return Notes(assumptions=assumptions)
 
 
 def refuse_other_data(releases, num_examples, unit):
@@ -236,13 +236,13 @@ def check_examples_do_not_mix(model, x, y=None, sample_weight=None):
     if (shapes, trained) in known:
         return known[shapes, trained]
     if not model.validate_independence or tables_in_engine(model):
-        return Notes(asserted=(independence.NOT_CHECKED,))
+        return Notes(assumptions=(independence.NOT_CHECKED,))
     found = examples_to_watch(x, y, sample_weight, independence.ROWS)
     if found is None:
-        return Notes(asserted=(independence.NOT_CHECKED,))
+        return Notes(assumptions=(independence.NOT_CHECKED,))
     whole = independence.check_independence(model, *found)
     trained = tuple(id(v) for v in trained_variables(model))  # made by the check, perhaps
-    known[shapes, trained] = Notes(asserted=() if whole else (independence.NOT_REPEATABLE,))
+    known[shapes, trained] = Notes(assumptions=() if whole else (independence.NOT_REPEATABLE,))
     return known[shapes, trained]
 
 

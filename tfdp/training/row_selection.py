@@ -3,8 +3,9 @@
 import keras
 import tensorflow as tf
 
-from tfdp.clipping import activated_rows, is_embed_reduce, restrict, table_name, trained_variables
-from tfdp.clipping.recording import all_layers
+from tfdp.clipping.recording import all_layers, trained_variables
+from tfdp.clipping.rules.embed_reduce import is_embed_reduce
+from tfdp.clipping.surviving_rows import activated_rows, restrict, table_name
 from tfdp.distribution.host_selection import rows_of_step
 from tfdp.errors import PrivacyError
 from tfdp.layers import SparseEmbedding
@@ -15,7 +16,7 @@ from tfdp.selection import NO_ROW, TableActivity
 ROWS_ARE_CHECKED = "_tfdp_rows_are_checked"
 
 
-def rows_ahead(model, chosen):
+def preselect_rows(model, chosen):
     """The rows of sparse tables that a step may touch, if they are known before its gradients.
 
     Args:
@@ -57,7 +58,7 @@ def refuse_unchecked_rows(model, chosen):
 
     Args:
         model: the model.
-        chosen: as for `rows_ahead`.
+        chosen: as for `preselect_rows`.
     """
     if chosen is not None and not vars(model).get(ROWS_ARE_CHECKED):
         raise PrivacyError(
@@ -72,7 +73,7 @@ def restrict_to_survivors(model, result, survivors=None):
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`.
         result: a `Backward`; of the whole batch if the rows are to be chosen here.
-        survivors: from `rows_ahead`; if None they are selected.
+        survivors: from `preselect_rows`; if None they are selected.
 
     Returns:
         A `Backward`; the same one if the optimizer has no `selection`.
@@ -86,7 +87,7 @@ def restrict_to_survivors(model, result, survivors=None):
     activated = activated_rows(model, result)
     if survivors is None:
         survivors = optimizer.select_rows(
-            activated, trained_variables(model), result.present, compiled_by_xla(model)
+            activated, trained_variables(model), result.example_mask, compiled_by_xla(model)
         )
         model.selection_metrics.count_rows(survivors)
     return restrict(result, survivors)

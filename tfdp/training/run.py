@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import Notes
+from tfdp.accounting.mechanisms import Notes
 from tfdp.data import provenance
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
@@ -50,7 +50,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     checks.check_strategy(strategy, optimizer)
     checks.check_data(strategy, x, sampling)
     has_rows = host_selection.check_selected(x, model)
-    notes = Notes(uncovered=(caveats.TRAINING_METRICS,)) | caveats.of_callbacks(callbacks)
+    notes = Notes(not_covered=(caveats.TRAINING_METRICS,)) | caveats.of_callbacks(callbacks)
     notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)
     notes |= preflight.notes_of_data(x)
     releases = provenance.releases_of(x if y is None else (x, y))
@@ -61,7 +61,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     x = held_tables.prepare(model, x, callbacks, kwargs)
     model.join_histories()
     model.charge_releases(releases)
-    notes |= Notes(asserted=model.weight_origin.assumption())
+    notes |= Notes(assumptions=model.weight_origin.assumption())
     optimizer.charging.begin(sampling, strategy, notes)
     model.weight_origin.begin()
     model.bind_layers()

@@ -1,6 +1,7 @@
 """The privacy statement of a model, from its ledger and from what trained it."""
 
 from tfdp import accounting
+from tfdp.accounting.mechanisms import Notes
 from tfdp.optimizers import DPOptimizer
 from tfdp.training import caveats
 
@@ -15,7 +16,7 @@ def statement_of(model, delta, accountant):
     optimizer = getattr(model, "optimizer", None)
     ledger = model.ledger
     notes = model.charge_history.notes | caveats.of_model(model)
-    notes |= accounting.Notes(asserted=model.weight_origin.assumption())
+    notes |= Notes(assumptions=model.weight_origin.assumption())
     budget = getattr(model, "budget", None)
     num_examples = None
     if isinstance(optimizer, DPOptimizer):

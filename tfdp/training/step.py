@@ -2,15 +2,12 @@
 
 import tensorflow as tf
 
-from tfdp.clipping import (
-    SurvivorSums,
-    backward,
-    clipped_sums,
-    presence,
-    refuse_crossed_examples,
-    refuse_side_effects,
-    trained_variables,
-)
+from tfdp.clipping.engine import backward, clipped_sums
+from tfdp.clipping.losses import example_mask_of
+from tfdp.clipping.planning import refuse_crossed_examples
+from tfdp.clipping.recording import trained_variables
+from tfdp.clipping.side_effects import refuse_side_effects
+from tfdp.clipping.surviving_rows import SurvivorSums
 from tfdp.errors import PrivacyError
 from tfdp.training import preflight
 from tfdp.training.row_selection import restrict_to_survivors
@@ -22,20 +19,20 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`.
         x, y, sample_weight: the examples; weight 0 is padding.
-        survivors: from `rows_ahead`.
+        survivors: from `preselect_rows`.
 
     Returns:
         For each trainable variable what `DPOptimizer.apply_clipped_sums` takes.
     """
-    there = presence(sample_weight, preflight.batch_size_of(x))
+    example_mask = example_mask_of(sample_weight, preflight.batch_size_of(x))
     # Once the budget is spent every example is absent: what remains is noise alone.
-    present = there & model.optimizer.charging.active()
+    example_mask = example_mask & model.optimizer.charging.active()
 
     def losses_of(outputs):
         check_losses(model, x, y, sample_weight, outputs)
         return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
-    result = backward(model, model.plan(x), x, losses_of, present)
+    result = backward(model, model.clipping_plan(x), x, losses_of, example_mask)
     result = restrict_to_survivors(model, result, survivors)
     sums = clipped_sums(model, result, model.optimizer.clip_norm, model.optimizer.clipping)
     _update_metrics(model, x, y, sample_weight, result)
@@ -47,7 +44,7 @@ def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
 
     Args:
         model, x, y, sample_weight: as for `sums_of_batch`.
-        survivors: from `rows_ahead`; every micro-batch is restricted to these same rows.
+        survivors: from `preselect_rows`; every micro-batch is restricted to these same rows.
     """
     size = model.optimizer.microbatch_size
     data = tf.nest.map_structure(
@@ -55,7 +52,7 @@ def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
         (x, y, preflight.weights_or_ones(x, sample_weight)),
     )
     variables = trained_variables(model)
-    unused = {id(v) for v in model.plan(x).unused}
+    unused = {id(v) for v in model.clipping_plan(x).unused}
     pieces = [i for i, v in enumerate(variables) if id(v) not in unused]
     rows = survivors or {}
 
@@ -74,8 +71,8 @@ def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
     flat_weights = tf.nest.map_structure(
         lambda t: t if t is None else tf.reshape(t, [tf.shape(t)[0] * size, -1]), data[2]
     )
-    present = presence(flat_weights, tf.shape(tf.nest.flatten(flat_weights)[0])[0])
-    last = tf.reduce_max(tf.where(present, tf.range(1, tf.size(present) + 1), 0))
+    example_mask = example_mask_of(flat_weights, tf.shape(tf.nest.flatten(flat_weights)[0])[0])
+    last = tf.reduce_max(tf.where(example_mask, tf.range(1, tf.size(example_mask) + 1), 0))
     _, totals = tf.while_loop(
         # Padding stands at the end of a batch: whole micro-batches of it are skipped.
         lambda i_batch, _: i_batch * size < last,
@@ -138,7 +135,7 @@ def check_losses(model, x, y, sample_weight, outputs):
 
 
 def _update_metrics(model, x, y, sample_weight, result):
-    weights = tf.cast(result.present, tf.float32)
+    weights = tf.cast(result.example_mask, tf.float32)
     for metric in model.metrics:
         if metric.name == "loss":
             metric.update_state(result.losses, sample_weight=weights)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping import presence
+from tfdp.clipping.losses import example_mask_of
 from tfdp.distribution.host_selection import unpack
 
 # Of how many examples, and of how many batches, those that are looked at are chosen.
@@ -38,15 +38,17 @@ def examples_to_watch(x, y, sample_weight, wanted):
     best, most = None, 1
     for x, y, weight in batches:
         x, _ = unpack(x)
-        there = presence(weight, _length(tf.nest.flatten(x)[0])).numpy()
-        if there.sum() > most:
-            best, most = (x, y, weight, there), there.sum()
+        example_mask = example_mask_of(weight, _length(tf.nest.flatten(x)[0])).numpy()
+        if example_mask.sum() > most:
+            best, most = (x, y, weight, example_mask), example_mask.sum()
         if most >= wanted:
             break
     if best is None:
         return None
-    *data, there = best
-    chosen = np.concatenate([_varied(data[1], np.flatnonzero(there)), np.flatnonzero(~there)[:1]])
+    *data, example_mask = best
+    chosen = np.concatenate(
+        [_varied(data[1], np.flatnonzero(example_mask)), np.flatnonzero(~example_mask)[:1]]
+    )
     return tuple(
         tf.nest.map_structure(lambda t: None if t is None else tf.gather(t, chosen), part)
         for part in data

@@ -5,7 +5,7 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.contributions import Instances, Layout, OuterProduct, flatten_time
+from tfdp.clipping.contributions import Layout, OuterProduct, PerExampleGradients, flatten_time
 from tfdp.clipping.registry import register_rule
 from tfdp.clipping.rules.dense import KernelAndBias
 
@@ -55,8 +55,8 @@ def _of_groups(layer, inputs, s):
     lead = [tf.shape(patches)[0], tf.shape(patches)[1]]
     patches = tf.reshape(patches, [*lead, math.prod(size), layer.groups, channels])
     s = tf.reshape(s, [*lead, layer.groups, filters // layer.groups])
-    formed = tf.einsum("btkgc,btgf->bkcgf", patches, s)
-    return Instances(tf.reshape(formed, [-1, *layer.kernel.shape]))
+    per_example = tf.einsum("btkgc,btgf->bkcgf", patches, s)
+    return PerExampleGradients(tf.reshape(per_example, [-1, *layer.kernel.shape]))
 
 
 @register_rule(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
@@ -73,6 +73,6 @@ class DepthwiseConvolutionRule(_Convolution):
         positions = tf.shape(patches)[1]
         patches = tf.reshape(patches, [batch, positions, taps, channels])
         s = tf.reshape(flatten_time(s, 1), [batch, positions, channels, multiplier])
-        return Instances(
+        return PerExampleGradients(
             tf.reshape(tf.einsum("btkc,btcm->bkcm", patches, s), [-1, *layer.kernel.shape])
         )

@@ -6,9 +6,9 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping.contributions import (
-    Instances,
     Layout,
     OuterProduct,
+    PerExampleGradients,
     flatten_time,
     reduce_to_shape,
 )
@@ -58,7 +58,7 @@ class KernelAndBias(Rule):
         raise NotImplementedError
 
     def bias_contribution(self, layer, s):
-        return Instances(reduce_to_shape(s, layer.bias.shape))
+        return PerExampleGradients(reduce_to_shape(s, layer.bias.shape))
 
 
 @register_rule(keras.layers.Dense)

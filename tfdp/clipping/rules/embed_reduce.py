@@ -59,16 +59,16 @@ def _look_up(layer, ids, weights):
         dtype = keras.backend.result_type(dtype, weights.dtype)
     if weights is None or (ids.shape.rank == 1 and layer.combiner != "sum"):
         weights = tf.ones_like(ids, tf.float32)
-    there = tf.ones_like(ids, tf.bool)
+    valid = tf.ones_like(ids, tf.bool)
     if isinstance(ids, tf.RaggedTensor):
-        ids, there = ids.to_tensor(0), there.to_tensor(False)
+        ids, valid = ids.to_tensor(0), valid.to_tensor(False)
     if isinstance(weights, tf.RaggedTensor):
         weights = weights.to_tensor(0.0)
     weights = tf.cast(weights, tf.float32)
     if len(weights.shape) < len(ids.shape):
         weights = weights[..., tf.newaxis]  # one for all values, by which the layer divides once
     factors = combiners.coefficients(weights, layer.combiner if len(ids.shape) > 1 else None)
-    factors = tf.where(there, factors, 0.0)
+    factors = tf.where(valid, factors, 0.0)
     ids = tf.cast(ids, ids.dtype if ids.dtype in (tf.int32, tf.int64) else tf.int32)
     ids = tf.cast(ids, tf.int64)
     return tf.where(ids < 0, ids + layer.input_dim, ids), factors, dtype

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdp.clipping.contributions import Instances, reduce_to_shape
+from tfdp.clipping.contributions import PerExampleGradients, reduce_to_shape
 from tfdp.clipping.recording import paused
 from tfdp.clipping.registry import Rule, register_rule
 
@@ -29,9 +29,11 @@ class NormalizationRule(Rule):
                 normalized = layer(*args, **kwargs)
             product = _trailing(layer, keras.ops.cast(s, "float32")
                                 * keras.ops.cast(normalized, "float32"))  # fmt: skip
-            pairs.append((gain, Instances(reduce_to_shape(product, gain.shape))))
+            pairs.append((gain, PerExampleGradients(reduce_to_shape(product, gain.shape))))
         if shift is not None:
-            pairs.append((shift, Instances(reduce_to_shape(_trailing(layer, s), shift.shape))))
+            pairs.append(
+                (shift, PerExampleGradients(reduce_to_shape(_trailing(layer, s), shift.shape)))
+            )
         return pairs
 
 

@@ -7,7 +7,7 @@ import sys
 
 import tensorflow as tf
 
-from tfdp.clipping.contributions import Instances
+from tfdp.clipping.contributions import PerExampleGradients
 from tfdp.clipping.registry import Rule, register_rule
 
 
@@ -27,7 +27,7 @@ class PositionRule(Rule):
         values = tf.cast(s, tf.float32)
         if rest:
             values = tf.pad(values, [[0, 0], [0, rest], [0, 0]])
-        return [(layer.position_embeddings, Instances(values))]
+        return [(layer.position_embeddings, PerExampleGradients(values))]
 
 
 def register_keras_hub():

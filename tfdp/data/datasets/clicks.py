@@ -43,7 +43,7 @@ class ClickData:
         return len(self.train[1])
 
 
-def click_data(labels, integers, ids, vocabulary_sizes, test_fraction, asserted=()):
+def click_data(labels, integers, ids, vocabulary_sizes, test_fraction, assumptions=()):
     """Puts the parts together and splits off the last rows for the test.
 
     Args:
@@ -52,7 +52,7 @@ def click_data(labels, integers, ids, vocabulary_sizes, test_fraction, asserted=
         ids: list of (n,) ids, one for each feature.
         vocabulary_sizes: V of each.
         test_fraction: share of the rows, the last ones, that are held out, in [0, 1).
-        asserted: see `ClickData`.
+        assumptions: see `ClickData`.
     """
     if not 0 <= test_fraction < 1:
         raise ValueError(
@@ -69,5 +69,5 @@ def click_data(labels, integers, ids, vocabulary_sizes, test_fraction, asserted=
         train=({k: v[:kept] for k, v in columns.items()}, y[:kept]),
         test=({k: v[kept:] for k, v in columns.items()}, y[kept:]),
         vocabulary_sizes=dict(zip(names, map(int, vocabulary_sizes), strict=True)),
-        privacy_asserted=tuple(asserted),
+        privacy_asserted=tuple(assumptions),
     )

@@ -46,11 +46,11 @@ def load_criteo(path, hash_buckets=None, vocabulary=None, num_rows=None, test_fr
             f"Received: hash_buckets={hash_buckets}, vocabulary={vocabulary}"
         )
     if hash_buckets is not None:
-        sizes, asserted = _bucket_counts(hash_buckets), ()
+        sizes, assumptions = _bucket_counts(hash_buckets), ()
     else:
         _check_vocabulary(vocabulary)
         sizes = [len(values) + 1 for values in vocabulary]
-        asserted = ("the vocabulary of the categorical features is public",)
+        assumptions = ("the vocabulary of the categorical features is public",)
     rows = _read_rows(path, num_rows)
     labels = _integers(path, [row[0] for row in rows], "label")
     if not np.isin(labels, (0, 1)).all():
@@ -76,7 +76,7 @@ def load_criteo(path, hash_buckets=None, vocabulary=None, num_rows=None, test_fr
             known.pop(b"", None)
             of_distinct = np.array([known.get(value, 0) for value in distinct], np.int64)
         ids.append(of_distinct[places])
-    return click_data(labels, integers, ids, sizes, test_fraction, asserted)
+    return click_data(labels, integers, ids, sizes, test_fraction, assumptions)
 
 
 def _bucket_counts(hash_buckets):

@@ -10,7 +10,7 @@ row is updated once; a row whose sum is zero keeps its value and slots bit for b
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping import place_among
+from tfdp.clipping.surviving_rows import place_among
 from tfdp.experimental.tpu.optimizers import tpu_optimizer
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.selection import NO_ROW

@@ -110,7 +110,7 @@ class TPUTables:
             self._survivors_differ(name, rows, ids[name]["survivors"])
             for name, (rows, _) in gradients.items()
         ]
-        agree = tf.equal(replicas.total([tf.add_n(wrong)])[0], 0.0)
+        agree = tf.equal(replicas.all_reduce_sum([tf.add_n(wrong)])[0], 0.0)
         handed = {
             name: {
                 "activations": tf.zeros((*ids[name]["activations"].shape, values.shape[1])),

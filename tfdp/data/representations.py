@@ -11,7 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.accounting.mechanisms import LABELS_UNCOVERED
+from tfdp.accounting.composition import training_event
+from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
+from tfdp.accounting.mechanisms import LABELS_NOT_COVERED
 from tfdp.data._checks import check_expected_batch_size, check_positive_integer
 from tfdp.data.poisson import draw_poisson
 from tfdp.data.randomness import GeneratorSource
@@ -149,14 +151,14 @@ def release_once(
         budget,
         lambda: accounting.calibrate_forward_noise(budget, 1, adjacency),
     )
-    if adjacency not in accounting.FORWARD_ADJACENCIES:
+    if adjacency not in FORWARD_ADJACENCIES:
         raise ValueError(
-            f"Argument `adjacency` must be one of {accounting.FORWARD_ADJACENCIES}. "
+            f"Argument `adjacency` must be one of {FORWARD_ADJACENCIES}. "
             f"Received: adjacency={adjacency!r}"
         )
     details = _details(
         "release_once", len(h), clip_norm, noise_multiplier, delta,
-        adjacency=adjacency, uncovered=[LABELS_UNCOVERED],
+        adjacency=adjacency, not_covered=[LABELS_NOT_COVERED],
     )  # fmt: skip
     noisy = _with_noise(_clipped(h, clip_norm), noise_multiplier, clip_norm)
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
@@ -248,7 +250,7 @@ def release_mixtures(
     # In units of each part's scale one record has norm at most 1: one Gaussian for both.
     units = np.concatenate([np.full(k, scale[0]), np.full(num_classes, scale[1])])
     noisy = _with_noise(sums / units, sigma, 1.0) * units.astype(np.float32)
-    event = accounting.training_event(sigma, q)
+    event = training_event(sigma, q)
     entry = accounting.LedgerEntry("released mixtures", event, num_mixtures, details)
     release = Release(noisy[:, :k], noisy[:, k:], entry)
     if path is not None:
@@ -265,7 +267,7 @@ def _details(mechanism, n, clip_norm, noise_multiplier, delta, **more):
         "clip_norm": clip_norm,
         "noise_multiplier": noise_multiplier,
         "delta": delta,
-        "asserted": [_ENCODER],
+        "assumptions": [_ENCODER],
         **more,
     }
 

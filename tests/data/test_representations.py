@@ -57,7 +57,7 @@ def test_any_number_of_epochs_costs_one_gaussian_and_a_second_release_another(da
     model.fit(twice, verbose=0)
     statement = model.privacy_statement(1e-3)
     assert 0.99 * 3 < statement.epsilon <= 3 and statement.adjacency == "zero_out"
-    assert "labels" in " ".join(statement.uncovered) and len(model.ledger) == 1
+    assert "labels" in " ".join(statement.not_covered) and len(model.ledger) == 1
     second = tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0)
     model.fit(second.batches(64), verbose=0)
     both = dp_accounting.ComposedDpEvent([release.entry.event, second.entry.event])
@@ -125,7 +125,7 @@ def test_mixtures_are_amplified_and_cover_the_labels(data):
     release = tfdp.data.release_mixtures(*data, 2, 1.0, 10, 50, budget=budget)
     statement = release.privacy_statement()
     assert 0.99 * 2 < statement.epsilon <= 2 and statement.adjacency == "add_or_remove_one"
-    assert not any("labels" in text for text in statement.uncovered)
+    assert not any("labels" in text for text in statement.not_covered)
     event = dp_accounting.PoissonSampledDpEvent(
         0.05, dp_accounting.GaussianDpEvent(release.details["noise_multiplier"])
     )

@@ -6,7 +6,7 @@ import math
 import dp_accounting
 import numpy as np
 
-from tfdp.accounting import BudgetError, PrivacyBudget
+from tfdp.accounting import PrivacyBudget
 from tfdp.accounting.gaussian import gaussian_noise_multiplier
 from tfdp.accounting.wishart import (
     WishartDpEvent,
@@ -16,6 +16,7 @@ from tfdp.accounting.wishart import (
 from tfdp.attention_release.refusal import useless_message
 from tfdp.attention_release.sensitivity import frobenius_sensitivity, largest_row_norm
 from tfdp.attention_release.utility import gaussian_noise_error, gaussian_sampling_error
+from tfdp.errors import BudgetError
 
 MECHANISMS = ("auto", "gaussian_noise", "gaussian_sampling")
 
