@@ -52,7 +52,7 @@ def factors_of(shape, clipping, kinds, tensors):
     )
     norm, bound = gradient.squared_norm()
     example_mask = tf.ones(shape=[tensors[0][0].shape[0]], dtype=tf.bool)
-    per_example = gradient.values if type(gradient).__name__ == "_Formed" else None
+    per_example = gradient.values if type(gradient).__name__ == "_PerExample" else None
     kept = [tf.maximum(norm, 0.0) + bound]
     return clip_factors(kept, example_mask, CLIP_NORM, clipping)[0][0], per_example
 
