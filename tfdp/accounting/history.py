@@ -82,6 +82,12 @@ class ChargeHistory:
                 root.attach(counter)
             other._parent = root
 
+    def charges_beside(self, name):
+        """A number that grows with every charge but those of the run of that name."""
+        root = self._synced()
+        steps = sum(steps for run, (_, steps) in root._runs.items() if run != name)
+        return len(root._releases) + steps
+
     def ledger(self, ahead=None):
         """The ledger of it all.
 

@@ -259,9 +259,10 @@ class PrivateAttention(keras.layers.Layer):
         for x in (query,) if key is None else (query, key):
             same_form = same_form and tuple(x.shape[1:]) == self._built_shape
         if not same_form:
+            form = "without" if self.release_plan.setting.symmetric else "with"
             raise ValueError(
                 f"{self.name!r} must be called as it was built, because the noise depends on it: "
-                f"{'without' if self.release_plan.setting.symmetric else 'with'} a key, on shape (batch, "
+                f"{form} a key, on shape (batch, "
                 f"{', '.join(map(str, self._built_shape))}). Use another layer. Received: query of "
                 f"shape {query.shape}, key {'None' if key is None else f'of shape {key.shape}'}"
             )

@@ -38,6 +38,7 @@ class Charging(RunCharging):
         self._optimizer = optimizer
         self._unit = "one example"
         self._cap = None
+        self._beside = 0
         self.refresh = lambda: None
         self._calibrations = {}
         self._host_stddev = None
@@ -119,12 +120,29 @@ class Charging(RunCharging):
             if strategy is not None:
                 name = of_first_replica(np.frombuffer(os.urandom(8), np.int64), strategy)
             self._counter.begin(self.mechanism, None if name is None else name.tobytes().hex())
+            self._beside = self.history.charges_beside(self._counter.run)
             if budget is not None and not self.mechanism.is_amplified:
                 self._warn_of_shuffling(budget)
         sigma = self.noise_multiplier if self.mechanism is None else self.mechanism.noise_multiplier
         for variable in (self._stddev, self._host_stddev):
             if variable is not None:
                 variable.assign(sigma * self._optimizer.clip_norm)
+
+    def look_again(self):
+        """Called eagerly between steps: whether other charges have come to these weights.
+
+        A layer that was trained before may join in while the model is built, and another model
+        that shares layers may train in a callback.
+
+        Raises:
+            BudgetError: if the steps that are left would exceed the budget now.
+        """
+        if self._counter.run is None:
+            return
+        beside = self.history.charges_beside(self._counter.run)
+        if beside > self._beside:
+            self._beside = beside
+            self._refresh_limit(strict=(self.remaining or 0) > 0)
 
     def limit_epsilon(self, max_epsilon, delta):
         """Lets this run take no step that would end above an ε; until the run ends.

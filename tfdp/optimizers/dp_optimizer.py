@@ -24,6 +24,7 @@ _FIXED = (
     "clipping", "selection", "embedding_optimizer", "microbatch_size", "per_example_reduction",
     "seed",
 )  # fmt: skip
+_CHARGES = "charges"  # of a saved optimizer, beside its variables
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -374,15 +375,18 @@ class DPOptimizer(keras.optimizers.Optimizer):
     def save_own_variables(self, store):
         for i, variable in enumerate(self._variables):
             store[str(i)] = variable.numpy()
-        store["record"] = self._charging.to_bytes()
+        store[_CHARGES] = self._charging.to_bytes()
 
     def load_own_variables(self, store):
-        if "record" in store:
-            self._charging.merge_bytes(store["record"][()])
-        if len(store.keys()) - 1 != len(self._variables):
+        if _CHARGES in store:
+            self._charging.merge_bytes(store[_CHARGES][()])
+        found = sum(key != _CHARGES for key in store.keys())
+        if found != len(self._variables):
             raise ValueError(
-                "The saved DPOptimizer has another set of variables. Build the model as it was "
-                "when it was saved, then load it again."
+                f"The file holds {found} variables of an optimizer, and this DPOptimizer has "
+                f"{len(self._variables)}: it was saved with another optimizer, or with another "
+                "model. Build and compile the model as it was when it was saved, or load its "
+                "weights alone, with `load_weights`."
             )
         for i, variable in enumerate(self._variables):
             variable.assign(store[str(i)])

@@ -45,11 +45,16 @@ def _adapted(model):
 
 
 def of_callbacks(callbacks):
-    """Decisions that callbacks take from metrics of private data."""
-    found = []
+    """Decisions that callbacks take from metrics of private data, and what is assumed of others."""
+    found, trusted = [], []
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        if callback is not None and not type(callback).__module__.startswith(("keras.", "tfdp.")):
+            trusted.append(
+                f"callback {type(callback).__name__} gives the model no weights that learned from "
+                "these records"
+            )
         monitor = getattr(callback, "monitor", None)
         if not isinstance(monitor, str):
             continue
@@ -59,4 +64,4 @@ def of_callbacks(callbacks):
         found.append(
             f"decisions of {type(callback).__name__}, which follows {monitor!r} (from {source})"
         )
-    return Notes(not_covered=tuple(dict.fromkeys(found)))
+    return Notes(not_covered=tuple(dict.fromkeys(found)), assumptions=tuple(dict.fromkeys(trusted)))

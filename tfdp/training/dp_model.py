@@ -140,9 +140,10 @@ class DPModel(MultiWorkerFit, keras.Model):
             optimizer.refresh_entropy(self.distribute_strategy)
             self.bind_layers()
         else:
-            # tf.train.Checkpoint keeps Python state of this kind; a DPOptimizer brings its own.
-            self.history_state = HistoryState(self.plain_charging)
             self.plain_charging.begin(mechanism_outside_fit(self))
+        # tf.train.Checkpoint keeps Python state of this kind. The model has one whatever it is
+        # compiled with: a checkpoint may be restored into a model that is compiled otherwise.
+        self.history_state = HistoryState(self.charging)
 
     def charge_releases(self, origin=()):
         """Charges what was released before training; once, however often it is called.
@@ -303,6 +304,7 @@ class DPModel(MultiWorkerFit, keras.Model):
         own_steps.reached(self)
         if not isinstance(self.optimizer, DPOptimizer):
             held_tables.refuse_training_otherwise(self)
+            run.refuse_other_variables(self)
             count_step(self, data)
             self.join_histories()
             return as_results(super().train_step(data), self.distribute_strategy)
@@ -314,6 +316,8 @@ class DPModel(MultiWorkerFit, keras.Model):
         x, chosen = host_selection.unpack(x)
         self.clipping_plan(x)  # builds the model, if this is its first batch
         self.join_histories()
+        with tf.init_scope():
+            self.optimizer.charging.look_again()  # a layer may have brought charges along
         self_check.refuse_unchecked(self)
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
         self.charge_releases()
@@ -406,6 +410,13 @@ class DPModel(MultiWorkerFit, keras.Model):
                     stacklevel=2,
                 )
         return self._plans[key]
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        # TensorFlow's hook for what is saved with an object. SavedModels serve: no charges there.
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            children = {k: v for k, v in children.items() if k != "history_state"}
+        return children
 
     def save_own_variables(self, store):
         super().save_own_variables(store)

@@ -108,6 +108,10 @@ class PrivateModel(DPModel):
             return getattr(self.model, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def export(self, filepath, *args, **kwargs):
+        """As `keras.Model.export`. `tfdp.serving.export` writes the statement beside it."""
+        return self.model.export(filepath, *args, **kwargs)
+
     def get_layer(self, name=None, index=None):
         return self.model.get_layer(name, index)
 

@@ -277,6 +277,9 @@ class _BudgetStop(keras.callbacks.Callback):
         self._allowed = self._optimizer.charging.allowed
         self._seen = 0
 
+    def on_train_batch_begin(self, batch, logs=None):
+        self._optimizer.charging.look_again()
+
     def on_train_batch_end(self, batch, logs=None):
         # Counted here without touching the step counter: `batch` restarts in every epoch.
         self._seen += self.model.steps_per_execution

@@ -3,7 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting.mechanisms import Notes
+from tfdp.accounting.mechanisms import ForwardNoise, Notes
+from tfdp.clipping.recording import trained_variables
 from tfdp.data import provenance
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
@@ -17,11 +18,19 @@ _RUN = "_tfdp_run"
 
 
 class _Run:
-    """A run that goes on: `batch` is what `training_batches` gave last, None beside `fit`."""
+    """A run that goes on.
+
+    Attributes:
+        batch: what `training_batches` gave last; None beside `fit`.
+        is_fit: whether it is a `fit`.
+        trained: ids of the variables that forward noise was found to protect, or not, by tracing;
+            None where it makes no difference.
+    """
 
     def __init__(self):
         self.batch = None
         self.is_fit = True
+        self.trained = None
 
 
 def begin(model, x, y, callbacks, kwargs):
@@ -82,6 +91,8 @@ def _begin_plain_run(model, x, y, callbacks, kwargs):
     model.weight_origin.begin()
     x = checks.padded(x, model.distribute_strategy.num_replicas_in_sync)
     build_ahead(model, x, y)
+    if isinstance(mechanism, ForwardNoise):
+        vars(model)[_RUN].trained = _ids(trained_variables(model))
     return x, callbacks
 
 
@@ -95,6 +106,25 @@ def end(model):
         model.optimizer.charging.begin(None)  # not with the other workers: one may be gone
     else:
         model.plain_charging.begin(plain_training.mechanism_outside_fit(model))
+
+
+def refuse_other_variables(model):
+    """Refuses a step that trains other variables than those whose gradients were looked at.
+
+    Raises:
+        PrivacyError: if layers were frozen or unfrozen since a run with forward noise began.
+    """
+    run = vars(model).get(_RUN)
+    if run is not None and run.trained not in (None, _ids(trained_variables(model))):
+        raise PrivacyError(
+            "Layers were frozen or unfrozen while `fit` went on. What the forward noise covers was "
+            "found for the variables that were trainable when it began, and charged for them. End "
+            "`fit`, change `trainable`, compile again and call `fit` again."
+        )
+
+
+def _ids(variables):
+    return {id(v) for v in variables}
 
 
 def single_batches(model, batches):
@@ -118,6 +148,8 @@ def single_batches(model, batches):
                 )
             if private and model.optimizer.charging.allowed <= 0:
                 return
+            if private:
+                model.optimizer.charging.look_again()
             run.batch = batch
             yield batch
     finally:

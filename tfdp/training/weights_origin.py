@@ -153,7 +153,22 @@ def _is_initial(variable, initializers):
     value = np.asarray(variable.value)
     if np.isin(value, (0, 1)).all():
         return True  # zeros, ones and the like hold nothing
-    return any(np.array_equal(value, _drawn(one, variable)) for one in initializers)
+    return any(_is_multiple(value, _drawn(one, variable)) for one in initializers)
+
+
+def _is_multiple(value, drawn):
+    """Whether a value is what was drawn, up to one factor for all of it.
+
+    EinsumDense draws by a copy of its initializer that knows the roles of its axes, and so has
+    another scale. One number is all that such a factor could have learned.
+    """
+    if drawn is None or drawn.shape != value.shape:
+        return False
+    largest = np.abs(drawn).max(initial=0.0)
+    if largest == 0.0:
+        return not value.any()
+    scale = np.abs(value).max() / largest
+    return np.allclose(value, drawn * scale, rtol=1e-5, atol=1e-7 * largest * scale)
 
 
 def _drawn(initializer, variable, shape=None):
