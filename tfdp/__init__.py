@@ -5,7 +5,8 @@ The package imports lazily: `import tfdp` loads neither TensorFlow nor Keras, an
 """
 
 import importlib
-import sys
+
+from tfdp._compat.imports import when_imported
 
 __version__ = "0.1.0"
 
@@ -23,7 +24,9 @@ _SUBPACKAGES = (
     "serving",
 )
 _EXPORTS = {
+    "BudgetError": "errors",
     "PrivacyBudget": "accounting",
+    "PrivacyError": "errors",
     "make_private": "models",
 }
 
@@ -42,6 +45,5 @@ def __dir__():
     return sorted(__all__)
 
 
-if "keras" in sys.modules:
-    # `.keras` files name the classes of this package: make them known without importing them.
-    importlib.import_module("tfdp.registration").register()
+# `.keras` files name the classes of this package: make them known without importing them.
+when_imported("keras", lambda: importlib.import_module("tfdp.registration").register())

@@ -1,13 +1,208 @@
 """What tfdp expects of other packages beyond their public interfaces."""
 
+import ast
+import pathlib
 import subprocess
 import sys
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from dp_accounting.pld import privacy_loss_distribution
 
 import tfdp
+from tfdp._compat import dp_accounting as accountants
+from tfdp._compat import keras as compat
+from tfdp._compat.tensorflow import inputs_of
+
+ROOT = pathlib.Path(tfdp.__file__).parent
+#: Private names that are public by another agreement: named tuples.
+ALLOWED = ("_replace", "_fields")
+
+
+MODULES = {p: ast.parse(p.read_text()) for p in sorted(ROOT.rglob("*.py"))}
+MODULES = {p: tree for p, tree in MODULES.items() if "_compat" not in p.parts}
+
+
+def names_of_tfdp():
+    """Everything that a module of tfdp defines, and every attribute that it sets."""
+    for node in [node for tree in MODULES.values() for node in ast.walk(tree)]:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+            yield node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+OWN = {*names_of_tfdp(), "_compile_arguments"}  # which is set past Keras' tracking, by its name
+
+
+def private_uses(path):
+    """Private attributes that no module of tfdp defines, and imports from within packages."""
+    for node in ast.walk(MODULES[path]):
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
+            names = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+        elif isinstance(node, ast.ImportFrom):
+            names = [p for p in node.module.split(".") if p in ("src", "python")]
+            names = [f"_{name}" for name in names]
+        else:
+            continue
+        for name in names:
+            private = name.startswith("_") and not name.startswith(("__", "_tfdp"))
+            if private and name not in OWN and name not in ALLOWED:
+                yield name, node.lineno
+
+
+@pytest.mark.parametrize(
+    "path", MODULES, ids=lambda path: ".".join(path.relative_to(ROOT).with_suffix("").parts)
+)
+def test_private_names_of_other_packages_are_used_in_one_room(path):
+    assert not list(private_uses(path))
+
+
+def nested():
+    inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="inner")])
+    x = keras.Input((3,))
+    return keras.Model(x, keras.layers.Dense(1, name="outer")(inner(x)))
+
+
+def test_all_layers_lists_the_model_and_what_is_nested():
+    model = nested()
+    found = compat.all_layers(model)
+    assert found[0] is model or model in found
+    assert {"inner", "outer"} <= {layer.name for layer in found}
+
+
+def test_whether_a_model_takes_training_is_known():
+    class Without(keras.Model):
+        def call(self, x):
+            return x
+
+    assert compat.takes_training(nested()) and not compat.takes_training(Without())
+
+
+def test_masks_and_logits_are_found_where_keras_keeps_them():
+    rows = keras.layers.Embedding(5, 2, mask_zero=True)(tf.constant([[1, 0]]))
+    np.testing.assert_array_equal(compat.mask_of(rows), [[True, False]])
+    assert compat.mask_of(tf.zeros(3)) is None
+    compat.set_mask(rows, tf.constant([[False, True]]))
+    np.testing.assert_array_equal(keras.layers.GlobalAveragePooling1D()(rows), rows[:, 1].numpy())
+    logits = tf.constant([[1.0, 2.0]])
+    assert compat.keeps_logits(keras.activations.softmax(logits))
+    assert not compat.keeps_logits(tf.nn.softmax(logits))
+
+
+def test_calls_of_a_graph_come_in_the_order_in_which_they_run():
+    names = [node.operation.name for node in compat.calls_of_graph(nested())]
+    assert names[-1] == "outer" and len(names) == 3
+    assert compat.calls_of_graph(keras.layers.Dense(1)) == []
+
+
+def test_models_know_whether_they_have_a_strategy():
+    assert not compat.has_strategy(nested())
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        assert compat.has_strategy(nested())
+
+
+def test_a_model_is_built_from_a_specification():
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.compile("adam", "mse", metrics=["mae"])
+    shapes = keras.KerasTensor((None, 3)), keras.KerasTensor((None, 2)), None
+    compat.build_from_specification(model, shapes)
+    assert model.built and model.optimizer.built and len(model.weights) == 2
+
+
+def test_optimizers_know_the_places_of_their_variables():
+    a, b = keras.Variable([1.0]), keras.Variable([2.0], name="bias")
+    optimizer = keras.optimizers.SGD(weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    optimizer.build([a, b])
+    assert [compat.variable_index(optimizer, v) for v in (a, b)] == [0, 1]
+    assert compat.is_decayed(optimizer, a) and not compat.is_decayed(optimizer, b)
+
+
+def test_hooks_of_models_are_called_by_keras(tmp_path):
+    class Model(compat.ModelHooks):
+        not_exported = ("state",)
+        gathered = 0
+
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+            self.state = tf.train.Checkpoint(v=tf.Variable(1.0, name="not_exported"))
+
+        def call(self, x):
+            return self.dense(x)
+
+        def gather_results(self, logs, gather):
+            type(self).gathered += 1
+            return gather(logs)
+
+    model = Model()
+    model.compile("sgd", "mse")
+    x = np.ones((4, 2), np.float32)
+    model.fit(x, x[:, :1], verbose=0)
+    assert Model.gathered
+    tf.train.Checkpoint(m=model).write(str(tmp_path / "checkpoint"))
+    model.export(str(tmp_path / "exported"), verbose=False)
+    for place, held in (("checkpoint", True), ("exported/variables/variables", False)):
+        names = tf.train.load_checkpoint(str(tmp_path / place)).get_variable_to_shape_map()
+        assert any("state/" in name for name in names) is held
+
+
+def test_inputs_of_a_dataset_are_what_it_was_made_from():
+    first = tf.data.Dataset.range(3)
+    (found,) = inputs_of(first.batch(2))
+    assert found is first
+
+
+@pytest.mark.parametrize("kind", ["rdp", "pld"])
+def test_accountants_take_further_events(kind):
+    class Mine(dp_accounting.DpEvent):
+        pass
+
+    class Refused(dp_accounting.DpEvent):
+        pass
+
+    base = accountants.RdpAccountant if kind == "rdp" else accountants.PldAccountant
+
+    class Accountant(base):
+        def take(self, event, count, do_compose):
+            if isinstance(event, Refused):
+                return True, self.refusal(event, "never")
+            if not isinstance(event, Mine):
+                return False, None
+            if do_compose and kind == "rdp":
+                self.add(count * np.asarray(self.orders) / 2)  # a Gaussian of multiplier 1
+            elif do_compose:
+                losses = privacy_loss_distribution.from_gaussian_mechanism(
+                    1.0, value_discretization_interval=self.interval
+                )
+                self.add(losses.self_compose(count))
+            return True, None
+
+    accountant = Accountant()
+    assert accountant.supports(Mine())
+    assert not accountant.supports(dp_accounting.SelfComposedDpEvent(Refused(), 3))
+    accountant.compose(dp_accounting.ComposedDpEvent([Mine(), dp_accounting.GaussianDpEvent(1.0)]))
+    plain = getattr(dp_accounting, kind)
+    plain = plain.RdpAccountant() if kind == "rdp" else plain.PLDAccountant()
+    plain.compose(dp_accounting.GaussianDpEvent(1.0), 2)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize("order", ["keras, tfdp", "tfdp, keras", "keras, tfdp.accounting"])
+def test_files_load_in_either_order_of_imports(small, tmp_path, order):
+    model = small.model()
+    model.save(tmp_path / "m.keras")
+    script = f"import sys, {order}\nprint(type(keras.models.load_model(sys.argv[1])).__name__)"
+    shown = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "m.keras")], capture_output=True, text=True
+    )
+    assert shown.stdout.strip() == "PrivateModel", shown.stderr[-2000:]
 
 
 @pytest.mark.parametrize("kind", ["m.keras", "m.weights.h5"])

@@ -78,12 +78,14 @@ def carry_lost(patch):
 
 
 def total_doubled(patch):
-    true = between_replicas.total
-    patch.setattr(between_replicas, "total", lambda tensors: [2 * t for t in true(tensors)])
+    true = between_replicas.all_reduce_sum
+    patch.setattr(
+        between_replicas, "all_reduce_sum", lambda tensors: [2 * t for t in true(tensors)]
+    )
 
 
 def total_of_own_part(patch):
-    patch.setattr(between_replicas, "total", list)
+    patch.setattr(between_replicas, "all_reduce_sum", list)
 
 
 def parts_in_another_order(patch):
@@ -118,7 +120,7 @@ def called_twice(patch):
 
         return called
 
-    for name in ("once", "once_for_totals"):
+    for name in ("run_once_per_step", "run_once_on_sums"):
         patch.setattr(self_check.replicas, name, twice(getattr(between_replicas, name)))
 
 

@@ -149,7 +149,7 @@ def test_it_has_a_rule_and_never_one_copy_of_the_table_for_each_example():
     specs = [tf.TensorSpec([4, 3], tf.int64), tf.TensorSpec([4, 2], tf.int64),
              tf.TensorSpec([4, 3], tf.float32)]  # fmt: skip
     plan = make_clipping_plan(model, specs)
-    rules = {u.layer.name: u.rule for u in plan.units.values()}
+    rules = {u.layer.name: u.rule for u in plan.calls.values()}
     assert all(
         rule is not None for name, rule in rules.items() if name.startswith("sparse_embedding")
     )

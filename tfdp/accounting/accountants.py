@@ -8,6 +8,7 @@ import dp_accounting
 import numpy as np
 
 from tfdp import _validate
+from tfdp._compat.dp_accounting import PldAccountant, RdpAccountant
 from tfdp.accounting.adjacency import ADJACENCIES, interpretations
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.gaussian_losses import gaussian_losses
@@ -164,27 +165,25 @@ def _unsupported_message(event, accountant, adjacency):
     )
 
 
-class _RenyiAccountant(dp_accounting.rdp.RdpAccountant):
+class _RenyiAccountant(RdpAccountant):
     """dp_accounting's, plus events that bring their own Rényi curve (`register_event`)."""
 
     def __init__(self, adjacency, relation):
         super().__init__(neighboring_relation=relation)
         self._adjacency = adjacency
 
-    def _maybe_compose(self, event, count, do_compose):
+    def take(self, event, count, do_compose):
         if not hasattr(event, "rdp"):
-            return super()._maybe_compose(event, count, do_compose)
+            return False, None
         if self._adjacency not in event.adjacencies:
-            return self.CompositionErrorDetails(
-                invalid_event=event,
-                error_message=f"Its Rényi curve holds under {event.adjacencies} only.",
-            )
+            why = f"Its Rényi curve holds under {event.adjacencies} only."
+            return True, self.refusal(event, why)
         if do_compose:
-            self._rdp = self._rdp + count * np.asarray(event.rdp(self._orders))
-        return None
+            self.add(count * np.asarray(event.rdp(self.orders)))
+        return True, None
 
 
-class _PldAccountant(dp_accounting.pld.PLDAccountant):
+class _PldAccountant(PldAccountant):
     """dp_accounting's, plus events that bring their own privacy loss distribution.
 
     Gaussians are composed here, too, for speed.
@@ -200,34 +199,30 @@ class _PldAccountant(dp_accounting.pld.PLDAccountant):
         left = target_delta - _rounding(self._composed)
         return super().get_epsilon(left) if left > 0 else math.inf
 
-    def _maybe_compose(self, event, count, do_compose):
+    def take(self, event, count, do_compose):
         if do_compose and self.neighboring_relation != _REPLACE_ONE:
             known = _sampled_gaussian(event)
             if known is not None:
                 self._compose_gaussian(*known, count)
-                return None
+                return True, None
         if not hasattr(event, "pld"):
             if do_compose:
                 self._composed += count
-            return super()._maybe_compose(event, count, do_compose)
+            return False, None
         if self._adjacency not in event.adjacencies:
-            return self.CompositionErrorDetails(
-                invalid_event=event,
-                error_message=f"Its privacy losses hold under {event.adjacencies} only.",
-            )
+            why = f"Its privacy losses hold under {event.adjacencies} only."
+            return True, self.refusal(event, why)
         if do_compose:
             self._composed += count
-            own = event.pld(self._value_discretization_interval).self_compose(count)
-            self._pld = self._pld.compose(own)
-        return None
+            self.add(event.pld(self.interval).self_compose(count))
+        return True, None
 
     def _compose_gaussian(self, sigma, q, count):
-        interval = self._value_discretization_interval
         if q == 1:  # T Gaussians are one
             sigma, count = sigma / math.sqrt(count), 1
         self._composed += count
-        losses = gaussian_losses(sigma, q, interval)
-        self._pld = self._pld.compose(losses if count == 1 else losses.self_compose(count))
+        losses = gaussian_losses(sigma, q, self.interval)
+        self.add(losses if count == 1 else losses.self_compose(count))
 
 
 def _sampled_gaussian(event):

@@ -15,6 +15,7 @@ from tfdp.accounting.gdp import gdp_clt_epsilon
 from tfdp.errors import BudgetError
 
 _TIGHTNESS = 1e-3  # epsilon of the result is within this share of the budget
+_NARROW = 1e-5  # a bracket of this relative width is one of a jump, between two accountants
 _LARGEST = 1e6
 
 
@@ -128,7 +129,7 @@ def _search(epsilon_at, budget, sigma, accountant):
             low = sigma
             if sigma == _LARGEST:
                 raise BudgetError(_unmet_message(budget, reached, accountant))
-        if low and high and high / low <= 1 + 1e-9:
+        if low and high and high / low <= 1 + _NARROW:
             return high
         x, y = math.log(sigma), math.log(min(max(reached, 1e-300), 1e300))
         if previous is not None and math.isfinite(reached):

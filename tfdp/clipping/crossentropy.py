@@ -8,6 +8,8 @@ it is made from logits and two numbers for each position.
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import keeps_logits
+
 
 def is_sparse_crossentropy(loss, y_true, y_pred):
     """Whether `sparse_crossentropy` gives what this loss gives."""
@@ -16,7 +18,7 @@ def is_sparse_crossentropy(loss, y_true, y_pred):
         and loss.get_config()["from_logits"]
         and loss.get_config().get("axis", -1) == -1
         and isinstance(y_pred, tf.Tensor)
-        and not hasattr(y_pred, "_keras_logits")
+        and not keeps_logits(y_pred)
         and tf.convert_to_tensor(y_true).dtype.is_integer
         and len(_labels(y_true, y_pred).shape) == len(y_pred.shape) - 1
     )

@@ -9,6 +9,7 @@ draws.
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import mask_of, set_mask
 from tfdp.clipping.contributions import PerExampleGradients
 from tfdp.clipping.recording import paused
 
@@ -111,10 +112,7 @@ def _split(recorded):
     aligned = iter(recorded.planned.aligned)
     split = [isinstance(t, tf.Tensor) and next(aligned) for t in flat]
     # None cannot pass through vectorized_map: masks travel in a list of their own.
-    masks = [
-        getattr(t, "_keras_mask", None) if has_axis else None
-        for t, has_axis in zip(flat, split, strict=True)
-    ]
+    masks = [mask_of(t) if has_axis else None for t, has_axis in zip(flat, split, strict=True)]
     examples = (
         [t for t, s in zip(flat, split, strict=True) if s],
         [m for m in masks if m is not None],
@@ -127,7 +125,7 @@ def _split(recorded):
             if is_split:
                 value = tf.expand_dims(next(tensors), 0)
                 if mask is not None:
-                    value._keras_mask = tf.expand_dims(next(example_masks), 0)
+                    set_mask(value, tf.expand_dims(next(example_masks), 0))
             values.append(value)
         return tf.nest.pack_sequence_as(structure, values)
 

@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import mask_of
 from tfdp.clipping.crossentropy import is_sparse_crossentropy, sparse_crossentropy
 from tfdp.runtime.xla import is_compiling
 
@@ -45,7 +46,7 @@ class PerExampleLoss(keras.losses.Loss):
             )
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        in_mask = getattr(y_pred, "_keras_mask", None)
+        in_mask = mask_of(y_pred)
         y_pred = tf.nest.map_structure(_float, y_pred)
         if is_compiling() and is_sparse_crossentropy(self._function, y_true, y_pred):
             values, out_mask = sparse_crossentropy(self._function, y_true, y_pred)
@@ -54,7 +55,7 @@ class PerExampleLoss(keras.losses.Loss):
             values = self._function.call(y_true, y_pred)
         else:
             values = self._function(*_same_rank(y_true, y_pred))
-        out_mask = getattr(values, "_keras_mask", None)
+        out_mask = mask_of(values)
         return self.reduce(_float(values), sample_weight, in_mask, out_mask)
 
     def reduce(self, values, sample_weight=None, *masks):

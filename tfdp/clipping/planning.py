@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.keras import all_layers
 from tfdp.clipping.recording import (
     Recorder,
-    all_layers,
     call_model,
     ensure_built,
     is_seed_state,

@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import all_layers, takes_training
+
 _ACTIVE = threading.local()
 
 
@@ -187,12 +189,6 @@ def _wrap(layer, original):
     return call
 
 
-def all_layers(model):
-    """The model and every layer below it."""
-    # Keras has no public recursive listing of layers; only this line depends on the private one.
-    return model._flatten_layers(include_self=True, recursive=True)
-
-
 def is_seed_state(variable):
     """Whether a variable is the state of a `keras.random.SeedGenerator`."""
     return variable.name == "seed_generator_state"
@@ -205,10 +201,7 @@ def current_graph():
 
 def call_model(model, x):
     """The training-mode forward pass, as Keras' own train step makes it."""
-    # Keras keeps this fact private; the alternative is to inspect `call`'s signature again.
-    if model._call_has_training_arg:
-        return model(x, training=True)
-    return model(x)
+    return model(x, training=True) if takes_training(model) else model(x)
 
 
 def ensure_built(model, x):

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.recording import all_layers
+from tfdp._compat.keras import all_layers
 from tfdp.errors import PrivacyError
 
 # keras_rs' name for the variable whose gradient function updates tables on the SparseCore.

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import inputs_of
 from tfdp.accounting import Sampling
 
 _ATTRIBUTE = "_tfdp_sampling"
@@ -130,9 +131,7 @@ def walk(dataset):
         yield dataset
         if type(dataset).__name__ not in _BATCH_PRESERVING:
             return
-        # TensorFlow has no public way from a dataset to the one it was made from; this line is
-        # the only one that uses `_inputs`, and the names above the only ones of private classes.
-        (dataset,) = dataset._inputs()
+        (dataset,) = inputs_of(dataset)
 
 
 def _with_steps_of(dataset, sampling):

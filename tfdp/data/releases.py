@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import inputs_of
+
 _ATTRIBUTE = "_tfdp_release"
 
 # Transformations of one dataset, whose functions see its elements and nothing else (unless they
@@ -39,5 +41,5 @@ def released_by(dataset):
             return [entry]
         if type(dataset).__name__.lstrip("_") not in _OF_ONE:
             return None
-        (dataset,) = dataset._inputs()
+        (dataset,) = inputs_of(dataset)
     return None

@@ -9,6 +9,7 @@ import typing
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import calls_of_graph
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
@@ -221,9 +222,7 @@ def ids_of_model(model):
     """
     graph = getattr(model, "model", model)
     calls = {}
-    # Keras runs a graph by depth, not as it was written, and has no public way to list its calls.
-    by_depth = getattr(graph, "_nodes_by_depth", {})
-    for node in [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]:
+    for node in calls_of_graph(graph):
         layer = node.operation
         if getattr(layer, "rows_read", None) is not None and layer.trainable:
             calls.setdefault(layer, []).append(node.arguments.args[0])

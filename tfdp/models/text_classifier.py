@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.clipping.recording import all_layers
+from tfdp._compat.keras import all_layers
 from tfdp.data.representations import release_once
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.text_tokenizer import TextTokenizer

@@ -300,7 +300,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
             for rows in (True, False)
         )
         coordinates = sum(_size(variable.shape) for variable in variables)
-        released = replicas.once_for_totals(
+        released = replicas.run_once_on_sums(
             lambda totals: self._release(totals, len(places), coordinates),
             [sums[i].values for i in places] + [sums[i] for i in used],
         )

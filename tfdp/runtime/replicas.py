@@ -52,7 +52,7 @@ def run_once_per_step(function, *parts):
     return context.merge_call(merged, args=wide)
 
 
-def once_for_totals(function, totals):
+def run_once_on_sums(function, totals):
     """As `run_once_per_step`, for a function of what is the same on all replicas.
 
     Args:

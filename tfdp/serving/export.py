@@ -6,7 +6,7 @@ import pathlib
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.recording import all_layers
+from tfdp._compat.keras import all_layers
 from tfdp.layers import PrivateAttention
 from tfdp.models import DPModel, TextClassifier
 from tfdp.models.sequence_model import SequenceModel

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.keras import build_from_specification, has_strategy
+
 
 def build_ahead(model, x, y=None):
     """Makes the variables of model, optimizer and metrics, where shapes are known without data.
@@ -17,13 +19,12 @@ def build_ahead(model, x, y=None):
         y: targets, unless x is a dataset.
     """
     to_be_traced = not model.run_eagerly and model.train_function is None
-    if not to_be_traced or model._distribute_strategy is not None:
+    if not to_be_traced or has_strategy(model):
         return
     try:
         batch = _symbolic(x, y)
         if batch is not None:
-            # Private in Keras, which calls it for models with a strategy.
-            model._symbolic_build(data_batch=batch)
+            build_from_specification(model, batch)
     except Exception:
         # A model that runs on data alone, or data that do not fit it: the trace makes the
         # variables, or says what is wrong.

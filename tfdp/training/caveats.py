@@ -2,8 +2,8 @@
 
 import keras
 
+from tfdp._compat.keras import all_layers
 from tfdp.accounting.mechanisms import Notes
-from tfdp.clipping.recording import all_layers
 from tfdp.training import own_steps
 
 _ADAPTED = (

@@ -11,7 +11,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdp.clipping.recording import Recorder, all_layers, call_model, ensure_built, is_seed_state
+from tfdp._compat.keras import all_layers
+from tfdp.clipping.recording import Recorder, call_model, ensure_built, is_seed_state
 from tfdp.clipping.refusals import refuse_layers_beyond_reach
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise

@@ -6,10 +6,11 @@ import warnings
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import ModelHooks, all_layers
 from tfdp.accounting.history import ChargeHistory
 from tfdp.clipping.losses import MeanExampleLoss, PerExampleLoss, of_all_replicas, share_of_mean
 from tfdp.clipping.planning import make_clipping_plan
-from tfdp.clipping.recording import all_layers, ensure_built, trained_variables
+from tfdp.clipping.recording import ensure_built, trained_variables
 from tfdp.clipping.refusals import (
     refuse_layers_beyond_reach,
     refuse_named_layers,
@@ -41,7 +42,7 @@ _PENALTIES = threading.local()
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class DPModel(MultiWorkerFit, keras.Model):
+class DPModel(MultiWorkerFit, ModelHooks):
     """A `keras.Model` whose training is differentially private under a `DPOptimizer`.
 
     Subclass it as you would subclass `keras.Model`; for an existing model use
@@ -353,11 +354,11 @@ class DPModel(MultiWorkerFit, keras.Model):
         held_tables.refuse_reading(self)
         return super().predict_step(data)
 
-    def _get_metrics_result_or_logs(self, logs):
+    def gather_results(self, logs, gather):
         # Keras gathers metrics from all replicas only where it knows every name that is logged.
         own = {k: v for k, v in logs.items() if k in self.selection_metrics.results()}
         known = {k: v for k, v in logs.items() if k not in own}
-        return {**super()._get_metrics_result_or_logs(known), **own}
+        return {**gather(known), **own}
 
     def reset_metrics(self):
         super().reset_metrics()
@@ -410,13 +411,6 @@ class DPModel(MultiWorkerFit, keras.Model):
                     stacklevel=2,
                 )
         return self._plans[key]
-
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
-        # TensorFlow's hook for what is saved with an object. SavedModels serve: no charges there.
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "savedmodel":
-            children = {k: v for k, v in children.items() if k != "history_state"}
-        return children
 
     def save_own_variables(self, store):
         super().save_own_variables(store)

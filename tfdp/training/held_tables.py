@@ -5,7 +5,8 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.recording import all_layers, trained_variables
+from tfdp._compat.keras import all_layers
+from tfdp.clipping.recording import trained_variables
 from tfdp.errors import PrivacyError
 from tfdp.experimental.tpu.tables import TPUTables
 from tfdp.layers import held_table

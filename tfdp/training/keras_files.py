@@ -4,8 +4,7 @@ A model that was made private is still a plain Keras model, and it, or a part of
 one. Such files carry the charges of the weights in a group of their own, which Keras passes over:
 they load anywhere. Where tfdp is imported, the charges are put back onto the variables.
 
-Keras has no public place for this. `H5IOStore.h5_file`, the file behind the store that
-`save_own_variables` is given, is private, and three methods of `keras.Model` are wrapped;
+Keras has no public place for this: three methods of `keras.Model` are wrapped;
 tests/contracts/test_compat.py says what is expected of them.
 """
 
@@ -15,6 +14,7 @@ import json
 import keras
 import numpy as np
 
+from tfdp._compat.keras import file_of
 from tfdp.errors import PrivacyError
 
 #: Attribute of a variable: the `ChargeHistory` of the weights.
@@ -34,7 +34,7 @@ def install():
     @functools.wraps(save)
     def save_own_variables(self, store):
         save(self, store)
-        file = getattr(store, "h5_file", None)
+        file = file_of(store)
         if file is not None and _GROUP not in file and getattr(file, "mode", "r") != "r":
             charges = _charges_of(self)
             if charges is not None:
@@ -43,7 +43,7 @@ def install():
     @functools.wraps(load)
     def load_own_variables(self, store):
         load(self, store)
-        file = getattr(store, "h5_file", None)
+        file = file_of(store)
         if file is not None and _GROUP in file:
             _give_charges(self, bytes(np.asarray(file[_GROUP][_NAME], np.uint8)))
 

@@ -6,9 +6,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.keras import all_layers
 from tfdp.accounting import Sampling
 from tfdp.accounting.mechanisms import Notes
-from tfdp.clipping.recording import all_layers, trained_variables
+from tfdp.clipping.recording import trained_variables
 from tfdp.data import provenance, sampling_of
 from tfdp.data.padding import keeps_padding
 from tfdp.errors import PrivacyError

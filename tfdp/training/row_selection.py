@@ -3,7 +3,8 @@
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.recording import all_layers, trained_variables
+from tfdp._compat.keras import all_layers
+from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.rules.embed_reduce import is_embed_reduce
 from tfdp.clipping.surviving_rows import activated_rows, restrict, table_name
 from tfdp.distribution.host_selection import rows_of_step

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping.recording import all_layers
+from tfdp._compat.keras import all_layers
 from tfdp.training.keras_files import RESTORED
 
 _STATE = "_tfdp_state"

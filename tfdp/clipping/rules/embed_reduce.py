@@ -9,8 +9,8 @@ import sys
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import all_layers
 from tfdp.clipping import combiners
-from tfdp.clipping.recording import all_layers
 from tfdp.clipping.registry import Rule, register_rule
 
 

@@ -10,6 +10,7 @@ row is updated once; a row whose sum is zero keeps its value and slots bit for b
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import shards_of_tables
 from tfdp.clipping.surviving_rows import place_among
 from tfdp.experimental.tpu.optimizers import tpu_optimizer
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
@@ -212,10 +213,7 @@ class V1(Engine):
         self.embedding.apply_gradients(gradients)
 
     def arrays(self, name):
-        # TensorFlow copies the engine's tables to the hosts when it writes a checkpoint; there is
-        # no public way to ask for it.
-        self.embedding._retrieve_variables()
-        shards = self.embedding._variables[name]["parameters"].variables
+        shards = shards_of_tables(self.embedding)[name]
         values = np.concatenate([s.numpy() for s in shards])
         return {"0": values[: self.tables[name].shape[0]]}
 

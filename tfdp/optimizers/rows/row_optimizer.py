@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import is_decayed, variable_index
 from tfdp.runtime import xla
 
 # Rows of one scatter under XLA. To write more of them at once, XLA for TPUs copies a table of up to
@@ -87,7 +88,7 @@ class RowOptimizer(keras.optimizers.Optimizer):
         ]
 
     def update_step(self, gradient, variable, learning_rate):
-        slots = [s.value for s in self._slots[self._get_variable_index(variable)]]
+        slots = [s.value for s in self._slots[variable_index(self, variable)]]
         self.update_with_slots(gradient, variable, slots, learning_rate)
 
     def update_with_slots(self, gradient, variable, slots, learning_rate):
@@ -100,7 +101,7 @@ class RowOptimizer(keras.optimizers.Optimizer):
             learning_rate: scalar.
         """
         learning_rate = tf.cast(learning_rate, variable.dtype)
-        decay = self.weight_decay is not None and self._use_weight_decay(variable)
+        decay = self.weight_decay is not None and is_decayed(self, variable)
         if isinstance(gradient, tf.IndexedSlices):
             rows, summed = sum_repeated(gradient)
             # Larger integers than the variable has rows would not fit every index type.
