@@ -46,7 +46,7 @@ def test_a_file_becomes_labels_integers_and_ids(tmp_path):
     np.testing.assert_array_equal(data.test[0]["C1"], [1])
     np.testing.assert_array_equal(data.test[0]["C2"], [0])  # not in the vocabulary
     assert data.vocabulary_sizes["C1"] == 3 and data.num_examples == 2
-    assert data.privacy_asserted == ("the vocabulary of the categorical features is public",)
+    assert data.privacy_assumptions == ("the vocabulary of the categorical features is public",)
     assert x["integers"].dtype == np.float32 and x["C1"].dtype == np.int64
 
 
@@ -62,7 +62,7 @@ def test_hashing_looks_at_the_value_alone(tmp_path):
     expected = tf.strings.to_hash_bucket_fast("a", 1000).numpy()
     assert ids[0] == expected == 939
     assert data.vocabulary_sizes == {f"C{i}": 1000 for i in range(1, 27)}
-    assert data.privacy_asserted == ()
+    assert data.privacy_assumptions == ()
 
 
 def test_the_first_rows_of_a_compressed_file_can_be_read(tmp_path):

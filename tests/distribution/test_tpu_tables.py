@@ -21,7 +21,7 @@ from tfdp.experimental.tpu.optimizers import tpu_optimizer
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import LazyAdam, RowAdagrad, RowSGD
 from tfdp.selection import AdaFEST
-from tfdp.training import held_tables
+from tfdp.training import tpu_resident_tables
 
 N, T, V, D, CAPACITY = 32, 3, 41, 2, 29
 TABLES = ("one", "two")
@@ -79,7 +79,9 @@ def batches(model, steps=2):
 def tables(model):
     layers = [model.get_layer(name) for name in TABLES]
     return [
-        layer.embeddings.numpy() if layer.held_table is None else layer.held_table.to_arrays()["0"]
+        layer.embeddings.numpy()
+        if layer.external_table is None
+        else layer.external_table.to_arrays()["0"]
         for layer in layers
     ]
 
@@ -87,7 +89,7 @@ def tables(model):
 def same_start(model, other):
     """Gives the held tables the values of the ordinary ones."""
     for name, values in zip(TABLES, tables(other), strict=True):
-        model.get_layer(name).held_table.load({"0": values})
+        model.get_layer(name).external_table.load({"0": values})
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def test_v0_changes_exactly_the_survivors_and_as_on_one_device(
     with hardware(KINDS.UNSUPPORTED):
         model = compiled(RULES[rule], sigma=sigma, jit_compile=jit_compile)
         found = model.fit(batches(model), verbose=0).history
-    assert type(model.get_layer("one").held_table.holder._engine.embedding).__name__ == (
+    assert type(model.get_layer("one").external_table.holder._engine.embedding).__name__ == (
         "TPUEmbeddingV0"
     )
     for start, a, b in zip(before, tables(model), expected, strict=True):
@@ -131,7 +133,7 @@ def test_v0_changes_exactly_the_survivors_and_as_on_one_device(
     assert model.optimizer.steps_taken == 2
     assert model.optimizer.epsilon(1e-5) == other.optimizer.epsilon(1e-5)
     if rule == "adagrad":
-        slots = [model.get_layer(n).held_table.to_arrays()["accumulators"] for n in TABLES]
+        slots = [model.get_layer(n).external_table.to_arrays()["accumulators"] for n in TABLES]
         wanted = [v for v in other.optimizer.variables if "accumulator" in v.path]
         for a, b in zip(slots, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
@@ -159,9 +161,9 @@ def test_engines_that_update_by_themselves_are_given_the_same(
     with hardware(kind):
         model = compiled(RULES[rule], sigma=sigma, strategy=strategy)
         for name, values in zip(TABLES, before, strict=True):
-            model.get_layer(name).held_table.load({"0": values})
+            model.get_layer(name).external_table.load({"0": values})
         found = model.fit(batches(model), verbose=0).history
-        assert model.get_layer("one").held_table.holder._engine.embedding.updates == 2
+        assert model.get_layer("one").external_table.holder._engine.embedding.updates == 2
         for a, b in zip(tables(model), expected, strict=True):
             np.testing.assert_allclose(a, b, atol=2e-6)
     for a, b in zip(model.get_weights(), dense, strict=True):
@@ -189,9 +191,9 @@ def test_noise_reaches_each_surviving_row_once_and_has_the_step_s_deviation(repl
         )  # fmt: skip
         drawn = tfdp.data.poisson_batches((data()[0][:, :1], data()[1]), N, steps_per_epoch=1)
         chosen = select_on_host(drawn, model)
-        model.get_layer("one").held_table.load({"0": np.zeros((40_000, 8), "float32")})
+        model.get_layer("one").external_table.load({"0": np.zeros((40_000, 8), "float32")})
         model.fit(chosen, verbose=0)
-        rows = model.get_layer("one").held_table.to_arrays()["0"][V:]  # none of the data's ids
+        rows = model.get_layer("one").external_table.to_arrays()["0"][V:]  # none of the data's ids
     survived = rows.any(1)
     assert (survived == rows.all(1)).all() and 19_000 < survived.sum() < 21_000
     rows = rows[survived]
@@ -261,7 +263,7 @@ def test_a_model_is_saved_from_the_engine_and_served_without_one(kind, tmp_path)
             for a, b in zip(tables(more), wanted, strict=True):
                 assert 0 < (a == b).all(1).sum() < V
     ordinary = keras.saving.load_model(path)
-    assert ordinary.get_layer("one").held_table is None
+    assert ordinary.get_layer("one").external_table is None
     for a, b in zip(tables(ordinary), wanted, strict=True):
         np.testing.assert_array_equal(a, b)
     assert np.isfinite(ordinary.predict(data()[0], verbose=0)).all()
@@ -276,9 +278,9 @@ def test_v0_keeps_its_slots_in_a_file(tmp_path):
         model.fit(batches(model, 1), verbose=0)
         model.save(tmp_path / "m.keras")
         again = keras.saving.load_model(tmp_path / "m.keras")
-        held_tables.prepare(again, batches(again, 1))
+        tpu_resident_tables.prepare(again, batches(again, 1))
         for name in TABLES:
-            found, wanted = (m.get_layer(name).held_table.to_arrays() for m in (again, model))
+            found, wanted = (m.get_layer(name).external_table.to_arrays() for m in (again, model))
             assert (wanted["accumulators"] != 0.1).any()
             for key in wanted:
                 np.testing.assert_array_equal(found[key], wanted[key])
@@ -300,7 +302,7 @@ def test_a_table_in_two_models_has_one_ledger_and_is_trained_by_both():
         second = model_of_shared()
         for i, model in enumerate((first, second, first)):
             model.fit(batches(model, 1), verbose=0)
-            values.append(shared.held_table.to_arrays()["0"].copy())
+            values.append(shared.external_table.to_arrays()["0"].copy())
             assert sum(steps for _, steps in model.optimizer.charging.record.runs) == i + 1
         assert not np.array_equal(values[0], values[1]) and not np.array_equal(*values[1:])
         third = model_of_shared()
@@ -313,7 +315,7 @@ def test_rows_chosen_for_other_tables_are_refused_and_would_train_nothing_withou
         chosen = batches(model, 1)
         before = np.ones((V, D), "float32")
         for name in TABLES:
-            model.get_layer(name).held_table.load({"0": before})
+            model.get_layer(name).external_table.load({"0": before})
 
         def others(x, y, weight):
             look_ups = {**x.look_ups, "one": {**x.look_ups["one"]}}
@@ -344,7 +346,7 @@ def test_once_the_budget_is_spent_no_example_is_used():
             chosen = select_on_host(drawn, model)
             start = [np.zeros((V, D), "float32")] * 2
             for name, values in zip(TABLES, start, strict=True):
-                model.get_layer(name).held_table.load({"0": values})
+                model.get_layer(name).external_table.load({"0": values})
             shown = model.fit(chosen, verbose=0).history
             assert shown["capacity_reached"] == [0.0] and shown["gradient_size"] == [0.0]
             ended.append(tables(model))
@@ -383,7 +385,7 @@ def test_gradients_of_other_ids_than_were_looked_up_reach_no_row_without_noise(l
         )
         before = np.ones((V, D), "float32")
         for name in TABLES:
-            model.get_layer(name).held_table.load({"0": before})
+            model.get_layer(name).external_table.load({"0": before})
         shown = model.fit(chosen, verbose=0).history["loss"]
         survivors = next(iter(chosen))[0].survivors.numpy()
     assert np.isnan(shown).all()
@@ -452,7 +454,7 @@ def test_optimizers_and_uses_that_a_tpu_embedding_has_not_are_refused():
         model.fit(drawn(30), verbose=0)
         with pytest.raises(PrivacyError, match="another shape"):
             model.fit(drawn(28), verbose=0)
-        table = model.get_layer("one").held_table
+        table = model.get_layer("one").external_table
         with pytest.raises(RuntimeError, match="before the first `fit`"):
             table.load({"0": np.zeros((V, D))})
         with pytest.raises(ValueError, match=r"has shape \(41, 2\)"):
@@ -480,7 +482,7 @@ def test_tables_that_exist_in_no_variable_are_neither_guessed_nor_exported(kind,
 
 def test_without_a_tpu_the_placement_changes_nothing():
     model = compiled(lambda: RowSGD(1.0))
-    assert model.get_layer("one").held_table is None
+    assert model.get_layer("one").external_table is None
     assert [v.path for v in model.trainable_variables][:2] == ["one/embeddings", "two/embeddings"]
 
 

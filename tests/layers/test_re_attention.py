@@ -153,7 +153,9 @@ def test_variance_grows_with_the_error_and_stays_with_its_position():
 
 
 def test_variance_of_a_block_is_that_of_sampled_noise():
-    # Monte Carlo: perturb the inputs only (error 0). First order, so a wide tolerance.
+    # Monte Carlo: perturb the inputs only (error 0). First order, so a wide tolerance, for which
+    # not every draw of the weights is close enough: they are fixed.
+    keras.utils.set_random_seed(1)
     layer, x = block(0.0)
     x, variance = x[:1], 1e-4
     draws = x + tf.sqrt(variance) * tf.random.stateless_normal((3000, 4, 6), [1, 2])

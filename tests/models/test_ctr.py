@@ -93,7 +93,7 @@ def test_features_may_be_multivalued_and_share_a_table():
 
 
 def test_what_is_public_in_the_data_is_in_the_statement():
-    model = PrivateCTR({"a": 5}, 0, (), privacy_asserted=["the vocabulary is public"])
+    model = PrivateCTR({"a": 5}, 0, (), privacy_assumptions=["the vocabulary is public"])
     model.compile(optimizer())
     assert "the vocabulary is public" in str(model.privacy_statement())
 

@@ -92,4 +92,4 @@ def test_survives_serialisation_with_the_rows_of_fest():
     again = keras.saving.deserialize_keras_object(config)
     assert again.get_config() == selection.get_config()
     np.testing.assert_array_equal(again.within.rows("a", 3), [1])
-    assert again.privacy_asserted == selection.privacy_asserted != []
+    assert again.privacy_assumptions == selection.privacy_assumptions != []

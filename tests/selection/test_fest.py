@@ -13,7 +13,7 @@ from tfdp.selection import FEST, TableActivity
 def test_public_frequencies_choose_the_most_frequent_rows_and_are_named_as_public():
     fest = FEST(2, frequencies={"a": [0.1, 5.0, 0.2, 7.0]})
     np.testing.assert_array_equal(fest.rows("a", 4), [1, 3])
-    assert fest.privacy_releases == [] and len(fest.privacy_asserted) == 1
+    assert fest.privacy_releases == [] and len(fest.privacy_assumptions) == 1
 
 
 def test_the_rows_of_a_step_do_not_depend_on_the_batch():
@@ -35,7 +35,7 @@ def test_a_private_choice_is_charged_once_for_every_time_it_is_made():
         np.testing.assert_array_equal(fest.rows("a", 100), [0, 1, 2])
         assert len(fest.privacy_releases) == period
     assert fest.privacy_releases[0] != fest.privacy_releases[1]
-    assert fest.privacy_asserted == []
+    assert fest.privacy_assumptions == []
 
 
 @pytest.mark.parametrize("mechanism, max_values", [("laplace", 1), ("gumbel", 2)])
@@ -94,4 +94,4 @@ def test_rows_and_charges_survive_serialisation():
         assert again.get_config() == fest.get_config()
         np.testing.assert_array_equal(again.rows("a", 10), fest.rows("a", 10))
         assert again.privacy_releases == fest.privacy_releases
-        assert again.privacy_asserted == fest.privacy_asserted
+        assert again.privacy_assumptions == fest.privacy_assumptions

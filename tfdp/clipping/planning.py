@@ -25,6 +25,7 @@ from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
 from tfdp.clipping.side_effects import refuse_side_effects
 from tfdp.errors import PrivacyError
+from tfdp.runtime.external_table import is_external
 
 _BATCH_SIZES = (3, 5)
 
@@ -233,7 +234,7 @@ def _choose(call, pairs, graph):
     if call.graph is not graph or not outputs or not all(outputs):
         return None
     for variable in call.subtree_reads().values():
-        if getattr(variable, "is_held", False):
+        if is_external(variable):
             raise PrivacyError(
                 f"Table {variable.name!r} is in a TPU embedding and is looked up inside layer "
                 f"{call.layer.name!r}, for whose gradients there is no rule. Call the "

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers, takes_training
+from tfdp.runtime.external_table import external_tables
 
 _ACTIVE = threading.local()
 
@@ -173,10 +174,9 @@ def note_read(variable):
 
 
 def trained_variables(model):
-    """The trainable variables, then what an embedding engine holds in place of some, by name."""
-    held = [getattr(layer, "held_table", None) for layer in all_layers(model) if layer.trainable]
-    held = [table for table in held if table is not None]
-    return model.trainable_variables + sorted(held, key=lambda table: table.name)
+    """The trainable variables, then the external tables, by name."""
+    tables = external_tables(layer for layer in all_layers(model) if layer.trainable)
+    return model.trainable_variables + sorted(tables, key=lambda table: table.name)
 
 
 def _wrap(layer, original):

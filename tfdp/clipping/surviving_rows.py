@@ -25,6 +25,11 @@ class SurvivorSums:
     values: tf.Tensor
 
 
+def mark_sparse_table(variable, name):
+    """Makes a variable known as a table of which a private step may touch single rows."""
+    variable.sparse_table = name
+
+
 def table_name(variable):
     """The name of the sparse table that a variable is, or None for any other variable."""
     return getattr(variable, "sparse_table", None)

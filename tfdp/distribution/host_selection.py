@@ -16,8 +16,10 @@ from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.surviving_rows import table_name
 from tfdp.data.provenance import walk
 from tfdp.errors import PrivacyError
+from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.noise import PipelineNoiseSource
 from tfdp.runtime import replicas
+from tfdp.runtime.external_table import is_external
 from tfdp.runtime.strategies import traces_once
 from tfdp.selection import NO_ROW, TableActivity
 from tfdp.selection.tables import offsets, split_padded_rows
@@ -87,7 +89,7 @@ def select_on_host(batches, model, ids=None):
         )
     sizes = _tables(model)
     ids = ids or ids_of_model(model)
-    held = [table_name(v) for v in trained_variables(model) if getattr(v, "is_held", False)]
+    held = [table_name(v) for v in trained_variables(model) if is_external(v)]
     # Seeded only where the optimizer is, for tests.
     source = PipelineNoiseSource(None if optimizer.seed is None else optimizer.seed + 1)
     stddev = optimizer.charging.host_noise_stddev()
@@ -124,7 +126,7 @@ def select_on_host(batches, model, ids=None):
 def _choice_of(model):
     """What rows are chosen for: the optimizer, its selection's version, and the tables."""
     variables = trained_variables(model)
-    held = {table_name(v) for v in variables if getattr(v, "is_held", False)}
+    held = {table_name(v) for v in variables if is_external(v)}
     return model.optimizer, model.optimizer.selection.version, _tables(model), held
 
 
@@ -181,7 +183,7 @@ def rows_of_step(model, survivors, static):
     tables = [TableActivity(name, n, None) for name, n in _tables(model).items()]
     variables = trained_variables(model)
     places = [i for i, v in enumerate(variables) if table_name(v) is not None]
-    padded = [static or getattr(variables[i], "is_held", False) for i in places]
+    padded = [static or is_external(variables[i]) for i in places]
 
     def unpacked(parts):
         # The rows of steps that no budget pays for are nobody's.
@@ -224,7 +226,7 @@ def ids_of_model(model):
     calls = {}
     for node in calls_of_graph(graph):
         layer = node.operation
-        if getattr(layer, "rows_read", None) is not None and layer.trainable:
+        if isinstance(layer, SparseEmbedding) and layer.trainable:
             calls.setdefault(layer, []).append(node.arguments.args[0])
     names = [layer.name for layer in calls]
     if sorted(names) != sorted(_tables(model)):

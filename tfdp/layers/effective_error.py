@@ -2,8 +2,10 @@
 
 import keras
 
+from tfdp.accounting.participant import PrivacyParticipant
 
-class EffectiveError(keras.layers.Layer):
+
+class EffectiveError(PrivacyParticipant, keras.layers.Layer):
     """A layer that knows how noisy private training makes its parameters (claim 5.3).
 
     `error` is σ_W = noise_multiplier·clip_norm/expected_batch_size, a standard deviation, times

@@ -26,14 +26,14 @@ class ItemFrequency(EffectiveError):
         self.num_items = num_items
         self.item_frequency = item_frequency
         self.privacy_releases = []
-        self.privacy_asserted = []
+        self.privacy_assumptions = []
         probabilities = np.ones(num_items + 1)
         if hasattr(item_frequency, "entry"):
             probabilities = np.asarray(item_frequency.probabilities, np.float64)
             self.privacy_releases.append(item_frequency.entry)
         elif item_frequency is not None:
             probabilities = np.asarray(item_frequency, np.float64)
-            self.privacy_asserted.append("the item frequencies given to the model are public")
+            self.privacy_assumptions.append("the item frequencies given to the model are public")
         if probabilities.shape != (num_items + 1,):
             raise ValueError(
                 "Argument `item_frequency` must hold num_items + 1 probabilities (index 0 is "
@@ -78,7 +78,7 @@ class ItemFrequency(EffectiveError):
         layer = cls(**config)
         if releases:
             layer.privacy_releases = list(releases)
-            layer.privacy_asserted = []
+            layer.privacy_assumptions = []
         return layer
 
 

@@ -6,7 +6,8 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping import Rule, combiners, register_rule
-from tfdp.layers import held_table
+from tfdp.clipping.surviving_rows import mark_sparse_table
+from tfdp.layers import tpu_resident_table
 from tfdp.runtime.strategies import traces_once
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -97,14 +98,14 @@ class SparseEmbedding(keras.layers.Layer):
         self.mask_zero = mask_zero
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.placement = placement
-        self.held_table = None
+        self.external_table = None
         self.supports_masking = True
         # The number of rows that a step touches is not known when it is compiled.
         self.supports_jit = False
 
     def build(self, ids_shape, weights_shape=None):
-        if self.placement == "tpu" and held_table.has_engine():
-            self.embeddings = self.held_table = held_table.HeldTable(
+        if self.placement == "tpu" and tpu_resident_table.has_engine():
+            self.embeddings = self.external_table = tpu_resident_table.TPUResidentTable(
                 self.name, (self.input_dim, self.output_dim), self.embeddings_initializer
             )
             return
@@ -115,8 +116,7 @@ class SparseEmbedding(keras.layers.Layer):
             # An autocast would copy the table; the rows are cast instead.
             autocast=False,
         )
-        # How a private step knows the variables of which it may touch single rows.
-        self.embeddings.sparse_table = self.name
+        mark_sparse_table(self.embeddings, self.name)
 
     def call(self, ids, weights=None):
         self._check(ids)
@@ -149,8 +149,8 @@ class SparseEmbedding(keras.layers.Layer):
         return combiners.coefficients(w, self.combiner if self.combines(ids) else None)
 
     def _look_up(self, ids):
-        if self.held_table is not None:
-            return self.held_table.read(self.rows_read(ids))
+        if self.external_table is not None:
+            return self.external_table.read(self.rows_read(ids))
         return tf.gather(self.embeddings.value, tf.maximum(self.rows_read(ids), 0))
 
     def rows_read(self, ids):
@@ -218,22 +218,22 @@ class SparseEmbedding(keras.layers.Layer):
         }
 
     @property
-    def privacy_asserted(self):
+    def privacy_assumptions(self):
         """Sentences for the statement about what tfdp does not do itself."""
-        holder = None if self.held_table is None else self.held_table.holder
+        holder = None if self.external_table is None else self.external_table.holder
         return () if holder is None else (holder.assertion(self.name),)
 
     def save_own_variables(self, store):
-        if self.held_table is None:
+        if self.external_table is None:
             super().save_own_variables(store)
             return
-        for name, values in self.held_table.to_arrays().items():
+        for name, values in self.external_table.to_arrays().items():
             store[name] = values
 
     def load_own_variables(self, store):
         arrays = {name: store[name] for name in store.keys()}
-        if self.held_table is not None:
-            self.held_table.load(arrays)
+        if self.external_table is not None:
+            self.external_table.load(arrays)
             return
         # Of a table that was in a TPU embedding, the slots have been saved beside it.
         super().load_own_variables({"0": arrays["0"]} if "0" in arrays else arrays)

@@ -42,7 +42,7 @@ class TextTokenizer(keras.layers.Layer):
         if isinstance(vocabulary, (str, pathlib.Path)):
             vocabulary = pathlib.Path(vocabulary).read_text(encoding="utf-8").splitlines()
         self.vocabulary = list(vocabulary)
-        self.privacy_asserted = [f"the vocabulary of layer {self.name!r} is public"]
+        self.privacy_assumptions = [f"the vocabulary of layer {self.name!r} is public"]
         self.max_length = int(max_length)
         self.lower_case = lower_case
         places = {token: i for i, token in enumerate(self.vocabulary)}

@@ -67,8 +67,8 @@ class PrivateCTR(PrivateModel):
         hidden_units: widths of the dense ReLU layers; the paper's are four of 598.
         embeddings_initializer: of all tables.
         placement: of all tables, as `SparseEmbedding`'s; "tpu" under a TPUStrategy.
-        privacy_asserted: sentences for the statement about what is public in the making of the
-            features, such as `privacy_asserted` of the data of `load_criteo`.
+        privacy_assumptions: sentences for the statement about what is public in the making of the
+            features, such as `privacy_assumptions` of the data of `load_criteo`.
 
     Raises:
         ValueError: for arguments out of range, or features that share a table and differ.
@@ -97,7 +97,7 @@ class PrivateCTR(PrivateModel):
         hidden_units=(598, 598, 598, 598),
         embeddings_initializer="uniform",
         placement=None,
-        privacy_asserted=(),
+        privacy_assumptions=(),
         **kwargs,
     ):
         if not isinstance(features, dict) or not features:
@@ -130,8 +130,8 @@ class PrivateCTR(PrivateModel):
         self.hidden_units = tuple(hidden_units)
         self.embeddings_initializer = initializer
         self.placement = placement
-        self.sentences = tuple(privacy_asserted)
-        self.privacy_asserted += self.sentences
+        self.sentences = tuple(privacy_assumptions)
+        self.privacy_assumptions += self.sentences
 
     def compile(self, optimizer="rmsprop", loss=None, metrics=None, **kwargs):
         if loss is None:
@@ -148,7 +148,7 @@ class PrivateCTR(PrivateModel):
             "hidden_units": list(self.hidden_units),
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
             "placement": self.placement,
-            "privacy_asserted": list(self.sentences),
+            "privacy_assumptions": list(self.sentences),
             "name": self.name,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
         }

@@ -16,6 +16,7 @@ from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.optimizers.run_charging import HistoryState
 from tfdp.optimizers.sparse_training import SparseTraining, release_rows
 from tfdp.runtime import replicas
+from tfdp.runtime.external_table import is_external
 from tfdp.selection import NO_ROW
 
 # What a run was charged by cannot change under it.
@@ -202,10 +203,10 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """Creates the wrapped optimizer's variables and the step counter."""
         if self.built:
             return
-        dense = own = [v for v in variables if not is_held(v)]
+        dense = own = [v for v in variables if not is_external(v)]
         if self._sparse is not None:
             tables, dense = self._sparse.split(variables)
-            self.embedding_optimizer.build([t for t in tables if not is_held(t)])
+            self.embedding_optimizer.build([t for t in tables if not is_external(t)])
         self.inner_optimizer.build(dense)
         super().build(own)
 
@@ -351,11 +352,11 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """
         if not updates:
             return tf.constant(0.0)
-        held = {v: (rows, values) for v, rows, values in updates if is_held(v)}
+        held = {v: (rows, values) for v, rows, values in updates if is_external(v)}
         if held:
             (holder,) = {table.holder for table in held}
             holder.update({table.name: handed for table, handed in held.items()})
-        kept = [update for update in updates if not is_held(update[0])]
+        kept = [update for update in updates if not is_external(update[0])]
         if kept:
             gradients = [DistinctRows(tf.cast(values, v.dtype), rows) for v, rows, values in kept]
             with replicas.already_summed(self.embedding_optimizer):
@@ -423,11 +424,6 @@ class DPOptimizer(keras.optimizers.Optimizer):
 
 def _plain_number(value):
     return int(value) if value == int(value) else float(value)
-
-
-def is_held(variable):
-    """Whether an embedding engine holds what stands for this variable."""
-    return getattr(variable, "is_held", False)
 
 
 def _totals(sums):

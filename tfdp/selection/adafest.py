@@ -90,8 +90,8 @@ class AdaFEST(RowSelection):
         return [] if self.within is None else self.within.privacy_releases
 
     @property
-    def privacy_asserted(self):
-        return [] if self.within is None else self.within.privacy_asserted
+    def privacy_assumptions(self):
+        return [] if self.within is None else self.within.privacy_assumptions
 
     @property
     def version(self):

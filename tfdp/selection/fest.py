@@ -69,10 +69,10 @@ class FEST(RowSelection):
         self.epsilon = epsilon
         self.mechanism = mechanism
         self.privacy_releases = []
-        self.privacy_asserted = []
+        self.privacy_assumptions = []
         self._rows = {}
         if frequencies is not None:
-            self.privacy_asserted.append("the frequencies given to FEST are public")
+            self.privacy_assumptions.append("the frequencies given to FEST are public")
             if not isinstance(frequencies, dict):
                 frequencies = {None: frequencies}
             self._rows = {

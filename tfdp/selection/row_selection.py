@@ -1,7 +1,9 @@
 """What a rule that chooses rows tells the optimizer, the ledger and the statement."""
 
+from tfdp.accounting.participant import PrivacyParticipant
 
-class RowSelection:
+
+class RowSelection(PrivacyParticipant):
     """Base of the rules that choose which rows of sparse tables a private step may touch.
 
     A subclass defines `describe` and `select`; whatever it reads of a batch must be paid for by
@@ -12,8 +14,6 @@ class RowSelection:
         step_mechanism: what choosing and noising together are, as for `training_event` in
             `tfdp.accounting.composition`: "gaussian" if they cost exactly one Gaussian of noise
             multiplier σ, "concentrated" if they only have its Rényi curve.
-        privacy_releases: `LedgerEntry` list of what was released before training.
-        privacy_asserted: sentences about what the user declared public.
         capacity: the number of rows that a step may touch at most, or None: any number.
         is_static: whether the number of rows that a step touches is known before it, or has a
             capacity, so that XLA can compile the step.
@@ -23,8 +23,6 @@ class RowSelection:
     """
 
     step_mechanism = "gaussian"
-    privacy_releases = ()
-    privacy_asserted = ()
     capacity = None
     is_static = False
     reads_batch = True

@@ -11,7 +11,7 @@ from tfdp.layers import PrivateAttention
 from tfdp.models import DPModel, TextClassifier
 from tfdp.models.sequence_model import SequenceModel
 from tfdp.optimizers import DPOptimizer
-from tfdp.training import held_tables
+from tfdp.training import tpu_resident_tables
 from tfdp.training.statements import is_protected
 
 STATEMENT = "privacy_statement.json"
@@ -62,7 +62,7 @@ def export(model, path, k=10, delta=None):
             f"Argument `model` is not built, so it has nothing to export: train it first. "
             f"Received: model={model.name!r}"
         )
-    held_tables.refuse_export(model)
+    tpu_resident_tables.refuse_export(model)
     path = pathlib.Path(path)
     if isinstance(model, SequenceModel):
         _export_ranking(model, path, k)

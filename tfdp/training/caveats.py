@@ -4,6 +4,7 @@ import keras
 
 from tfdp._compat.keras import all_layers
 from tfdp.accounting.mechanisms import Notes
+from tfdp.accounting.participant import assumptions_of
 from tfdp.training import own_steps
 
 _ADAPTED = (
@@ -15,15 +16,13 @@ TRAINING_METRICS = "the losses and metrics shown during training: they are compu
 
 def of_model(model):
     """What was taken to be public in the making of a model."""
-    assumptions = [s for layer in all_layers(model) for s in getattr(layer, "privacy_asserted", ())]
-    return Notes(
-        assumptions=(*dict.fromkeys(assumptions), *_adapted(model), *own_steps.assumption(model))
-    )
+    declared = assumptions_of(all_layers(model))
+    return Notes(assumptions=(*declared, *_adapted(model), *own_steps.assumption(model)))
 
 
 def of_optimizer(optimizer):
     """What was taken to be public by a `DPOptimizer`, and whether its noise is a test's."""
-    assumptions = () if optimizer.selection is None else tuple(optimizer.selection.privacy_asserted)
+    assumptions = assumptions_of([optimizer.selection])
     if optimizer.seed is None:
         return Notes(assumptions=assumptions)
     return Notes(

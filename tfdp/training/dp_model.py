@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import ModelHooks, all_layers
+from tfdp.accounting import participant
 from tfdp.accounting.history import ChargeHistory
 from tfdp.clipping.losses import MeanExampleLoss, PerExampleLoss, of_all_replicas, share_of_mean
 from tfdp.clipping.planning import make_clipping_plan
@@ -23,7 +24,7 @@ from tfdp.optimizers.run_charging import HistoryState, RunCharging
 from tfdp.runtime import replicas
 from tfdp.runtime.strategies import compiled_by_xla
 from tfdp.runtime.xla import compiling
-from tfdp.training import held_tables, own_steps, preflight, run, step
+from tfdp.training import own_steps, preflight, run, step, tpu_resident_tables
 from tfdp.training.building import build_ahead
 from tfdp.training.keras_files import HISTORY as _HISTORY
 from tfdp.training.multi_worker import MultiWorkerFit, as_results
@@ -156,7 +157,7 @@ class DPModel(MultiWorkerFit, ModelHooks):
             PrivacyError: for a release about other records than those that are trained on.
         """
         optimizer = getattr(self, "optimizer", None)
-        entries = [*self.privacy_charges(), *origin, *getattr(optimizer, "privacy_releases", ())]
+        entries = [*self.privacy_charges(), *origin, *participant.releases_of([optimizer])]
         if isinstance(optimizer, DPOptimizer):
             preflight.refuse_other_data(entries, optimizer.num_examples, self.privacy_unit)
         for entry in entries:
@@ -167,7 +168,7 @@ class DPModel(MultiWorkerFit, ModelHooks):
         optimizer = getattr(self, "optimizer", None)
         if isinstance(optimizer, DPOptimizer):  # set without `compile`, perhaps
             optimizer.charging.share(self.charge_history, self.privacy_unit, self.join_histories)
-        for variable in [*self.variables, *held_tables.tables_of(self)]:
+        for variable in [*self.variables, *tpu_resident_tables.tables_of(self)]:
             if _HISTORY in vars(variable):
                 self.charge_history.join(vars(variable)[_HISTORY])
         # Variables that are frozen now carry no trace of this model's data.
@@ -177,15 +178,13 @@ class DPModel(MultiWorkerFit, ModelHooks):
     def bind_layers(self):
         """Tells layers that correct for the noise how large it is."""
         optimizer = self.optimizer
-        for layer in all_layers(self):
-            bind = getattr(layer, "bind_privacy", None)
-            if bind is not None:
-                bind(
-                    noise_multiplier=optimizer.noise_multiplier,
-                    clip_norm=optimizer.clip_norm,
-                    expected_batch_size=optimizer.expected_batch_size,
-                    num_examples=optimizer.num_examples,
-                )
+        participant.bind(
+            all_layers(self),
+            noise_multiplier=optimizer.noise_multiplier,
+            clip_norm=optimizer.clip_norm,
+            expected_batch_size=optimizer.expected_batch_size,
+            num_examples=optimizer.num_examples,
+        )
 
     @property
     def charge_history(self):
@@ -222,7 +221,7 @@ class DPModel(MultiWorkerFit, ModelHooks):
 
     def privacy_charges(self):
         """`LedgerEntry` list of the private releases that the model itself was built from."""
-        return [e for layer in all_layers(self) for e in getattr(layer, "privacy_releases", ())]
+        return participant.releases_of(all_layers(self))
 
     def privacy_statement(self, delta=None, accountant=None):
         """What was guaranteed to each record of the training data, and what was not.
@@ -304,7 +303,7 @@ class DPModel(MultiWorkerFit, ModelHooks):
     def train_step(self, data):
         own_steps.reached(self)
         if not isinstance(self.optimizer, DPOptimizer):
-            held_tables.refuse_training_otherwise(self)
+            tpu_resident_tables.refuse_training_otherwise(self)
             run.refuse_other_variables(self)
             count_step(self, data)
             self.join_histories()
@@ -323,7 +322,7 @@ class DPModel(MultiWorkerFit, ModelHooks):
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
         self.charge_releases()
         survivors = preselect_rows(self, chosen)
-        with held_tables.looked_up(self, chosen):
+        with tpu_resident_tables.looked_up(self, chosen):
             if self.optimizer.microbatch_size is None:
                 sums = step.sums_of_batch(self, x, y, sample_weight, survivors)
             else:
@@ -347,11 +346,11 @@ class DPModel(MultiWorkerFit, ModelHooks):
         return super().make_train_function(force)
 
     def test_step(self, data):
-        held_tables.refuse_reading(self)
+        tpu_resident_tables.refuse_reading(self)
         return super().test_step(data)
 
     def predict_step(self, data):
-        held_tables.refuse_reading(self)
+        tpu_resident_tables.refuse_reading(self)
         return super().predict_step(data)
 
     def gather_results(self, logs, gather):

@@ -74,10 +74,10 @@ class PrivateModel(DPModel):
     def __init__(self, model, name=None, **kwargs):
         super().__init__(name=name or f"private_{model.name}", **kwargs)
         self.model = model
-        self.privacy_asserted = []
+        self.privacy_assumptions = []
         steps = _StepsWithoutPrivacy(model, self.charge_history)
         if steps.public:
-            self.privacy_asserted.append(
+            self.privacy_assumptions.append(
                 f"the {steps.public} steps that {model.name!r} was trained before it was made "
                 "private used public data"
             )

@@ -13,6 +13,7 @@ from tfdp.clipping.recording import trained_variables
 from tfdp.data import provenance, sampling_of
 from tfdp.data.padding import keeps_padding
 from tfdp.errors import PrivacyError
+from tfdp.runtime.external_table import external_tables
 from tfdp.runtime.strategies import traces_once
 from tfdp.training.watched_examples import examples_to_watch, is_dataset
 
@@ -249,7 +250,7 @@ def check_examples_do_not_mix(model, x, y=None, sample_weight=None):
 
 def tables_in_engine(model):
     """Whether a TPU embedding holds tables, which can be looked up in a step alone."""
-    return any(getattr(layer, "held_table", None) is not None for layer in all_layers(model))
+    return bool(external_tables(all_layers(model)))
 
 
 def weights_or_ones(x, sample_weight):

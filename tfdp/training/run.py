@@ -9,7 +9,7 @@ from tfdp.data import provenance
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer
-from tfdp.training import caveats, held_tables, plain_training, preflight
+from tfdp.training import caveats, plain_training, preflight, tpu_resident_tables
 from tfdp.training.building import build_ahead
 from tfdp.training.row_selection import ROWS_ARE_CHECKED, trace_again_if_chosen_anew
 
@@ -67,7 +67,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     notes |= preflight.check_examples_do_not_mix(model, x, y, kwargs.get("sample_weight"))
     plain_training.refuse_noise_alone(model, x, y, kwargs)
     x = checks.padded(x, strategy.num_replicas_in_sync)
-    x = held_tables.prepare(model, x, callbacks, kwargs)
+    x = tpu_resident_tables.prepare(model, x, callbacks, kwargs)
     model.join_histories()
     model.charge_releases(releases)
     notes |= Notes(assumptions=model.weight_origin.assumption())
@@ -82,7 +82,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
 
 
 def _begin_plain_run(model, x, y, callbacks, kwargs):
-    held_tables.refuse_training_otherwise(model)
+    tpu_resident_tables.refuse_training_otherwise(model)
     model.join_histories()
     model.charge_releases(provenance.releases_of(x if y is None else (x, y)))
     mechanism = plain_training.mechanism_of_fit(model, x, y, callbacks, kwargs)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdp._compat.keras import all_layers
 from tfdp.clipping import combiners
 from tfdp.clipping.registry import Rule, register_rule
+from tfdp.clipping.surviving_rows import mark_sparse_table
 
 
 class EmbedReduceRule(Rule):
@@ -112,4 +113,4 @@ def register_keras_rs(model):
         if isinstance(layer, layer_class) and layer.built:
             table = layer.embeddings
             if isinstance(table, keras.Variable):  # LoRA computes it from other variables
-                table.sparse_table = layer.name
+                mark_sparse_table(table, layer.name)

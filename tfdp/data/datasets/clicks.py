@@ -29,13 +29,13 @@ class ClickData:
         train: pair (x, y).
         test: pair (x, y).
         vocabulary_sizes: dict of feature name to V, public.
-        privacy_asserted: sentences about what was declared public in the making of the data.
+        privacy_assumptions: sentences about what was declared public in the making of the data.
     """
 
     train: tuple = dataclasses.field(repr=False)
     test: tuple = dataclasses.field(repr=False)
     vocabulary_sizes: dict
-    privacy_asserted: tuple = ()
+    privacy_assumptions: tuple = ()
 
     @property
     def num_examples(self):
@@ -69,5 +69,5 @@ def click_data(labels, integers, ids, vocabulary_sizes, test_fraction, assumptio
         train=({k: v[:kept] for k, v in columns.items()}, y[:kept]),
         test=({k: v[kept:] for k, v in columns.items()}, y[kept:]),
         vocabulary_sizes=dict(zip(names, map(int, vocabulary_sizes), strict=True)),
-        privacy_asserted=tuple(assumptions),
+        privacy_assumptions=tuple(assumptions),
     )

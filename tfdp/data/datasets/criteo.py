@@ -21,7 +21,7 @@ def load_criteo(path, hash_buckets=None, vocabulary=None, num_rows=None, test_fr
     - `hash_buckets`: a value goes to a bucket by a hash that is the same in every process and
       looks at nothing else. A missing value is hashed like any other.
     - `vocabulary`: a value's id is its place in a list, from 1; 0 is for missing and unknown
-      values. Giving the list declares it public, and the data say so (`privacy_asserted`).
+      values. Giving the list declares it public, and the data say so (`privacy_assumptions`).
 
     Args:
         path: path of the file, plain or gzip.

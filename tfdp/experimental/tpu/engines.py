@@ -23,7 +23,7 @@ class Engine:
     """One embedding of `tf.tpu.experimental.embedding`, with its tables.
 
     Args:
-        tables: list of `HeldTable`.
+        tables: list of `TPUResidentTable`.
         row_optimizer: the `RowOptimizer` whose rule the embedding follows.
         shapes: dict of table name to dict of feature name to the shape of its ids on one replica,
             (b, T, 1): one id for each activation, in the last axis.
@@ -280,7 +280,7 @@ def engine_for(feature):
     """The `Engine` class for a kind of hardware.
 
     Args:
-        feature: from `tfdp.layers.held_table.embedding_feature`.
+        feature: from `tfdp.layers.tpu_resident_table.embedding_feature`.
 
     Raises:
         NotImplementedError: for a kind that TensorFlow did not have when this was written.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp.errors import PrivacyError
 from tfdp.experimental.tpu.engines import engine_for
-from tfdp.layers.held_table import LookUps, looked_up
+from tfdp.layers.tpu_resident_table import LookUps, looked_up
 from tfdp.runtime import replicas
 from tfdp.selection import NO_ROW
 
@@ -23,9 +23,9 @@ class TPUTables:
     accepts no rule that moves such a row. Each row's noise is handed over by one replica.
 
     Args:
-        tables: list of `HeldTable`.
+        tables: list of `TPUResidentTable`.
         row_optimizer: a `RowOptimizer` that `tpu_optimizer` accepts.
-        feature: from `tfdp.layers.held_table.embedding_feature`.
+        feature: from `tfdp.layers.tpu_resident_table.embedding_feature`.
         shapes: as for `Engine`, of one replica.
         is_compiled: whether XLA compiles the step.
 
@@ -62,7 +62,7 @@ class TPUTables:
         )
 
     def arrays(self, name):
-        """As `HeldTable.to_arrays`."""
+        """As `TPUResidentTable.to_arrays`."""
         return self._engine.arrays(name)
 
     def assign(self, name, arrays):

@@ -1,4 +1,4 @@
-"""A table that an embedding engine of the hardware holds, where others have a Keras variable."""
+"""A TPU-resident table: it lives in a TPU embedding, where others have a Keras variable."""
 
 import contextlib
 import threading
@@ -7,7 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping.recording import note_read
+from tfdp.clipping.surviving_rows import mark_sparse_table
 from tfdp.errors import PrivacyError
+from tfdp.runtime.external_table import ExternalTable
 from tfdp.runtime.strategies import traces_once
 
 _ACTIVE = threading.local()
@@ -34,7 +36,7 @@ def has_engine():
     return feature is not None
 
 
-class HeldTable:
+class TPUResidentTable(ExternalTable):
     """Stands among the trained variables for a table that is no variable of this process.
 
     Its rows are looked up before the forward pass, all tables at once, and the layer takes them
@@ -50,16 +52,10 @@ class HeldTable:
         loaded: dict of array name to values read from a file, from which the holder starts.
     """
 
-    is_held = True
-    trainable = True
-    regularizer = constraint = None
-    dtype = "float32"
-
     def __init__(self, name, shape, initializer):
-        self.name = self.path = self.sparse_table = name
-        self.shape = tuple(shape)
+        super().__init__(name, shape)
+        mark_sparse_table(self, name)
         self.initializer = initializer
-        self.holder = None
         self.loaded = {}
 
     def to_arrays(self):

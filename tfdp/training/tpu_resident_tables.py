@@ -9,7 +9,8 @@ from tfdp._compat.keras import all_layers
 from tfdp.clipping.recording import trained_variables
 from tfdp.errors import PrivacyError
 from tfdp.experimental.tpu.tables import TPUTables
-from tfdp.layers import held_table
+from tfdp.layers import tpu_resident_table
+from tfdp.runtime.external_table import external_tables
 from tfdp.runtime.strategies import compiled_by_xla, traces_once
 
 
@@ -75,7 +76,9 @@ def prepare(model, x, callbacks=None, kwargs=None):
         with strategy.scope():
             # Keras would build it for the model's variables alone.
             model.optimizer.build(trained_variables(model))
-            TPUTables(tables, rows, held_table.embedding_feature(), shapes, compiled_by_xla(model))
+            TPUTables(
+                tables, rows, tpu_resident_table.embedding_feature(), shapes, compiled_by_xla(model)
+            )
     elif holder.shapes != shapes:
         raise PrivacyError(
             "The TPU embedding was made for batches of another shape. Train on batches of shapes "
@@ -171,6 +174,5 @@ def refuse_training_otherwise(model):
 
 
 def tables_of(model):
-    """The `HeldTable` objects of a model, trained or frozen."""
-    found = [getattr(layer, "held_table", None) for layer in all_layers(model)]
-    return [table for table in found if table is not None]
+    """The `TPUResidentTable` objects of a model, trained or frozen."""
+    return external_tables(all_layers(model))
