@@ -95,15 +95,17 @@ def contributions(recorded, gradients, compiled=False):
 
     elements = (examples, recorded.seeds or [], gradients)
     with paused():
-        if compiled:
+        try:
+            if compiled:
+                raise NotImplementedError
+            found = tf.vectorized_map(one, elements, fallback_to_while_loop=True)
+        except (NotImplementedError, TypeError, ValueError):  # lists of tensors in a loop, for one
             pairs = zip(planned.variables, parameters, strict=True)
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
-            gradients_by_example = tf.map_fn(one, elements, fn_output_signature=signature)
-        else:
-            gradients_by_example = tf.vectorized_map(one, elements, fallback_to_while_loop=True)
+            found = tf.map_fn(one, elements, fn_output_signature=signature)
     return [
         (v, PerExampleGradients(tf.cast(g, tf.float32)))
-        for v, g in zip(planned.variables, gradients_by_example, strict=True)
+        for v, g in zip(planned.variables, found, strict=True)
     ]
 
 
