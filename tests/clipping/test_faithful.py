@@ -371,7 +371,32 @@ class ReadsKeptOutput(ReadsWhatWasKept):
     kind = KeepsOutput
 
 
-@pytest.mark.parametrize("model", [Physics, ReadsWhatWasKept, ReadsKeptOutput])
+class LooksUp(layers.Layer):
+    """Uses a tensor of the batch that it is not given."""
+
+    def __init__(self, beside):
+        super().__init__()
+        self.beside = beside
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(shape[-1],))
+
+    def call(self, x):
+        return keras.ops.tanh(x * self.w + self.beside[0])
+
+
+class HandsOver(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.beside = []
+        self.layer, self.out = LooksUp(self.beside), layers.Dense(3)
+
+    def call(self, x):
+        self.layer.beside[:] = [keras.ops.square(x)]
+        return self.out(self.layer(x))
+
+
+@pytest.mark.parametrize("model", [Physics, ReadsWhatWasKept, ReadsKeptOutput, HandsOver])
 def test_what_leaves_a_layer_past_its_outputs_is_served_by_the_layer_around(
     brute_force, mean_loss, model
 ):
