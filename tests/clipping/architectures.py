@@ -136,7 +136,7 @@ add("wavenet", graph(wavenet, SEQUENCE), numbers(SEQUENCE, (T, 1)))
 add("text convolution", chain(EMBED, L(layers.Conv1D, 4, 3, activation="relu"),
                               L(layers.GlobalMaxPooling1D), D(3), shape=(T,), dtype="int32"),
     lambda: (ids(T), ids(high=3)), entropy)  # fmt: skip
-add("volumes", chain(L(layers.Conv3D, 3, 2), L(layers.AveragePooling3D), FLAT, D(1),
+add("volumes", chain(L(layers.Conv3D, 3, 2), FLAT, D(1),
                      shape=(4, 4, 4, 2)),
     numbers((4, 4, 4, 2)))  # fmt: skip
 add("convolutional lstm", chain(L(layers.ConvLSTM1D, 2, 2), FLAT, D(1), shape=(3, 4, 2)),
@@ -144,7 +144,7 @@ add("convolutional lstm", chain(L(layers.ConvLSTM1D, 2, 2), FLAT, D(1), shape=(3
 add("rnn", chain(L(layers.SimpleRNN, 4), D(1), shape=SEQUENCE), numbers(SEQUENCE))
 add("lstm", chain(L(layers.LSTM, 4, return_sequences=True), L(layers.LSTM, 3), D(1),
                   shape=SEQUENCE), numbers(SEQUENCE))  # fmt: skip
-add("gru", chain(L(layers.GRU, 4), D(1), shape=SEQUENCE), numbers(SEQUENCE), small=True)
+add("gru", chain(L(layers.GRU, 4), D(1), shape=SEQUENCE), numbers(SEQUENCE))
 add("unrolled gru", chain(L(layers.GRU, 4, unroll=True), D(1), shape=SEQUENCE), numbers(SEQUENCE),
     small=True)  # fmt: skip
 add("unrolled lstm", chain(L(layers.LSTM, 4, unroll=True), D(1), shape=SEQUENCE),

@@ -405,6 +405,12 @@ def test_what_leaves_a_layer_past_its_outputs_is_served_by_the_layer_around(
     check.check(graph=True)
 
 
+def test_a_plan_sees_derivatives_where_a_step_makes_it():
+    with tf.init_scope():
+        (planned,) = make_clipping_plan(Physics(), tf.zeros((1, 3))).calls.values()
+    assert isinstance(planned.layer, Physics)
+
+
 def test_weights_that_cannot_be_clipped_are_refused():
     class Complex(layers.Layer):
         def build(self, shape):

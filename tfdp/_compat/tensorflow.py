@@ -1,5 +1,9 @@
 """TensorFlow: what has no public way."""
 
+import contextlib
+
+from tensorflow.python import pywrap_tfe
+
 
 def inputs_of(dataset):
     """The datasets that a dataset was made from."""
@@ -11,3 +15,16 @@ def shards_of_tables(embedding):
     # Written to the hosts as for a checkpoint.
     embedding._retrieve_variables()
     return {name: held["parameters"].variables for name, held in embedding._variables.items()}
+
+
+@contextlib.contextmanager
+def tapes_record():
+    """Lets gradient tapes record inside of `tf.init_scope`, which stops those of the thread."""
+    stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    if stopped:
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+    try:
+        yield
+    finally:
+        if stopped:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
