@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import mask_of, set_mask
+from tfdp._compat.vectorized import vectorized_map
 from tfdp.clipping.contributions import PerExampleGradients
 from tfdp.clipping.recording import paused
 
@@ -98,7 +99,7 @@ def contributions(recorded, gradients, compiled=False):
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
             gradients_by_example = tf.map_fn(one, elements, fn_output_signature=signature)
         else:
-            gradients_by_example = tf.vectorized_map(one, elements, fallback_to_while_loop=True)
+            gradients_by_example = vectorized_map(one, elements)
     return [
         (v, PerExampleGradients(tf.cast(g, tf.float32)))
         for v, g in zip(planned.variables, gradients_by_example, strict=True)
