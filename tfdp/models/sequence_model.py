@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
 from tfdp.layers.item_embedding import LearnedPositions, PopularityPrior
 from tfdp.training.dp_model import DPModel
 
@@ -26,7 +27,7 @@ class SequenceModel(DPModel):
             learned from noisy gradients. `None` adds nothing.
     """
 
-    privacy_unit = "one user (one training sequence)"
+    privacy_unit = UNIT_OF_PRIVACY
 
     def __init__(
         self,
