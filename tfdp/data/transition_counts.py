@@ -8,7 +8,7 @@ from tfdp.errors import PrivacyError
 
 #: Contributions are whole multiples of 1/UNIT: their sums are exact, in any order.
 UNIT = 2**24
-#: Norm of each of the two numbers in which a user says what part of its norm was kept.
+#: The largest of the two numbers in which a user says how much the pairs that count are.
 _KEPT = UNIT // 10
 _LARGEST_KEY = 2**62
 _TINY = 1e-200
@@ -75,8 +75,8 @@ def transition_sums(histories, window, gap_power, symmetric, within=None, part=1
     has the weight gap^−gap_power of its smallest gap, once. All weights of a user are divided by
     their ℓ2 norm: a user of few pairs gives each of them more.
 
-    Formal guarantees: what a user contributes to everything that is returned has ℓ2 norm at most 1,
-    exactly so, in integers, whatever its history holds; and at most window·longest + 2 entries.
+    Formal guarantees: what a user contributes to all that is returned has ℓ2 norm at most 1, exact
+    in integers, whatever its history holds; and at most window·longest + 2 entries.
 
     Args:
         histories: `Histories`.
@@ -91,9 +91,10 @@ def transition_sums(histories, window, gap_power, symmetric, within=None, part=1
     Returns:
         int64 (m,) places, sorted and distinct: (first id − 1)·num_items + second id − 1; float64
         (m,) sums, whole multiples of 1/UNIT; and, with `within`, float64 (2,): sums over users of
-        k/10 and k²/10, with k the share of the norm of a user's weights that counts.
+        what the pairs that count add up to, divided by 10·√(window·longest), which is as much as
+        they can: as they would be if all counted, and as they are. 0 without.
     """
-    settings = window, gap_power, symmetric, within
+    settings = window, gap_power, symmetric, within, window * histories.longest
     starts = np.searchsorted(histories.users, np.arange(histories.num_users + 1))
     largest = max(1, _LARGEST_KEY // histories.num_items**2)  # users of one part: keys fit in int64
     user, found, kept = 0, [], np.zeros(2, np.int64)
@@ -112,7 +113,7 @@ def transition_sums(histories, window, gap_power, symmetric, within=None, part=1
 
 def _of_users(users, items, num_users, num_items, settings):
     """Places and units of the pairs of some users, numbered from 0, and their two shares' sums."""
-    window, gap_power, symmetric, within = settings
+    window, gap_power, symmetric, within, most_pairs = settings
     keys, weights = [np.zeros(0, np.int64)], [np.zeros(0)]
     size = num_items**2
     for gap in range(1, min(window, len(items) - 1) + 1):
@@ -130,11 +131,12 @@ def _of_users(users, items, num_users, num_items, settings):
         units = _of_norm(UNIT, weights, owners, num_users)
         return *_added(places, units), np.zeros(2, np.int64)
     counts = _is_in(places, within)
-    all_squares = np.bincount(owners, weights**2, minlength=num_users)
+    before = np.bincount(owners, weights**2, minlength=num_users)
     owners, places, weights = owners[counts], places[counts], weights[counts]
-    squares = np.bincount(owners, weights**2, minlength=num_users)
-    share = np.minimum(np.sqrt(squares / np.maximum(all_squares, _TINY)), 1.0)
-    kept = [np.floor(_KEPT * share**power).astype(np.int64).sum() for power in (1, 2)]
+    after = np.bincount(owners, weights**2, minlength=num_users)
+    total = np.bincount(owners, weights, minlength=num_users) / math.sqrt(most_pairs)
+    kept = [np.minimum(total / np.sqrt(np.maximum(s, _TINY)), 1.0) for s in (before, after)]
+    kept = [np.floor(_KEPT * share).astype(np.int64).sum() for share in kept]
     units = _of_norm(math.isqrt(UNIT**2 - 2 * _KEPT**2), weights, owners, num_users)
     return *_added(places, units), np.array(kept)
 

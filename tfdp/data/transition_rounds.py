@@ -71,9 +71,9 @@ class TransitionRounds:
         dense = np.zeros(len(self.places))
         dense[np.searchsorted(self.places, places)] = sums
         everything = tf.constant(np.concatenate([dense, kept]))
-        (noisy,) = self._source.release([everything], grid, dtype=tf.float64)
-        noisy, kept = np.split(noisy.numpy(), [len(dense)])
-        gain = _gain(*kept)
+        noisy = self._source.release_any(everything, grid, tf.float64).numpy()
+        noisy, kept = np.split(noisy, [len(dense)])
+        gain = _gain(*kept, float(grid.stddev))
         before, now = self.stddev**-2, (gain / float(grid.stddev)) ** 2
         self.values = (before * self.values + now * noisy / gain) / (before + now)
         self.stddev = (before + now) ** -0.5
@@ -82,12 +82,12 @@ class TransitionRounds:
         self.places, self.values = self.places[survives], self.values[survives]
 
 
-def _gain(share, square):
-    """How much more a pair is worth now that users spend on fewer pairs, from two noisy sums.
+def _gain(before, after, stddev):
+    """How much more a pair is worth now that users spend on fewer, from two noisy sums.
 
-    A user that keeps the share k of its norm gives each pair that is left 1/k times as much, and
-    the number of pairs that it has left grows with k²: the mean gain of a pair is Σk / Σk².
+    Args:
+        before, after: what the pairs that are left add up to: as if all counted, and as it is.
+        stddev: of the noise of both. Where it is as large as they are, the gain is near 1.
     """
-    if share <= 0 or square <= 0:
-        return 1.0
-    return float(np.clip(share / square, 1.0, _LARGEST_GAIN))
+    before, after = (max(x, 0.0) + 2.0 * stddev for x in (before, after))
+    return float(np.clip(after / before, 1.0, _LARGEST_GAIN))

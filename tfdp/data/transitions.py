@@ -7,6 +7,7 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
+import tensorflow as tf
 
 from tfdp import _validate
 from tfdp.accounting import LedgerEntry
@@ -108,7 +109,7 @@ def private_transitions(
             record's items are its L inputs and its last label: never the held-out test item.
         epsilon, delta: ε and δ that the release alone is to cost; δ defaults to 1/(10·n).
         noise_multiplier: σ of everything together, instead of `epsilon`.
-        num_items: M. Default: that of `train`. It is public, and never read from the ids that occur.
+        num_items: M. Default: that of `train`. It is public, and never read from the ids found.
         window: the largest gap between the two items of a pair, in positions.
         gap_power: a pair of gap g weighs g^−gap_power.
         popularity_share: share of 1/σ² that the popularity gets, in (0, 1).
@@ -139,7 +140,7 @@ def private_transitions(
     source = NoiseSource() if source is None else source
 
     grid = Grid(_part(sigma, popularity_share), 1.0, histories.longest, rounding=0.0)
-    (popularity,) = source.release([item_sums(histories)], grid)
+    popularity = source.release_any(tf.constant(item_sums(histories)), grid).numpy()
     sigmas = [_part(sigma, (1.0 - popularity_share) / rounds)] * rounds
     found = TransitionRounds(histories, settings, source, most_survivors)
     for one in sigmas:

@@ -16,7 +16,7 @@ def entries_above(source, places, sums, size, grid, threshold):
     """Those entries of a dense release of `size` sums that are at least `threshold`.
 
     Most sums are 0 and are not given. The result has the distribution of: release all of them,
-    `source.release(dense, grid)`, and forget what is below the threshold. So it is post-processing
+    `source.release`, and forget what is below the threshold. So it is post-processing
     of the Gaussian mechanism on all `size` coordinates, whichever of them were given.
 
     Formal guarantees: an entry whose sum is 0 becomes r(z) + γ·w (`tfdp.noise.grid`), independent
@@ -38,8 +38,7 @@ def entries_above(source, places, sums, size, grid, threshold):
         places given and of the survivors.
     """
     step, stddev, window = (float(t) for t in grid.tensors)
-    (noisy,) = source.release([tf.constant(sums, tf.float64)], grid, dtype=tf.float64)
-    noisy = noisy.numpy()
+    noisy = source.release_any(tf.constant(sums, tf.float64), grid, tf.float64).numpy()
     kept = noisy >= threshold
     fresh = _places(source, places, size, probability_above(grid, threshold))
     values = _values(source, len(fresh), step, stddev, window, _lowest(grid, threshold))
