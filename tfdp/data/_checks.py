@@ -3,6 +3,8 @@
 import math
 import numbers
 
+import numpy as np
+
 
 def check_positive_integer(name, value):
     """Raises unless `value` is an integer of at least 1."""
@@ -40,3 +42,33 @@ def steps_of_epoch(steps_per_epoch, num_examples, expected_batch_size):
         return max(1, math.floor(num_examples / expected_batch_size + 0.5))
     check_positive_integer("steps_per_epoch", steps_per_epoch)
     return steps_per_epoch
+
+
+def check_sequences(train):
+    """The pair (x, y) as arrays, both (n, L)."""
+    arrays = [np.asarray(part) for part in train] if isinstance(train, tuple) else []
+    if (
+        len(arrays) != 2
+        or arrays[0].ndim != 2
+        or 0 in arrays[0].shape
+        or arrays[0].shape != arrays[1].shape
+        or not all(np.issubdtype(array.dtype, np.integer) for array in arrays)
+    ):
+        received = [(array.shape, str(array.dtype)) for array in arrays] or type(train).__name__
+        raise ValueError(
+            "Argument `train` must be `SequenceData.train` or a pair (x, y) of integer arrays of "
+            f"the same shape (num_users, max_length). Received: {received}"
+        )
+    return arrays
+
+
+def known_num_items(train, num_items):
+    """The size of the vocabulary: as given, or that of `SequenceData.train`; never of the ids."""
+    num_items = getattr(train, "num_items", None) if num_items is None else num_items
+    if num_items is None:
+        raise ValueError(
+            "Argument `num_items` must be given with plain arrays: the size of the vocabulary is "
+            "public and must not be read from the data. Received: num_items=None"
+        )
+    check_positive_integer("num_items", num_items)
+    return int(num_items)

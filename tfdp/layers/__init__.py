@@ -6,6 +6,7 @@ from tfdp.layers.re_attention import ReAttention
 from tfdp.layers.re_attention_block import ReAttentionBlock
 from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.layers.text_tokenizer import TextTokenizer
+from tfdp.layers.transition_prior import TransitionPrior
 
 __all__ = [
     "DPForwardNoise",
@@ -14,4 +15,5 @@ __all__ = [
     "ReAttentionBlock",
     "SparseEmbedding",
     "TextTokenizer",
+    "TransitionPrior",
 ]

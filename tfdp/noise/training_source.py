@@ -117,15 +117,15 @@ class NoiseSource:
             start = stop
         return released
 
-    def release_any(self, values, grid):
-        """As `release`, of one tensor (n,) whose size is only known in the step; float32."""
+    def release_any(self, values, grid, dtype=tf.float32):
+        """As `release`, of one tensor (n,) of any size, without compiling for that size."""
         number = tf.size(values) // _SMALL_DRAW + 1
         padded = tf.pad(values, [[0, number * _SMALL_DRAW - tf.size(values)]])
         blocks = self._blocks(
             number,
             _SMALL_DRAW,
-            lambda start, size: self._release(tf.slice(padded, [start], [size]), grid),
-            tf.float32,
+            lambda start, size: self._release(tf.slice(padded, [start], [size]), grid, dtype=dtype),
+            dtype,
         )
         return blocks.concat()[: tf.size(values)]
 

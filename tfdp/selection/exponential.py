@@ -6,7 +6,7 @@ import numbers
 import keras
 import tensorflow as tf
 
-from tfdp.selection import draws
+from tfdp.noise import draws
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.tables import joint_rows, offsets, split_rows
 

@@ -10,8 +10,7 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from tfdp.noise import Grid, NoiseSource, laplace_of_tail
-from tfdp.selection import draws
+from tfdp.noise import Grid, NoiseSource, draws, laplace_of_tail
 
 MECHANISMS = ("laplace", "gumbel")
 _CHUNK = 1 << 22

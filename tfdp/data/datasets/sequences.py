@@ -8,6 +8,9 @@ import numpy as np
 from tfdp.data._checks import check_positive_integer
 from tfdp.data.provenance import Origin
 
+#: What one record is, for statements.
+UNIT_OF_PRIVACY = "one user (one training sequence)"
+
 
 class Sequences(collections.namedtuple("Sequences", ["x", "y"])):
     """The pair `(x, y)` of item ids, which also knows the size of the vocabulary.
