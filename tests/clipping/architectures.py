@@ -418,7 +418,8 @@ add("wavenet", graph(wavenet, SEQUENCE), numbers(SEQUENCE, (T, 1)))
 add("text convolution", chain(EMBED, L(layers.Conv1D, 4, 3, activation="relu"),
                               L(layers.GlobalMaxPooling1D), D(3), shape=(T,), dtype="int32"),
     lambda: (ids(T), ids(high=3)), entropy)  # fmt: skip
-add("volumes", chain(L(layers.Conv3D, 3, 2), L(layers.MaxPooling3D), FLAT, D(1), shape=(4, 4, 4, 2)),
+add("volumes", chain(L(layers.Conv3D, 3, 2), L(layers.MaxPooling3D), FLAT, D(1),
+                     shape=(4, 4, 4, 2)),
     numbers((4, 4, 4, 2)))  # fmt: skip
 add("convolutional lstm", chain(L(layers.ConvLSTM1D, 2, 2), FLAT, D(1), shape=(3, 4, 2)),
     numbers((3, 4, 2)))  # fmt: skip
