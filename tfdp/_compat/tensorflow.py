@@ -1,8 +1,10 @@
 """TensorFlow: what has no public way, and what it does wrong."""
 
+import contextlib
 import os
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 
 
 def inputs_of(dataset):
@@ -33,3 +35,16 @@ def corrupting_product(graph):
                 if all(size == 1 for size in right[:-2]):
                     return op
     return None
+
+
+@contextlib.contextmanager
+def tapes_record():
+    """Lets gradient tapes record inside of `tf.init_scope`, which stops those of the thread."""
+    stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    if stopped:
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+    try:
+        yield
+    finally:
+        if stopped:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()

@@ -96,15 +96,17 @@ def contributions(recorded, gradients, compiled=False):
 
     elements = (examples, recorded.seeds or [], gradients)
     with paused():
-        if compiled:
+        try:
+            if compiled:
+                raise NotImplementedError
+            found = vectorized_map(one, elements)
+        except (NotImplementedError, TypeError, ValueError):  # lists of tensors in a loop, for one
             pairs = zip(planned.variables, parameters, strict=True)
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
-            gradients_by_example = tf.map_fn(one, elements, fn_output_signature=signature)
-        else:
-            gradients_by_example = vectorized_map(one, elements)
+            found = tf.map_fn(one, elements, fn_output_signature=signature)
     return [
         (v, PerExampleGradients(tf.cast(g, tf.float32)))
-        for v, g in zip(planned.variables, gradients_by_example, strict=True)
+        for v, g in zip(planned.variables, found, strict=True)
     ]
 
 

@@ -119,7 +119,7 @@ class Recorder:
         self._stack.append(call)
         start = 0 if graph is None else graph.version
         try:
-            call.outputs = self.run(call, run)
+            call.outputs = _rows_of_texts(call, self.run(call, run))
         finally:
             self._stack.pop()
         if graph is not None:
@@ -265,6 +265,24 @@ def trained_variables(model):
     """The trainable variables, then the external tables, by name."""
     tables = external_tables(layer for layer in all_layers(model) if layer.trainable)
     return model.trainable_variables + sorted(tables, key=lambda table: table.name)
+
+
+def _rows_of_texts(call, outputs):
+    """Gives the outputs of what takes texts apart the number of rows that their shape has lost.
+
+    One row for each text, which is checked as the step runs: TextVectorization, tokenizers.
+    """
+    texts = [t for t in tf.nest.flatten((call.args, call.kwargs)) if isinstance(t, tf.Tensor)]
+    rows = {t.shape[0] for t in texts if t.dtype == tf.string and t.shape.rank}
+    if len(rows) != 1 or None in rows or any(t.dtype != tf.string for t in texts):
+        return outputs
+
+    def restore(tensor):
+        if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank or tensor.shape[0]:
+            return tensor
+        return tf.ensure_shape(tensor, [*rows, *tensor.shape[1:]])
+
+    return tf.nest.map_structure(restore, outputs)
 
 
 def _wrap(layer, original):

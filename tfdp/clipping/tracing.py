@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
-from tfdp._compat.tensorflow import corrupting_product
+from tfdp._compat.tensorflow import corrupting_product, tapes_record
 from tfdp.clipping.recording import (
     Recorder,
     call_model,
@@ -54,7 +54,8 @@ def trace(model, x, batch_size):
             call_model(model, x)
         _refuse_side_effects(model, scope)
 
-    traced = tf.function(forward, autograph=False).get_concrete_function(specs)
+    with tapes_record():  # those in the model: a plan is made in `tf.init_scope`
+        traced = tf.function(forward, autograph=False).get_concrete_function(specs)
     refuse_side_effects(traced.graph, f"Model {model.name!r}")
     _refuse_corruption(model, traced.graph)
     return tracer.root

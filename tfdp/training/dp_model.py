@@ -261,6 +261,7 @@ class DPModel(MultiWorkerFit, ModelHooks):
                 the optimizer's, or are not known.
             BudgetError: if the budget is spent.
         """
+        run.refuse_uncompiled(self)
         kwargs.update(batch_size=batch_size, epochs=epochs, verbose=verbose)
         if isinstance(x, tf.data.Dataset):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
@@ -299,6 +300,7 @@ class DPModel(MultiWorkerFit, ModelHooks):
         Raises:
             PrivacyError: for a batch of unknown origin with a budget, or the second step on one.
         """
+        run.refuse_uncompiled(self)
         # Here too: the step may have been traced by `fit`, where rows are checked.
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
         run.refuse_unknown_batch(self, x, y, sample_weight)
