@@ -82,7 +82,7 @@ def private_transitions(
     rounds=3,
     threshold=1.0,
     symmetric=False,
-    most_survivors=2**25,
+    most_survivors=2**23,
     source=None,
 ):
     """Releases how often one item follows another, and how popular items are.
