@@ -1,6 +1,6 @@
 """Time and memory of one release of transitions: a million items, ten million pairs.
 
-    python benchmarks/transition_release.py
+python benchmarks/transition_release.py
 """
 
 import argparse
@@ -25,7 +25,9 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 def sequences(num_users, length, num_items, seed=0):
     """Items of Zipf popularity, one follows another by habit in half of the cases."""
     rng = np.random.default_rng(seed)
-    rank = np.minimum((num_items ** rng.random((num_users, length + 1))).astype(np.int64), num_items)
+    rank = np.minimum(
+        (num_items ** rng.random((num_users, length + 1))).astype(np.int64), num_items
+    )
     habit = rng.random((num_users, length)) < 0.5
     for t in range(length):
         follower = (rank[:, t] * 48271 + 11) % num_items + 1
@@ -73,7 +75,9 @@ def main():
         "load": os.getloadavg()[0],
         "tensorflow": tf.__version__,
     }
-    path = RESULTS / f"transition_release{'' if args.rounds == 1 else f'_{args.rounds}_rounds'}.json"
+    path = (
+        RESULTS / f"transition_release{'' if args.rounds == 1 else f'_{args.rounds}_rounds'}.json"
+    )
     path.write_text(json.dumps(result, indent=1))
     print(json.dumps(result, indent=1))
 

@@ -137,7 +137,7 @@ def test_it_is_charged_as_one_gaussian_of_the_epsilon_asked_for(train, epsilon, 
     assert isinstance(entry.event, dp_accounting.GaussianDpEvent) and entry.count == 1
     delta = 1 / 2000 if delta is None else delta
     assert (entry.details["epsilon"], entry.details["delta"]) == (epsilon, delta)
-    assert tfdp.accounting.Ledger([entry]).epsilon(delta) == pytest.approx(epsilon, rel=1e-3)
+    assert 0.998 * epsilon < tfdp.accounting.Ledger([entry]).epsilon(delta) <= epsilon
     assert entry.num_examples == 200
     assert entry.details["unit"] == tfdp.models.DPFormer.privacy_unit
     again = private_transitions(train, epsilon=epsilon, delta=delta)

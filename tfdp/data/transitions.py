@@ -9,7 +9,7 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from tfdp import _validate
+from tfdp import _validate, accounting
 from tfdp.accounting import LedgerEntry
 from tfdp.data import _checks
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
@@ -198,7 +198,11 @@ def _noise_multiplier(epsilon, delta, noise_multiplier, n):
         return _validate.positive("noise_multiplier", noise_multiplier), {}
     epsilon = _validate.positive("epsilon", epsilon)
     delta = _validate.open_unit("delta", 1 / (10 * n) if delta is None else delta)
-    return dp_accounting.get_sigma_gaussian(epsilon, delta), {"epsilon": epsilon, "delta": delta}
+    sigma = dp_accounting.get_sigma_gaussian(epsilon, delta)
+    # The ledger's accountant rounds up: what a statement says must not exceed what was asked for.
+    while accounting.epsilon(dp_accounting.GaussianDpEvent(sigma), delta) > epsilon:
+        sigma *= 1.0 + 2.0**-13
+    return sigma, {"epsilon": epsilon, "delta": delta}
 
 
 def _checked(window, gap_power, popularity_share, rounds, threshold, symmetric):
