@@ -5,7 +5,7 @@
 The last item of each user is the test target, ranked among all items; one user is one record;
 δ = 1/n; everything that touched the data is in the statement. The settings below were chosen on the
 second last item of each user (`--target second_last` repeats that), with the last one unused;
-looking at those results is not charged. Every run draws fresh noise; the JSON is written as it goes.
+looking at those results is not charged. Every run draws fresh noise, and writes the JSON.
 """
 
 import argparse

@@ -91,8 +91,35 @@ def test_masks_and_logits_are_found_where_keras_keeps_them():
     compat.set_mask(rows, tf.constant([[False, True]]))
     np.testing.assert_array_equal(keras.layers.GlobalAveragePooling1D()(rows), rows[:, 1].numpy())
     logits = tf.constant([[1.0, 2.0]])
-    assert compat.keeps_logits(keras.activations.softmax(logits))
-    assert not compat.keeps_logits(tf.nn.softmax(logits))
+    probabilities = keras.activations.softmax(logits)
+    assert compat.logits_of(probabilities) is not None
+    assert compat.logits_of(tf.nn.softmax(logits)) is None
+    # Keras' losses look there.
+    compat.set_logits(probabilities, tf.constant([[9.0, 0.0]]))
+    loss = keras.losses.sparse_categorical_crossentropy(tf.constant([0]), probabilities)
+    assert float(loss[0]) < 0.001
+
+
+def test_the_training_argument_of_the_calls_around_is_known():
+    class Inner(keras.layers.Layer):
+        def call(self, x):
+            seen.append(compat.training_of_call(self))
+            return x
+
+    class Outer(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def call(self, x, training=None):
+            return self.inner(x)
+
+    seen, outer = [], Outer()
+    outer(tf.ones((1, 2)))
+    seen.clear()
+    for training in (True, False, None):
+        outer(tf.ones((1, 2)), training=training)
+    assert seen == [True, False, None]
 
 
 def test_calls_of_a_graph_come_in_the_order_in_which_they_run():

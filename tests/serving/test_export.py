@@ -92,6 +92,26 @@ def test_other_models_export_what_keras_exports(tmp_path):
     np.testing.assert_allclose(served.serve(x), private(x), rtol=1e-6)
 
 
+def test_every_way_of_exporting_works_after_a_step(tmp_path):
+    private = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+    private.compile(
+        tfdp.optimizers.DPOptimizer(
+            "sgd", noise_multiplier=1.0, num_examples=10, expected_batch_size=5
+        ),
+        loss="mse",
+    )
+    x = np.ones((2, 3), np.float32)
+    private.train_on_batch(x, x[:, :2])
+    private.export(str(tmp_path / "keras"), verbose=False)
+    tfdp.serving.export(private, tmp_path / "tfdp")
+    tf.saved_model.save(private, str(tmp_path / "tensorflow"))
+    assert tf.saved_model.load(str(tmp_path / "tensorflow"))
+    for way in ("keras", "tfdp"):
+        served = tf.saved_model.load(str(tmp_path / way)).signatures["serving_default"]
+        (out,) = served(tf.constant(x)).values()
+        np.testing.assert_allclose(out, private(x), rtol=1e-6)
+
+
 @pytest.mark.parametrize("k", [0, 13, 2.5])
 def test_k_out_of_range_is_refused_by_name(trained, tmp_path, k):
     with pytest.raises(ValueError, match="`k`"):

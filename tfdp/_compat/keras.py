@@ -23,9 +23,23 @@ def set_mask(tensor, mask):
     tensor._keras_mask = mask
 
 
-def keeps_logits(tensor):
-    """Whether these are probabilities on which an activation kept its logits, for Keras' losses."""
-    return hasattr(tensor, "_keras_logits")
+def logits_of(tensor):
+    """The logits that an activation kept on its probabilities, or None."""
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor, logits):
+    """Puts the logits of probabilities onto them, where Keras' losses look."""
+    tensor._keras_logits = logits
+
+
+def training_of_call(layer):
+    """The argument `training` of the calls around, which layers without one of their own inherit.
+
+    Args:
+        layer: the layer that is being called.
+    """
+    return layer._get_call_context().get_value("training")
 
 
 def calls_of_graph(model):

@@ -8,7 +8,7 @@ it is made from logits and two numbers for each position.
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import keeps_logits
+from tfdp._compat.keras import logits_of
 
 
 def is_sparse_crossentropy(loss, y_true, y_pred):
@@ -18,7 +18,7 @@ def is_sparse_crossentropy(loss, y_true, y_pred):
         and loss.get_config()["from_logits"]
         and loss.get_config().get("axis", -1) == -1
         and isinstance(y_pred, tf.Tensor)
-        and not keeps_logits(y_pred)
+        and logits_of(y_pred) is None
         and tf.convert_to_tensor(y_true).dtype.is_integer
         and len(_labels(y_true, y_pred).shape) == len(y_pred.shape) - 1
     )

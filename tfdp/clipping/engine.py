@@ -10,6 +10,7 @@ from tfdp.clipping.execution import record_forward
 from tfdp.clipping.factors import clip_factors
 from tfdp.clipping.gradients import variable_gradient
 from tfdp.clipping.recording import trained_variables
+from tfdp.clipping.refusals import warn_of_still_variables
 from tfdp.runtime.strategies import compiled_by_xla
 
 
@@ -53,9 +54,12 @@ def backward(model, plan, x, losses_of: Callable, example_mask):
         total = tf.reduce_sum(tf.where(example_mask, losses, tf.zeros_like(losses)))
     probes = [probe for call in recorded for probe in call.probes]
     with tf.name_scope("backward"):
-        gradients = iter(
-            tape.gradient(total, probes, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        )
+        found = tape.gradient(total, probes)
+    _warn_of_unconnected(recorded, iter(found))
+    gradients = iter(
+        tf.zeros_like(probe) if gradient is None else gradient
+        for probe, gradient in zip(probes, found, strict=True)
+    )
     by_variable, groups = {}, {}
     for call in recorded:
         s = [next(gradients) for _ in call.probes]
@@ -78,6 +82,18 @@ def backward(model, plan, x, losses_of: Callable, example_mask):
         if id(v) in by_variable
     ]
     return Backward(outputs, losses, example_mask, combined)
+
+
+def _warn_of_unconnected(recorded, gradients):
+    calls = [(call.planned.variables, [next(gradients) for _ in call.probes]) for call in recorded]
+    reached = {
+        id(v) for variables, found in calls for v in variables
+        if any(gradient is not None for gradient in found)
+    }  # fmt: skip
+    warn_of_still_variables(
+        [v for variables, _ in calls for v in variables if id(v) not in reached],
+        "every example, since the losses do not depend on them by anything that has a derivative",
+    )
 
 
 def squared_norms(result):

@@ -6,7 +6,15 @@ import tensorflow as tf
 
 from tfdp.clipping import fallback
 from tfdp.clipping.planning import PlannedCall
-from tfdp.clipping.recording import Recorder, call_model, is_seed_state
+from tfdp.clipping.recording import (
+    Recorder,
+    call_model,
+    copy_of,
+    is_seed_state,
+    with_probes,
+)
+from tfdp.clipping.refusals import CALLS_DIFFER
+from tfdp.errors import PrivacyError
 
 
 @dataclasses.dataclass(eq=False)
@@ -18,6 +26,7 @@ class RecordedCall:
     kwargs: dict
     probes: list
     seeds: object = None
+    training: bool | None = None
 
 
 class Execution(Recorder):
@@ -35,13 +44,14 @@ class Execution(Recorder):
         planned = None if self._opaque else self.plan.calls.get(call.key)
         if planned is None:
             return run(*call.args, **call.kwargs)
-        recorded = RecordedCall(planned, call.args, call.kwargs, [])
+        recorded = RecordedCall(planned, call.args, call.kwargs, [], training=call.training)
         self.recorded.append(recorded)
 
         def probe(tensor):
             if planned.broadcast:
                 shape = [self.batch_size, *tensor.shape[-2:]]
                 tensor = tf.broadcast_to(tensor, shape)
+            tensor = copy_of(tensor)
             self.tape.watch(tensor)
             recorded.probes.append(tensor)
             return tensor
@@ -57,7 +67,7 @@ class Execution(Recorder):
                 outputs = run(*call.args, **call.kwargs)
         finally:
             self._opaque = False
-        return tf.nest.map_structure(lambda t: probe(t) if isinstance(t, tf.Tensor) else t, outputs)
+        return with_probes(outputs, probe)
 
 
 def record_forward(model, plan, tape, x, batch_size):
@@ -84,6 +94,9 @@ def run_recorded(execution, x):
     model = execution.model
     with execution.recording() as scope:
         outputs = call_model(model, x)
+    recorded = {id(one.planned) for one in execution.recorded}
+    if recorded != {id(planned) for planned in execution.plan.calls.values()}:
+        raise PrivacyError(f"Model {model.name!r} {CALLS_DIFFER}")
     for variable, value in scope.updates.values():
         if is_seed_state(variable):
             variable.assign(value)

@@ -9,13 +9,14 @@ draws.
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import mask_of, set_mask
+from tfdp._compat.keras import logits_of, mask_of, set_logits, set_mask
+from tfdp._compat.vectorized import vectorized_map
 from tfdp.clipping.contributions import PerExampleGradients
-from tfdp.clipping.recording import paused
+from tfdp.clipping.recording import called_in_python, differentiable, paused
 
 
 class _TrainingContext(keras.Layer):
-    """Calls a layer so that everything below it sees `training=True`."""
+    """Calls a layer so that everything below it sees the `training` of the forward pass."""
 
     def __init__(self):
         super().__init__(autocast=False)
@@ -54,13 +55,15 @@ def run_by_example(recorded):
 
     def one(elements):
         tensors, seeds = elements
-        outputs = _call(recorded.planned, rebuild(tensors), seeds, ())
-        return tf.nest.map_structure(lambda t: t[0], outputs)
+        values, put_together[:] = _take_apart(_call(recorded, rebuild(tensors), seeds, ()))
+        return [t[0] for t in values]
 
+    put_together = []
     elements = (examples, recorded.seeds)
     first = one(tf.nest.map_structure(lambda t: t[0], elements))  # for its shapes alone
-    return tf.map_fn(one, elements, fn_output_signature=tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape, t.dtype), first))  # fmt: skip
+    signature = [tf.TensorSpec(t.shape, t.dtype) for t in first]
+    values = tf.map_fn(one, elements, fn_output_signature=signature)
+    return put_together[0](values)
 
 
 def contributions(recorded, gradients, compiled=False):
@@ -68,7 +71,7 @@ def contributions(recorded, gradients, compiled=False):
 
     Args:
         recorded: the `RecordedCall`.
-        gradients: gradients of the summed losses at its outputs, flattened.
+        gradients: gradients of the summed losses at its probes.
         compiled: whether XLA compiles the step. It cannot compile a vectorized loop inside a
             layer (an RNN); examples then follow one another.
     """
@@ -80,14 +83,14 @@ def contributions(recorded, gradients, compiled=False):
         tensors, seeds, s = elements
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(parameters)
-            outputs = _call(planned, rebuild(tensors), seeds, zip(planned.variables, parameters,
-                                                               strict=True))  # fmt: skip
-            outputs = [t for t in tf.nest.flatten(outputs) if isinstance(t, tf.Tensor)]
-        kept = [(o, g) for o, g in zip(outputs, s, strict=True) if o.dtype.is_floating]
+            pairs = zip(planned.variables, parameters, strict=True)
+            outputs = differentiable(_call(recorded, rebuild(tensors), seeds, pairs))
+            # As `with_probes` orders them.
+            outputs += [z for z in map(logits_of, outputs) if z is not None]
         return tape.gradient(
-            [o for o, _ in kept],
+            outputs,
             parameters,
-            output_gradients=[tf.expand_dims(g, 0) for _, g in kept],
+            output_gradients=[tf.expand_dims(g, 0) for _, g in zip(outputs, s, strict=True)],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
 
@@ -98,7 +101,7 @@ def contributions(recorded, gradients, compiled=False):
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
             gradients_by_example = tf.map_fn(one, elements, fn_output_signature=signature)
         else:
-            gradients_by_example = tf.vectorized_map(one, elements, fallback_to_while_loop=True)
+            gradients_by_example = vectorized_map(one, elements)
     return [
         (v, PerExampleGradients(tf.cast(g, tf.float32)))
         for v, g in zip(planned.variables, gradients_by_example, strict=True)
@@ -132,8 +135,30 @@ def _split(recorded):
     return examples, rebuild
 
 
-def _call(planned, call, seeds, parameters):
-    args, kwargs = call
+def _take_apart(outputs):
+    """All tensors of the outputs, with their masks and logits, and [what puts others together]."""
+    flat = tf.nest.flatten(outputs)
+    tensors = [t for t in flat if isinstance(t, tf.Tensor)]
+    beside = [(setter, i, value) for getter, setter in _BESIDE
+              for i, value in enumerate(map(getter, tensors)) if value is not None]  # fmt: skip
+
+    def put_together(values):
+        new = values[: len(tensors)]
+        for (setter, i, _), value in zip(beside, values[len(tensors) :], strict=True):
+            setter(new[i], value)
+        remaining = iter(new)
+        filled = [next(remaining) if isinstance(t, tf.Tensor) else t for t in flat]
+        return tf.nest.pack_sequence_as(outputs, filled)
+
+    return tensors + [value for _, _, value in beside], [put_together]
+
+
+_BESIDE = ((mask_of, set_mask), (logits_of, set_logits))
+
+
+def _call(recorded, call, seeds, parameters):
+    (args, kwargs), planned = call, recorded.planned
     mapping = list(parameters) + list(zip(planned.seeds, seeds, strict=True))
-    with paused(), keras.StatelessScope(mapping):
-        return _TrainingContext()(lambda: planned.layer(*args, **kwargs), training=True)
+    with paused(), called_in_python(planned.layer), keras.StatelessScope(mapping):
+        around = _TrainingContext()
+        return around(lambda: planned.layer(*args, **kwargs), training=recorded.training)

@@ -8,22 +8,16 @@ in both is shared by the whole batch, whatever its size. Nothing is computed.
 import dataclasses
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.keras import all_layers
-from tfdp.clipping.recording import (
-    Recorder,
-    call_model,
-    ensure_built,
-    is_seed_state,
-    trained_variables,
-)
-from tfdp.clipping.refusals import WAY_OUT, refuse_named_layers
+from tfdp.clipping.dataflow import DataFlow
+from tfdp.clipping.draws import Draws
+from tfdp.clipping.recording import ensure_built, trained_variables
+from tfdp.clipping.refusals import CALLS_DIFFER, WAY_OUT, refuse_named_layers
 from tfdp.clipping.registry import Rule, find_rule
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
-from tfdp.clipping.side_effects import refuse_side_effects
+from tfdp.clipping.tracing import kind, loop_steps, trace
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import is_external
 
@@ -91,10 +85,12 @@ def make_clipping_plan(model, x):
     register_keras_hub()
     register_keras_rs(model)
     refuse_named_layers(model)
-    first, second = (_trace(model, x, size) for size in _BATCH_SIZES)
+    first, second = (trace(model, x, size) for size in _BATCH_SIZES)
     refuse_crossed_examples(first.graph, second.graph, f"Model {model.name!r}")
-    pairs = {a.key: (a, b) for a, b in zip(first.subtree(), second.subtree(), strict=True)}
-    calls = _choose(first, pairs, first.graph)
+    pairs = _pairs(model, first, second)
+    flow = DataFlow(first, trained_variables(model))
+    flow.refuse_unseen_reads()
+    calls = _choose(first, pairs, flow)
     if not all(_alignment(first, pairs, lambda c: c.outputs)):
         raise PrivacyError(
             f"The outputs of model {model.name!r} lack the batch axis as their first axis, so "
@@ -106,8 +102,12 @@ def make_clipping_plan(model, x):
             f"Layers of model {model.name!r} that have no clipping rule need its inputs one "
             "example at a time. Give dense tensors of shape (batch, ...), padded where their "
             "lengths differ, instead of ragged or sparse ones or others without the batch axis. "
-            f"Received: inputs {[_kind(t) for t in tf.nest.flatten(x)]}"
+            f"Received: inputs {[kind(t) for t in tf.nest.flatten(x)]}"
         )
+    draws = Draws(first.graph) if any(planned.rule is None for planned in calls) else None
+    for planned in calls:
+        if planned.rule is None:
+            draws.refuse_unrepeatable(pairs[planned.key][0], planned.seeds)
     covered = {id(v) for planned in calls for v in planned.variables}
     unused = [v for v in trained_variables(model) if id(v) not in covered]
     aligned = {
@@ -119,37 +119,8 @@ def make_clipping_plan(model, x):
         if call.graph is first.graph
     }
     return ClippingPlan(
-        {planned.key: planned for planned in calls}, unused, aligned, _loop_steps(first.graph)
+        {planned.key: planned for planned in calls}, unused, aligned, loop_steps(first.graph)
     )
-
-
-def _trace(model, x, batch_size):
-    """The call tree of a forward pass on `batch_size` symbolic examples."""
-    specs = tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
-    recorder = Recorder(model)
-
-    def forward(x):
-        with recorder.recording() as scope:
-            call_model(model, x)
-        _refuse_side_effects(model, scope)
-
-    traced = tf.function(forward, autograph=False).get_concrete_function(specs)
-    refuse_side_effects(traced.graph, f"Model {model.name!r}")
-    return recorder.root
-
-
-def _spec(tensor, batch_size):
-    if isinstance(tensor, (tf.SparseTensor, tf.SparseTensorSpec)) or getattr(
-        tensor, "sparse", False
-    ):
-        raise PrivacyError(
-            "Sparse tensors cannot be divided by example. Give padded or ragged ones: "
-            f"`tf.RaggedTensor.from_sparse(x)`. Received: {_kind(tensor)}"
-        )
-    shape = (batch_size, *tensor.shape[1:])
-    if isinstance(tensor, tf.RaggedTensor):
-        return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits.dtype)
-    return tf.TensorSpec(shape, tensor.dtype)
 
 
 def refuse_crossed_examples(first, second, where):
@@ -180,49 +151,30 @@ def refuse_crossed_examples(first, second, where):
                 )
 
 
-def _loop_steps(graph):
-    steps = [0.0]
-    for op in graph.get_operations():
-        if op.type in ("While", "StatelessWhile"):
-            limit = op.inputs[1]  # the second of a loop's own two variables
-            if limit.op.type == "Max":  # Keras' recurrent layers give that of a constant
-                limit = limit.op.inputs[0]
-            limit = tf.get_static_value(limit)
-            steps.append(np.inf if limit is None or np.max(limit) < 0 else float(np.max(limit)))
-    return max(steps)
+def _pairs(model, first, second):
+    """Dict of a call's place in the call tree to that call in both traces."""
+    calls, others = ({call.key: call for call in root.subtree()} for root in (first, second))
+    tensors = [
+        {key: len(_tensors((c.args, c.kwargs, c.outputs))) for key, c in found.items()}
+        for found in (calls, others)
+    ]
+    if tensors[0] != tensors[1]:
+        raise PrivacyError(f"Model {model.name!r} {CALLS_DIFFER}")
+    return {key: (call, others[key]) for key, call in calls.items()}
 
 
-def _kind(tensor):
-    return f"{type(tensor).__name__} of shape {tensor.shape}"
-
-
-def _refuse_side_effects(model, scope):
-    if scope.losses:
-        raise PrivacyError(
-            f"Model {model.name!r} calls `add_loss` in its forward pass: a loss of the whole "
-            "batch cannot be clipped per example. Return the term as an output of shape (batch, "
-            "...) with a loss of its own; weight regularizers are allowed."
-        )
-    metric_variables = {id(v) for layer in all_layers(model) for v in layer.metrics_variables}
-    for variable, _ in scope.updates.values():
-        if not is_seed_state(variable) and id(variable) not in metric_variables:
-            raise PrivacyError(
-                f"Variable {variable.path!r} is updated from the batch during the forward pass, "
-                "without noise: it would publish raw data. Freeze or remove the layer."
-            )
-
-
-def _choose(call, pairs, graph):
+def _choose(call, pairs, flow):
     """Units that cover every read below a call, or None if only a call further up can."""
+    graph = flow.graph
     if not call.subtree_reads():
         return []
     calls = []
     if call.reads:
-        planned = _by_rule(call, pairs) if call.graph is graph else None
+        planned = _by_rule(call, pairs, flow) if call.graph is graph else None
         calls = None if planned is None else [planned]
     if calls is not None:
         for child in call.children:
-            below = _choose(child, pairs, graph) if child.graph is graph else (
+            below = _choose(child, pairs, flow) if child.graph is graph else (
                 None if child.subtree_reads() else [])  # fmt: skip
             if below is None:
                 calls = None
@@ -242,6 +194,8 @@ def _choose(call, pairs, graph):
             )
     if _composites(call.outputs) or not _divides_by_example(pairs[call.key]):
         return None
+    if flow.leaves(call, whole=True) is not None:
+        return None
     return [
         PlannedCall(
             call.key,
@@ -254,12 +208,14 @@ def _choose(call, pairs, graph):
     ]
 
 
-def _by_rule(call, pairs):
+def _by_rule(call, pairs, flow):
     rule = find_rule(call.layer)
     if rule is None or not rule.accepts(call.layer, call.args, call.kwargs):
         return None
     known = {id(v) for v in rule.variables(call.layer, call.args, call.kwargs)}
     if not set(call.reads) <= known:
+        return None
+    if flow.leaves(call, whole=False) is not None:
         return None
     outputs = _alignment(call, pairs, lambda c: c.outputs)
     aligned = bool(outputs) and all(outputs) and not _composites(call.outputs)

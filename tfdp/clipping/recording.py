@@ -8,13 +8,22 @@ each assignment is held back until it is known to be harmless. Layer calls are s
 
 import contextlib
 import dataclasses
+import inspect
 import threading
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import all_layers, takes_training
+from tfdp._compat.keras import (
+    all_layers,
+    logits_of,
+    mask_of,
+    set_logits,
+    set_mask,
+    takes_training,
+    training_of_call,
+)
 from tfdp.runtime.external_table import external_tables
 
 _ACTIVE = threading.local()
@@ -31,8 +40,12 @@ class LayerCall:
     kwargs: dict = dataclasses.field(default_factory=dict)
     outputs: Any = None
     graph: Any = None
+    training: Any = None  # what layers inherit that have no argument `training` of their own
+    operations: range = range(0)  # places in `graph` of the operations that the call made
+    probes: list = dataclasses.field(default_factory=list)  # where its rule needs gradients
     reads: dict = dataclasses.field(default_factory=dict)  # id -> trainable variable
     seeds: dict = dataclasses.field(default_factory=dict)  # id -> SeedGenerator state
+    seed_values: list = dataclasses.field(default_factory=list)  # that others have left behind
     children: list = dataclasses.field(default_factory=list)
     calls_of_layer: dict = dataclasses.field(default_factory=dict)
 
@@ -63,8 +76,9 @@ class RecordingScope(keras.StatelessScope):
         self.updates = {}
 
     def get_current_value(self, variable):
-        self.recorder.on_read(variable)
-        return super().get_current_value(variable)
+        value = super().get_current_value(variable)
+        self.recorder.on_read(variable, value)
+        return value
 
     def add_update(self, update):
         variable, value = update
@@ -95,26 +109,33 @@ class Recorder:
             nth = parent.calls_of_layer.get(id(layer), 0)
             parent.calls_of_layer[id(layer)] = nth + 1
             key = parent.key + ((self.layer_index[id(layer)], nth),)
-        call = LayerCall(layer, key, parent, args, kwargs, graph=current_graph())
+        graph = current_graph()
+        call = LayerCall(layer, key, parent, args, kwargs, graph=graph)
+        call.training = training_of_call(layer)
         if parent is None:
             self.root = call
         else:
             parent.children.append(call)
         self._stack.append(call)
+        start = 0 if graph is None else graph.version
         try:
             call.outputs = self.run(call, run)
         finally:
             self._stack.pop()
+        if graph is not None:
+            call.operations = range(start, graph.version)
         return call.outputs
 
     def run(self, call, run):
         return run(*call.args, **call.kwargs)
 
-    def on_read(self, variable):
-        if getattr(_ACTIVE, "constant", False):
+    def on_read(self, variable, value=None):
+        if getattr(_ACTIVE, "constant", False) or not self._stack:
             return
-        if self._stack and id(variable) in self.trainable:
+        if id(variable) in self.trainable:
             self._stack[-1].reads[id(variable)] = variable
+        elif value is not None and is_seed_state(variable):
+            self._stack[-1].seed_values.append(value)
 
     def on_update(self, variable):
         if self._stack and is_seed_state(variable):
@@ -123,34 +144,101 @@ class Recorder:
     @contextlib.contextmanager
     def recording(self):
         """Wraps the calls of every layer of the model while the context is open."""
-        wrapped = []
-        for layer in all_layers(self.model):
-            wrapped.append((layer, layer.__dict__.get("call")))
-            # Written to the instance's dictionary: Keras' attribute tracking must not see it.
-            layer.__dict__["call"] = _wrap(layer, layer.call)
-        previous = getattr(_ACTIVE, "recorder", None)
-        _ACTIVE.recorder = self
-        try:
-            with RecordingScope(self) as scope:
-                yield scope
-        finally:
-            _ACTIVE.recorder = previous
-            for layer, own in wrapped:
-                if own is None:
-                    del layer.__dict__["call"]
-                else:
-                    layer.__dict__["call"] = own
+        with contextlib.ExitStack() as stack:
+            for layer in all_layers(self.model):
+                call = _wrap(layer, _in_python(layer.call))
+                stack.enter_context(_replaced_call(layer, call))
+            stack.enter_context(_recorder(self))
+            yield stack.enter_context(RecordingScope(self))
 
 
 @contextlib.contextmanager
-def paused():
-    """Calls inside this context reach no recorder."""
+def _replaced_call(layer, call):
+    own = layer.__dict__.get("call")
+    # Written to the instance's dictionary: Keras' attribute tracking must not see it.
+    layer.__dict__["call"] = call
+    try:
+        yield
+    finally:
+        if own is None:
+            del layer.__dict__["call"]
+        else:
+            layer.__dict__["call"] = own
+
+
+@contextlib.contextmanager
+def _recorder(recorder):
     previous = getattr(_ACTIVE, "recorder", None)
-    _ACTIVE.recorder = None
+    _ACTIVE.recorder = recorder
     try:
         yield
     finally:
         _ACTIVE.recorder = previous
+
+
+def paused():
+    """Calls inside this context reach no recorder."""
+    return _recorder(None)
+
+
+@contextlib.contextmanager
+def called_in_python(layer):
+    """Inside this context no call of this layer, or of one below it, is traced apart.
+
+    A `tf.function` that was traced before would not see other values of the variables.
+    """
+    traced = [one for one in all_layers(layer) if _in_python(one.call) is not one.call]
+    with contextlib.ExitStack() as stack:
+        for one in traced:
+            stack.enter_context(_replaced_call(one, _in_python(one.call)))
+        yield
+
+
+def _in_python(call):
+    traced = isinstance(call, tf.types.experimental.PolymorphicFunction)
+    return call.python_function if traced else call
+
+
+def with_probes(outputs, probe):
+    """The outputs of a call, each of them and the logits of probabilities through a probe.
+
+    Whoever uses them comes past the probes: also Keras' losses, which look for the logits behind
+    probabilities.
+
+    Args:
+        outputs: any nesting; what is no floating-point tensor stays.
+        probe: function that marks a tensor and returns a copy of it.
+    """
+    kept = [(t, logits_of(t)) for t in differentiable(outputs)]
+    copies = iter([probe(t) for t, _ in kept])
+    copies_of_logits = iter([probe(z) for _, z in kept if z is not None])
+
+    def replace(tensor):
+        if not is_differentiable(tensor):
+            return tensor
+        copy, logits = next(copies), logits_of(tensor)
+        if logits is not None:
+            set_logits(copy, next(copies_of_logits))
+        return copy
+
+    return tf.nest.map_structure(replace, outputs)
+
+
+def copy_of(tensor):
+    """The same tensor for whoever comes after; what was made from the original stays behind."""
+    copy = tf.identity(tensor)
+    if mask_of(tensor) is not None:
+        set_mask(copy, mask_of(tensor))
+    return copy
+
+
+def differentiable(structure):
+    """The tensors that have gradients, in order."""
+    return [t for t in tf.nest.flatten(structure) if is_differentiable(t)]
+
+
+def is_differentiable(value):
+    return isinstance(value, tf.Tensor) and (value.dtype.is_floating or value.dtype.is_complex)
 
 
 def constant(variable):
@@ -180,10 +268,14 @@ def trained_variables(model):
 
 
 def _wrap(layer, original):
+    first = next(iter(inspect.signature(original).parameters), None)
+
     def call(*args, **kwargs):
         recorder = getattr(_ACTIVE, "recorder", None)
         if recorder is None:
             return original(*args, **kwargs)
+        if not args and first in kwargs:  # rules look for their input among `args`
+            args = (kwargs.pop(first),)
         return recorder.on_call(layer, original, args, kwargs)
 
     return call

@@ -1,5 +1,7 @@
 """Layers that no private step can cover, refused by their names."""
 
+import warnings
+
 import keras
 import tensorflow as tf
 
@@ -16,6 +18,13 @@ WAY_OUT = (
     "data; in place of statistics of the batch, normalise each example by itself "
     "(LayerNormalization, GroupNormalization); mix, sort or augment examples in the data before "
     "they are sampled; and give labels the shape of the outputs, so that they do not broadcast."
+)
+
+#: What a model does whose forward pass is not the one that was planned for, for error messages.
+CALLS_DIFFER = (
+    "calls different layers each time it is run: Python decides which, perhaps by random numbers "
+    "or by a count of its own, and layers that are left out get no gradients. Decide with tensors: "
+    "`tf.where`, `keras.ops.cond`, or a layer that draws from a `keras.random.SeedGenerator`."
 )
 
 _MIXERS = (keras.layers.MixUp, keras.layers.CutMix)
@@ -37,6 +46,7 @@ def refuse_named_layers(model):
             regularizers, and what `refuse_layers_beyond_reach` refuses.
     """
     refuse_layers_beyond_reach(model)
+    refuse_kinds_of_weights(model)
     for layer in all_layers(model):
         where = f"Layer {layer.name!r} ({type(layer).__name__})"
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
@@ -57,6 +67,45 @@ def refuse_named_layers(model):
                 f"{where} has an `activity_regularizer`, a loss of the whole batch. Remove it, or "
                 "return the activity as a model output with a loss of its own."
             )
+
+
+def refuse_kinds_of_weights(model):
+    """Refuses weights whose gradients are no real numbers, or no gradients at all.
+
+    Raises:
+        PrivacyError: for complex weights, and those of float8 layers.
+    """
+    for variable in model.trainable_variables:
+        if tf.as_dtype(variable.dtype).is_complex:
+            raise PrivacyError(
+                f"Variable {variable.path!r} is {variable.dtype}: gradients are clipped and noised "
+                "as real numbers. Keep its real and its imaginary part in two weights, and make "
+                "`tf.complex(real, imaginary)` of them in `call`."
+            )
+        if variable.overwrite_with_gradient:
+            raise PrivacyError(
+                f"Variable {variable.path!r} belongs to a float8 layer, which writes statistics of "
+                "the batch into it in place of a gradient, without noise. Use the policy "
+                "'float32' or 'mixed_bfloat16'."
+            )
+
+
+def warn_of_still_variables(variables, from_whom):
+    """Warns of variables that training would move by noise alone.
+
+    Args:
+        variables: those whose gradients are zero; none if there are none.
+        from_whom: the examples whose gradients were looked at, and why they are zero.
+    """
+    if variables:
+        names = sorted({v.path if hasattr(v, "path") else v.name for v in variables})
+        warnings.warn(
+            f"These variables get a gradient of exactly zero from {from_whom}: {names}. A private "
+            "optimizer still adds noise to them, and nothing else. Look for a `stop_gradient`, a "
+            "rounding or an argmax between them and the loss, for units that are never active, "
+            "or freeze them: `layer.trainable = False`.",
+            stacklevel=2,
+        )
 
 
 def refuse_named_losses(losses):

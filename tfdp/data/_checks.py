@@ -1,23 +1,15 @@
 """Validators shared by the functions of `tfdp.data`."""
 
 import math
-import numbers
 
 import numpy as np
 
-
-def check_positive_integer(name, value):
-    """Raises unless `value` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(
-            f"Argument `{name}` must be an integer of at least 1. Received: {name}={value!r}"
-        )
+from tfdp._validate import count, is_number
 
 
 def check_expected_batch_size(value, num_examples):
     """Raises unless `value` is a number in (0, num_examples]."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= num_examples:
+    if not is_number(value) or not 0 < value <= num_examples:
         raise ValueError(
             "Argument `expected_batch_size` must be a positive number, at most the number of "
             f"examples ({num_examples}): it divided by that number is the probability of drawing "
@@ -27,7 +19,7 @@ def check_expected_batch_size(value, num_examples):
 
 def check_capacity(max_batch_size, expected_batch_size):
     """The number of rows of every batch, checked."""
-    check_positive_integer("max_batch_size", max_batch_size)
+    count("max_batch_size", max_batch_size)
     if max_batch_size < expected_batch_size:
         raise ValueError(
             "Argument `max_batch_size` must be at least `expected_batch_size` "
@@ -40,7 +32,7 @@ def steps_of_epoch(steps_per_epoch, num_examples, expected_batch_size):
     """Batches in one pass: as given, checked, or n/B rounded and at least 1."""
     if steps_per_epoch is None:
         return max(1, math.floor(num_examples / expected_batch_size + 0.5))
-    check_positive_integer("steps_per_epoch", steps_per_epoch)
+    count("steps_per_epoch", steps_per_epoch)
     return steps_per_epoch
 
 
@@ -70,5 +62,5 @@ def known_num_items(train, num_items):
             "Argument `num_items` must be given with plain arrays: the size of the vocabulary is "
             "public and must not be read from the data. Received: num_items=None"
         )
-    check_positive_integer("num_items", num_items)
+    count("num_items", num_items)
     return int(num_items)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import numbers
 import secrets
 from typing import Any
 
@@ -10,6 +9,7 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
+from tfdp._validate import positive
 from tfdp.accounting import LedgerEntry
 from tfdp.data._checks import check_sequences, known_num_items
 from tfdp.noise import Grid, NoiseSource, laplace_of_tail, normal_of_tail
@@ -74,11 +74,7 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
     x, y = check_sequences(train)
     n, length = x.shape
     num_items = known_num_items(train, num_items)
-    is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
-    if not is_number or not 0 < epsilon < math.inf:
-        raise ValueError(
-            f"Argument `epsilon` must be a positive number. Received: epsilon={epsilon!r}"
-        )
+    positive("epsilon", epsilon)
 
     items_per_record = length + 1
     if mechanism == "gaussian":

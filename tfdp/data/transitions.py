@@ -133,7 +133,7 @@ def private_transitions(
     x, y = _checks.check_sequences(train)
     num_items = _checks.known_num_items(train, num_items)
     settings = _checked(window, gap_power, popularity_share, rounds, threshold, symmetric)
-    _checks.check_positive_integer("most_survivors", most_survivors)
+    _validate.count("most_survivors", most_survivors)
     n = len(x)
     sigma, cost = _noise_multiplier(epsilon, delta, noise_multiplier, n)
     histories = Histories(np.concatenate([x, y[:, -1:]], axis=1), num_items)
@@ -206,8 +206,8 @@ def _noise_multiplier(epsilon, delta, noise_multiplier, n):
 
 
 def _checked(window, gap_power, popularity_share, rounds, threshold, symmetric):
-    _checks.check_positive_integer("window", window)
-    _checks.check_positive_integer("rounds", rounds)
+    _validate.count("window", window)
+    _validate.count("rounds", rounds)
     _validate.open_unit("popularity_share", popularity_share)
     if not isinstance(symmetric, (bool, np.bool_)):
         raise ValueError(

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from tfdp import _validate
 from tfdp.noise import grid as on_grid
 from tfdp.noise.gaussian import later, normal_of_tail, philox_bits, standard_normal
 from tfdp.noise.layer_sources import ServingNoiseSource
@@ -31,10 +32,7 @@ class NoiseSource:
     """
 
     def __init__(self, seed=None):
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise ValueError(
-                f"Argument `seed` must be None (fresh entropy) or an integer. Received: seed={seed}"
-            )
+        _validate.seed(seed)
         self.seed = seed
         with tf.init_scope():
             # Signed: variables of strategies over several workers know no uint64.

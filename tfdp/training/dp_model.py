@@ -67,6 +67,8 @@ class DPModel(MultiWorkerFit, ModelHooks):
     #: examples of a batch do not change each other's gradients. Set it to False in a subclass, or
     #: on a model, to leave the check out: the statement then lists it as assumed.
     validate_independence = True
+    # What was charged is stated beside a SavedModel, and its history is no part of the weights.
+    not_exported = ("history_state",)
 
     def __init__(self, *args, **kwargs):
         if args or "inputs" in kwargs or "outputs" in kwargs:

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdp.clipping.execution import Execution, run_recorded
 from tfdp.clipping.losses import example_mask_of
-from tfdp.clipping.refusals import WAY_OUT
+from tfdp.clipping.refusals import WAY_OUT, warn_of_still_variables
 from tfdp.errors import PrivacyError
 from tfdp.training.preflight import batch_size_of
 from tfdp.training.step import check_losses
@@ -88,6 +88,7 @@ def check_independence(model, x, y, sample_weight):
         raise PrivacyError(f"{_where(model, first, changed)} {WAY_OUT}")
     _refuse_foreign_gradients(model, first, both | one)
     _refuse_foreign_gradients(model, second, both | two)
+    _warn_of_zero_gradients(model, [*first.values(), *second.values()])
     return not unrepeatable
 
 
@@ -108,7 +109,7 @@ class _Event:
 
     what: str  # "input", "output", "loss" or "gradient"
     place: object  # of a gradient: what it is taken at, for messages, and which of those
-    call: object  # LayerCall, or None
+    call: object  # LayerCall; of a gradient at a probe its PlannedCall, at other places None
     value: object
 
     @property
@@ -164,26 +165,24 @@ def _observe(model, plan, x, y, sample_weight, differentiated):
         example_mask = example_mask_of(sample_weight, ROWS) & differentiated
         total = tf.reduce_sum(tf.where(example_mask, losses, tf.zeros_like(losses)))
     events = _events_of_calls(execution.root, plan)
-    places = [("the inputs", t) for t in inputs]
+    places = [("the inputs", t, None) for t in inputs]
     places += [
-        (f"the outputs of layer {e.call.layer.name!r}", e.value)
+        (_place_of(e.call.layer), e.value, None)
         for e in events
         if e.what == "output" and e.value.dtype.is_floating
     ]
     places += [
-        (f"the outputs of layer {u.planned.layer.name!r}", t)
-        for u in execution.recorded
-        for t in u.probes
+        (_place_of(u.planned.layer), t, u.planned) for u in execution.recorded for t in u.probes
     ]
-    places += [("the outputs of the model", t) for t in _floats(outputs)]
-    gradients = tape.gradient(total, [t for _, t in places])
+    places += [("the outputs of the model", t, None) for t in _floats(outputs)]
+    gradients = tape.gradient(total, [t for _, t, _ in places])
     events.append(_Event("loss", (), None, losses))
     # The last place is the nearest to what mixes.
     taken = enumerate(zip(places, gradients, strict=True))
-    for n, ((where, tensor), gradient) in reversed(list(taken)):
+    for n, ((where, tensor, planned), gradient) in reversed(list(taken)):
         if gradient is not None and tensor.shape.rank and tensor.shape[0] == ROWS:
             gradient = tf.convert_to_tensor(gradient)
-            events.append(_Event("gradient", (where, n), None, gradient))
+            events.append(_Event("gradient", (where, n), planned, gradient))
     return events
 
 
@@ -275,6 +274,27 @@ def _refuse_foreign_gradients(model, events, differentiated):
                 f"of some examples at {where} of others is {np.max(np.abs(foreign)):.3g} and must "
                 f"be 0. {WAY_OUT}"
             )
+
+
+def _warn_of_zero_gradients(model, events):
+    """Warns of layers at which every gradient of either run was zero.
+
+    Not where a matrix or a factor of the model is zero throughout: behind one that training has yet
+    to move (LoRA's second) all gradients are zero at first.
+    """
+    weights = [v.numpy() for v in model.trainable_variables if len(v.shape) != 1]
+    if not all(np.any(w) for w in weights):
+        return
+    at_probes = [e for e in events if e.what == "gradient" and e.call is not None]
+    moved = {id(v) for e in at_probes if np.any(_numbers(e.value)) for v in e.call.variables}
+    still = {id(v): v for e in at_probes for v in e.call.variables if id(v) not in moved}
+    warn_of_still_variables(
+        list(still.values()), f"all of the {ROWS} examples that were watched before training"
+    )
+
+
+def _place_of(layer):
+    return f"the outputs of layer {layer.name!r}"
 
 
 def _numbers(tensor):

@@ -86,6 +86,8 @@ class WeightOrigin:
 
     def states(self):
         """Fingerprints of the values that are accounted for, to be stored with the charges."""
+        if not tf.executing_eagerly():
+            return []  # tf.saved_model.save: who restores weights from one has them from elsewhere
         return states_of(self._variables())
 
     def restore(self, states):

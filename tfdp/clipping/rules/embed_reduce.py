@@ -25,7 +25,8 @@ class EmbedReduceRule(Rule):
 
     def accepts(self, layer, args, kwargs):
         given = [t for t in _ids_and_weights(args, kwargs) if t is not None]
-        return all(isinstance(t, (tf.Tensor, tf.RaggedTensor)) for t in given)
+        dense = all(isinstance(t, (tf.Tensor, tf.RaggedTensor)) for t in given)
+        return dense and isinstance(layer.embeddings, keras.Variable)  # LoRA computes it
 
     def variables(self, layer, args, kwargs):
         return [layer.embeddings]

@@ -1,0 +1,154 @@
+"""Where a weight goes: from each read of it in a traced forward pass to whatever uses it.
+
+The gradient of a weight is taken at the probes of one call: at the outputs of its layer, or where
+the layer's rule needs it. That is all of it only if nothing else of what the call made from the
+weight is used outside: no derivative of the layer, no tensor that it keeps and another reads.
+"""
+
+import tensorflow as tf
+
+from tfdp.errors import PrivacyError
+from tfdp.runtime.external_table import is_external
+
+# Through these no gradient flows.
+_ENDS = frozenset({"StopGradient", "PreventGradient", "ZerosLike", "OnesLike"})
+# What a handle is used for beside reading.
+_NO_READS = frozenset({"VariableShape", "VarIsInitializedOp"})
+_FUNCTIONS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+
+
+class DataFlow:
+    """The reads of trained variables in the graph of a forward pass.
+
+    Args:
+        root: the `LayerCall` of the model.
+        variables: its trained variables.
+    """
+
+    def __init__(self, root, variables):
+        self.graph = root.graph
+        operations = root.graph.get_operations()
+        self._place = {op.name: i for i, op in enumerate(operations)}
+        self._operations = operations
+        owner = [None] * len(operations)
+        for call in root.subtree():  # calls inside come later, and take their part
+            if call.graph is root.graph:
+                owner[call.operations.start : call.operations.stop] = [call] * len(call.operations)
+        inner = {id(outer): inside for outer, inside in root.graph.captures}
+        self._reads = [
+            (variable, op, owner[self._place[op.name]])
+            for variable in variables
+            for handle in _handles(variable)
+            if id(handle) in inner
+            for op in inner[id(handle)].consumers()
+            if op.type not in _NO_READS
+        ]
+
+    def leaves(self, call, whole):
+        """An operation outside of a call that uses what the call made of a weight past its probes.
+
+        Args:
+            call: a `LayerCall` in the graph.
+            whole: whether the gradients of everything below the call are taken at its outputs;
+                else those of what it reads itself, at the probes of its rule.
+
+        Returns:
+            A `tf.Operation`, or None.
+        """
+        probes = {t.name for t in (tf.nest.flatten(call.outputs) if whole else call.probes)
+                  if isinstance(t, tf.Tensor)}  # fmt: skip
+        pending = [
+            op for _, op, owner in self._reads
+            if (self._place[op.name] in call.operations if whole else owner is call)
+        ]  # fmt: skip
+        seen = {op.name for op in pending}
+        while pending:
+            tensors = [t for t in pending.pop().outputs if _flows(t) and t.name not in probes]
+            for op in (op for t in tensors for op in t.consumers()):
+                if op.type in _ENDS or op.name in seen:
+                    continue
+                if self._place[op.name] not in call.operations:
+                    return op
+                seen.add(op.name)
+                pending.append(op)
+        return None
+
+    def refuse_unseen_reads(self):
+        """Refuses reads that passed the recorder by, or whose gradients pass the tapes by.
+
+        Raises:
+            PrivacyError: for a variable that a `tf.function` reads inside a layer's call, and for
+                one that `tf.recompute_grad` or another custom gradient hides.
+        """
+        for variable, op, owner in self._reads:
+            seen = owner is not None and id(variable) in owner.subtree_reads()
+            if not seen and not _is_constant(op):
+                what = (
+                    "by a `tf.function` that its `call` uses"
+                    if op.type in _FUNCTIONS
+                    else f"past Keras, by the operation {op.name!r} ({op.type})"
+                )
+                raise PrivacyError(
+                    f"Variable {variable.path!r} is read {what}{_inside(owner)}, where its "
+                    "gradient for each example cannot be followed. Leave the `@tf.function` out "
+                    "(Keras compiles the whole step anyway), and read weights as attributes of "
+                    "their layer."
+                )
+        reads = {op.name: (variable, owner) for variable, op, owner in self._reads}
+        for op in self._operations:
+            if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:
+                hidden = _hidden_by(op, reads)
+                if hidden is not None:
+                    variable, owner = reads[hidden]
+                    raise PrivacyError(
+                        f"Variable {variable.path!r} is read{_inside(owner)} under a custom "
+                        "gradient (`tf.recompute_grad`, `keras.RematScope` or "
+                        "`tf.custom_gradient`), which hides its gradient for each example. Leave "
+                        "it out; to save memory, give the DPOptimizer a `microbatch_size`."
+                    )
+
+
+def _handles(variable):
+    if is_external(variable):
+        return []
+    value = variable.value
+    return [part.handle for part in getattr(value, "values", (value,)) if hasattr(part, "handle")]
+
+
+def _flows(tensor):
+    """Whether gradients may flow through a tensor; a variant may be a list of tensors."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex or tensor.dtype == tf.variant
+
+
+def _is_constant(op):
+    """Whether a read goes nowhere but into `tf.stop_gradient`."""
+    if op.type in _ENDS:
+        return True
+    if op.type not in ("ReadVariableOp", "Identity", "Cast"):
+        return False
+    return all(_is_constant(other) for t in op.outputs for other in t.consumers())
+
+
+def _hidden_by(identities, reads):
+    """The name of a read that the results of a custom gradient depend on past its arguments.
+
+    The operation has the results first, then the arguments, which nobody uses from it.
+    """
+    used = [bool(t.consumers()) for t in identities.outputs]
+    inputs = list(zip(identities.inputs, used, strict=True))
+    arguments = {t.name for t, is_result in inputs if not is_result}
+    pending = [t for t, is_result in inputs if is_result and t.name not in arguments]
+    seen = set()
+    while pending:
+        op = pending.pop().op
+        if op.name in seen or op.type in _ENDS:
+            continue
+        seen.add(op.name)
+        if op.name in reads:
+            return op.name
+        pending += [t for t in op.inputs if _flows(t) and t.name not in arguments]
+    return None
+
+
+def _inside(call):
+    return "" if call is None else f" inside layer {call.layer.name!r}"

@@ -1,0 +1,106 @@
+"""Forward passes on paper: the call tree of a model on some number of symbolic examples."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp._compat.keras import all_layers
+from tfdp.clipping.recording import (
+    Recorder,
+    call_model,
+    copy_of,
+    current_graph,
+    is_seed_state,
+    with_probes,
+)
+from tfdp.clipping.registry import find_rule
+from tfdp.clipping.side_effects import refuse_side_effects
+from tfdp.errors import PrivacyError
+
+
+class _Tracer(Recorder):
+    """Probes as a step does, but at every call: which of them are needed is not known yet."""
+
+    def run(self, call, run):
+        def probe(tensor):
+            call.probes.append(copy_of(tensor))
+            return call.probes[-1]
+
+        if current_graph() is not self.root.graph:
+            return run(*call.args, **call.kwargs)
+        rule = find_rule(call.layer)
+        if rule is not None and rule.accepts(call.layer, call.args, call.kwargs):
+            outputs = rule.call(call.layer, run, call.args, call.kwargs, probe)
+        else:
+            outputs = run(*call.args, **call.kwargs)
+        return with_probes(outputs, copy_of)
+
+
+def trace(model, x, batch_size):
+    """The call tree of a forward pass on `batch_size` symbolic examples.
+
+    Args:
+        model: a built Keras model.
+        x: a batch of its inputs (tensors or specs), any nesting.
+
+    Raises:
+        PrivacyError: for what the pass does beside computing.
+    """
+    specs = tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
+    tracer = _Tracer(model)
+
+    def forward(x):
+        with tracer.recording() as scope:
+            call_model(model, x)
+        _refuse_side_effects(model, scope)
+
+    traced = tf.function(forward, autograph=False).get_concrete_function(specs)
+    refuse_side_effects(traced.graph, f"Model {model.name!r}")
+    return tracer.root
+
+
+def _spec(tensor, batch_size):
+    if isinstance(tensor, (tf.SparseTensor, tf.SparseTensorSpec)) or getattr(
+        tensor, "sparse", False
+    ):
+        raise PrivacyError(
+            "Sparse tensors cannot be divided by example. Give padded or ragged ones: "
+            f"`tf.RaggedTensor.from_sparse(x)`. Received: {kind(tensor)}"
+        )
+    shape = (batch_size, *tensor.shape[1:])
+    if isinstance(tensor, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank, tensor.row_splits.dtype)
+    return tf.TensorSpec(shape, tensor.dtype)
+
+
+def loop_steps(graph):
+    """The most steps that a loop makes: 0 without loops, infinity if that depends on the data."""
+    steps = [0.0]
+    for op in graph.get_operations():
+        if op.type in ("While", "StatelessWhile"):
+            limit = op.inputs[1]  # the second of a loop's own two variables
+            if limit.op.type == "Max":  # Keras' recurrent layers give that of a constant
+                limit = limit.op.inputs[0]
+            limit = tf.get_static_value(limit)
+            steps.append(np.inf if limit is None or np.max(limit) < 0 else float(np.max(limit)))
+    return max(steps)
+
+
+def kind(tensor):
+    """What a tensor is, for error messages."""
+    return f"{type(tensor).__name__} of shape {tensor.shape}"
+
+
+def _refuse_side_effects(model, scope):
+    if scope.losses:
+        raise PrivacyError(
+            f"Model {model.name!r} calls `add_loss` in its forward pass: a loss of the whole "
+            "batch cannot be clipped per example. Return the term as an output of shape (batch, "
+            "...) with a loss of its own; weight regularizers are allowed."
+        )
+    metric_variables = {id(v) for layer in all_layers(model) for v in layer.metrics_variables}
+    for variable, _ in scope.updates.values():
+        if not is_seed_state(variable) and id(variable) not in metric_variables:
+            raise PrivacyError(
+                f"Variable {variable.path!r} is updated from the batch during the forward pass, "
+                "without noise: it would publish raw data. Freeze or remove the layer."
+            )
