@@ -151,6 +151,12 @@ def test_the_charge_is_that_of_the_noise_multiplier_given(train):
     assert "epsilon" not in release.details
 
 
+def test_a_fixed_seed_is_stated(train):
+    release = private_transitions(train, noise_multiplier=1.0, source=NoiseSource(3))
+    assert "fixed seed 3" in release.privacy_assumptions[0]
+    assert private_transitions(train, noise_multiplier=1.0).privacy_assumptions == []
+
+
 def test_what_the_sequences_were_made_with_is_carried_along(train):
     frequency = tfdp.data.private_frequency(train, epsilon=1.0)
     small = tfdp.data.FrequentItems(frequency, 5)

@@ -66,7 +66,13 @@ class TransitionRelease:
     @property
     def privacy_assumptions(self):
         """Sentences about what was taken to be public in the making of the sequences."""
-        return list(self.origin.assumptions)
+        found = list(self.origin.assumptions)
+        if self.details.get("seed") is not None:
+            found.append(
+                f"nobody knows the fixed seed {self.details['seed']} that the noise of the release "
+                "was drawn from: this release is a test, not a private one"
+            )
+        return found
 
 
 def private_transitions(
@@ -172,6 +178,7 @@ def private_transitions(
             "noise_stddev": found.stddev,
             "popularity_noise_stddev": float(grid.stddev),
             "release": secrets.token_hex(8),
+            **({} if source.seed is None else {"seed": source.seed}),
         },
         origin=Origin.of(train),
     )
