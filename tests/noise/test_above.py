@@ -58,6 +58,20 @@ def test_every_entry_is_above_as_often_as_in_a_dense_release(threshold, copies):
     assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
 
 
+def test_where_most_entries_are_given_the_others_are_no_more_often_above():
+    copies, size, given = 40_000, 7, np.array([0, 2, 3, 5, 6])
+    places = (given + size * np.arange(copies)[:, None]).ravel()
+    grid = Grid(1.0, 1.0, 9, rounding=0.0)
+    found_places, _ = entries_above(
+        NoiseSource(5), places, np.full(len(places), -50.0), size * copies, grid, 1.0
+    )
+    counts = np.bincount(found_places % size, minlength=size)
+    assert counts[given].sum() == 0
+    rate = stats.norm.sf(1.0)
+    for j in (1, 4):
+        assert stats.binomtest(int(counts[j]), copies, rate).pvalue > FALSE_ALARM
+
+
 @pytest.mark.parametrize("threshold", [-0.4, 0.0, 2.1, 5.0])
 def test_values_have_the_law_of_a_dense_release_that_was_cut(threshold):
     grid, places, values = found(1_000, threshold)
