@@ -58,6 +58,20 @@ def test_every_entry_is_above_as_often_as_in_a_dense_release(threshold, copies):
     assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
 
 
+def test_where_most_entries_are_given_the_others_are_no_more_often_above():
+    copies, size, given = 40_000, 7, np.array([0, 2, 3, 5, 6])
+    places = (given + size * np.arange(copies)[:, None]).ravel()
+    grid = Grid(1.0, 1.0, 9, rounding=0.0)
+    found_places, _ = entries_above(
+        NoiseSource(5), places, np.full(len(places), -50.0), size * copies, grid, 1.0
+    )
+    counts = np.bincount(found_places % size, minlength=size)
+    assert counts[given].sum() == 0
+    rate = stats.norm.sf(1.0)
+    for j in (1, 4):
+        assert stats.binomtest(int(counts[j]), copies, rate).pvalue > FALSE_ALARM
+
+
 @pytest.mark.parametrize("threshold", [-0.4, 0.0, 2.1, 5.0])
 def test_values_have_the_law_of_a_dense_release_that_was_cut(threshold):
     grid, places, values = found(1_000, threshold)
@@ -118,5 +132,8 @@ def test_no_two_calls_and_no_two_entries_share_noise():
         entries_above(NoiseSource(), PLACES, SUMS, SIZE, Grid(1.0, 1.0, 9, 0.0), 0.0)
         for _ in range(2)
     )
-    assert len(set(first[1]) & set(second[1])) == 0
-    assert len(set(first[1])) == len(first[1])
+    one, two = (dict(zip(*map(np.ndarray.tolist, found), strict=True)) for found in (first, second))
+    both = one.keys() & two.keys()
+    # Two draws meet on a grid of millions of points now and then, but not often.
+    assert len(both) > 100 and sum(one[place] == two[place] for place in both) <= 1
+    assert len(set(one.values())) >= len(one) - 4

@@ -9,7 +9,7 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from tfdp import _validate
+from tfdp import _validate, accounting
 from tfdp.accounting import LedgerEntry
 from tfdp.data import _checks
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
@@ -66,7 +66,13 @@ class TransitionRelease:
     @property
     def privacy_assumptions(self):
         """Sentences about what was taken to be public in the making of the sequences."""
-        return list(self.origin.assumptions)
+        found = list(self.origin.assumptions)
+        if self.details.get("seed") is not None:
+            found.append(
+                f"nobody knows the fixed seed {self.details['seed']} that the noise of the release "
+                "was drawn from: this release is a test, not a private one"
+            )
+        return found
 
 
 def private_transitions(
@@ -82,7 +88,7 @@ def private_transitions(
     rounds=3,
     threshold=1.0,
     symmetric=False,
-    most_survivors=2**25,
+    most_survivors=2**23,
     source=None,
 ):
     """Releases how often one item follows another, and how popular items are.
@@ -133,7 +139,7 @@ def private_transitions(
     x, y = _checks.check_sequences(train)
     num_items = _checks.known_num_items(train, num_items)
     settings = _checked(window, gap_power, popularity_share, rounds, threshold, symmetric)
-    _checks.count("most_survivors", most_survivors)
+    _validate.count("most_survivors", most_survivors)
     n = len(x)
     sigma, cost = _noise_multiplier(epsilon, delta, noise_multiplier, n)
     histories = Histories(np.concatenate([x, y[:, -1:]], axis=1), num_items)
@@ -172,6 +178,7 @@ def private_transitions(
             "noise_stddev": found.stddev,
             "popularity_noise_stddev": float(grid.stddev),
             "release": secrets.token_hex(8),
+            **({} if source.seed is None else {"seed": source.seed}),
         },
         origin=Origin.of(train),
     )
@@ -198,12 +205,16 @@ def _noise_multiplier(epsilon, delta, noise_multiplier, n):
         return _validate.positive("noise_multiplier", noise_multiplier), {}
     epsilon = _validate.positive("epsilon", epsilon)
     delta = _validate.open_unit("delta", 1 / (10 * n) if delta is None else delta)
-    return dp_accounting.get_sigma_gaussian(epsilon, delta), {"epsilon": epsilon, "delta": delta}
+    sigma = dp_accounting.get_sigma_gaussian(epsilon, delta)
+    # The ledger's accountant rounds up: what a statement says must not exceed what was asked for.
+    while accounting.epsilon(dp_accounting.GaussianDpEvent(sigma), delta) > epsilon:
+        sigma *= 1.0 + 2.0**-13
+    return sigma, {"epsilon": epsilon, "delta": delta}
 
 
 def _checked(window, gap_power, popularity_share, rounds, threshold, symmetric):
-    _checks.count("window", window)
-    _checks.count("rounds", rounds)
+    _validate.count("window", window)
+    _validate.count("rounds", rounds)
     _validate.open_unit("popularity_share", popularity_share)
     if not isinstance(symmetric, (bool, np.bool_)):
         raise ValueError(
