@@ -7,7 +7,7 @@ DATA ?=
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test evidence lint bench tpu clean
+.PHONY: demo test test-lowest evidence lint bench tpu clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
@@ -19,6 +19,14 @@ test: $(STAMP)
 # Slow cases of what `make test` shows in small: doubles of TPUs, memory of compiled programs.
 evidence: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m evidence
+
+# What pyproject.toml promises: the lowest versions of everything that it names.
+test-lowest:
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet uv
+	.venv-lowest/bin/python -m uv pip install --quiet --python .venv-lowest/bin/python \
+		--resolution lowest-direct -e . "pytest>=8" "pytest-xdist>=3.5" "hypothesis>=6.100" "psutil>=5.9"
+	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check --fix tfdp tests benchmarks examples
@@ -43,4 +51,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-tpu exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) .venv-tpu .venv-lowest exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

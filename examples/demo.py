@@ -1,4 +1,4 @@
-"""Trains DPFormer privately, compares it, exports it and asks it a question.
+"""Recommends privately: one release, a statement, a comparison, an export, and a question.
 
 make demo                        on generated data
 make demo DATA=path/ml-1m.txt    on a file of `user item` lines
@@ -19,96 +19,99 @@ import tfdp
 from tfdp.accounting.statement_text import round_up
 from tfdp.metrics import NDCG, HitRate
 
-EPSILON, FREQUENCY_EPSILON = 8.0, 0.5
+EPSILON = 8.0
+POSITIONS = 16
 
 
-def load(path):
+def load(path, max_length):
     if path is None:
-        print("Generating long-tailed sequences (give DATA=file for your own).")
-        return tfdp.data.synthetic_sequences(num_users=8_000, num_items=300, max_length=16)
-    print(f"Reading {path}.")
-    return tfdp.data.load_sequences(path, max_length=16)
-
-
-def private_optimizer(data, batch_size, epochs):
-    return tfdp.optimizers.DPOptimizer(
-        keras.optimizers.Adam(1e-2),
-        budget=tfdp.PrivacyBudget(epsilon=EPSILON, delta=0.5 / data.num_users),
-        num_examples=data.num_users,
-        expected_batch_size=batch_size,
-        steps=epochs * steps_per_epoch(data, batch_size),
-        clip_norm=1.0,
-        clipping="normalized",
-        microbatch_size=512,
-    )
-
-
-def steps_per_epoch(data, batch_size):
-    return round(data.num_users / batch_size)
+        return tfdp.data.synthetic_sequences(num_users=8_000, num_items=300, max_length=POSITIONS)
+    return tfdp.data.load_sequences(path, max_length=max_length)
 
 
 def evaluate(model, data):
     ndcg, hit = NDCG(10), HitRate(10)
     x, y = data.test
-    for start in range(0, len(x), 2048):
-        scores = model.score_next(x[start : start + 2048])
+    for start in range(0, len(x), 1024):
+        scores = model.score_next(x[start : start + 1024])
         for metric in (ndcg, hit):
-            metric.update_state(y[start : start + 2048, -1], scores)
+            metric.update_state(y[start : start + 1024, -1], scores)
     return 100 * float(ndcg.result()), 100 * float(hit.result())
+
+
+def recommender(data, delta):
+    """The whole of it: one private release, and a model that needs no training."""
+    release = tfdp.data.private_transitions(data.train, epsilon=EPSILON, delta=delta)
+    return tfdp.models.TransitionRecommender(release, data.max_length)
+
+
+def transformer(data, delta, epochs, private):
+    """DPFormer under the same budget, or the same transformer without privacy."""
+    size = data.num_users // 8 if private else 256
+    steps = round(data.num_users / size)
+    common = {"num_items": data.num_items, "max_length": data.max_length, "dim": 32}
+    optimizer, callbacks = keras.optimizers.Adam(3e-3), []
+    if private:
+        frequency = tfdp.data.private_frequency(data.train, epsilon=0.5)
+        model = tfdp.models.DPFormer(item_frequency=frequency, popularity_prior=frequency, **common)
+        optimizer = tfdp.optimizers.DPOptimizer(
+            keras.optimizers.Adam(1e-2),
+            budget=tfdp.PrivacyBudget(epsilon=EPSILON, delta=delta),
+            num_examples=data.num_users,
+            expected_batch_size=size,
+            steps=epochs * steps,
+            clipping="normalized",
+            microbatch_size=512,
+        )
+        callbacks = [tfdp.callbacks.PrivacyMeter()]
+    else:
+        model = tfdp.models.SequenceBaseline(cell="transformer", **common)
+    model.compile(optimizer)
+    batches = tfdp.data.poisson_batches(data.train, size, steps_per_epoch=steps)
+    model.fit(batches, epochs=epochs, callbacks=callbacks)
+    return model
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="a file of `user item` lines, in time order per user")
     parser.add_argument("--export", default="exported", help="folder for the SavedModel")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, help="of the transformers; 10, or 3 with a file")
     args = parser.parse_args()
     start = time.time()
-    data = load(args.data)
-    batch_size = data.num_users // 8
+    epochs = args.epochs or (10 if args.data is None else 3)
+    if args.data is None:
+        print("Generating long-tailed sequences (give DATA=file for your own).")
+    long, data = load(args.data, 500), load(args.data, POSITIONS)
+    delta = 0.5 / data.num_users
     print(f"{data.num_users:,} users, {data.num_items:,} items; one user is one record.\n")
 
-    frequency = tfdp.data.private_frequency(data.train, epsilon=FREQUENCY_EPSILON)
-    common = {"num_items": data.num_items, "max_length": data.max_length, "dim": 32}
-    models = {
-        "DPFormer": tfdp.models.DPFormer(
-            item_frequency=frequency, popularity_prior=frequency, **common
-        ),
-        "vanilla transformer": tfdp.models.SequenceBaseline(
-            cell="transformer", popularity_prior=frequency, **common
-        ),
-        "transformer, not private": tfdp.models.SequenceBaseline(
-            cell="transformer", popularity_prior=frequency, **common
-        ),
-    }
-    rows = []
-    for name, model in models.items():
-        private = "not private" not in name
-        optimizer = keras.optimizers.Adam(3e-3)
-        size = 256
-        callbacks = []
-        if private:
-            size = batch_size
-            optimizer = private_optimizer(data, batch_size, args.epochs)
-            callbacks = [tfdp.callbacks.PrivacyMeter()]
-        batches = tfdp.data.poisson_batches(
-            data.train, expected_batch_size=size, steps_per_epoch=steps_per_epoch(data, size)
-        )
-        model.compile(optimizer)
-        print(f"Training: {name}")
-        epochs = args.epochs
-        model.fit(batches, epochs=epochs, callbacks=callbacks)
-        epsilon = round_up(model.privacy_statement().epsilon) if private else "infinite"
-        rows.append((name, epsilon, *evaluate(model, data)))
+    begun = time.time()
+    model = recommender(long, delta)
+    print(f"One release of which item follows which: {time.time() - begun:.0f} seconds.\n")
+    print(f"{model.privacy_statement(delta)}\n")
+    seen_left_out = tfdp.models.TransitionRecommender(
+        model.transitions, long.max_length, exclude_seen=True
+    )
+    rows = [
+        ("transitions", model, long),
+        ("transitions, seen items left out", seen_left_out, long),
+    ]
+    rows = [
+        (name, round_up(m.privacy_statement(delta).epsilon), *evaluate(m, d)) for name, m, d in rows
+    ]
+    show(rows)
 
-    model = models["DPFormer"]
-    print(f"\n{model.privacy_statement()}\n")
-    print(f"{'model':26}{'epsilon':>10}{'NDCG@10 %':>12}{'HIT@10 %':>12}")
-    for name, epsilon, ndcg, hit in rows:
-        print(f"{name:26}{epsilon:>10}{ndcg:>12.2f}{hit:>12.2f}")
+    for name, private in (("DPFormer", True), ("transformer, not private", False)):
+        print(f"\nFor comparison, training: {name}, {epochs} epochs")
+        trained = transformer(data, delta, epochs, private)
+        epsilon = round_up(trained.privacy_statement(delta).epsilon) if private else "infinite"
+        rows.append((name, epsilon, *evaluate(trained, data)))
+    print()
+    show(rows)
 
     shutil.rmtree(args.export, ignore_errors=True)
-    tfdp.serving.export(model, args.export)
+    tfdp.serving.export(model, args.export, delta=delta)
     served = tf.saved_model.load(args.export)
     history = data.test.x[:1]
     history = history[history > 0][None].astype("int64")
@@ -117,6 +120,12 @@ def main():
     print(f"Asked for the items after {history[0, -5:].tolist()}, it answers "
           f"{np.asarray(answer['items'])[0, :5].tolist()}.")  # fmt: skip
     print(f"{time.time() - start:.0f} seconds in all.")
+
+
+def show(rows):
+    print(f"{'model':34}{'epsilon':>10}{'NDCG@10 %':>12}{'HIT@10 %':>12}")
+    for name, epsilon, ndcg, hit in rows:
+        print(f"{name:34}{epsilon:>10}{ndcg:>12.2f}{hit:>12.2f}")
 
 
 if __name__ == "__main__":

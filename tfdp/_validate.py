@@ -1,64 +1,66 @@
-"""Validators shared by the accounting package; each names the argument and what it received."""
+"""Checks of arguments, for all rooms; each names the argument and what it received."""
 
 import math
 import numbers
 
+import numpy as np
 
-def _real(name, value, requirement):
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"Argument `{name}` must be {requirement}. Received: {name}={value!r}")
+
+def _refuse(name, value, requirement, hint):
+    advice = f"; {hint}" if hint else ""
+    raise ValueError(f"Argument `{name}` must be {requirement}{advice}. Received: {name}={value!r}")
+
+
+def is_number(value):
+    """Whether a value is a real number, and no truth value."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
+
+
+def is_integer(value):
+    """Whether a value is an integer, and no truth value."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def positive(name, value, hint=""):
+    """A finite float above 0; `hint` says what to do."""
+    if not (is_number(value) and 0 < value < math.inf):
+        _refuse(name, value, "a positive, finite number", hint)
     return float(value)
 
 
-def positive(name, value):
-    """A finite float above 0."""
-    number = _real(name, value, "a positive, finite number")
-    if not (number > 0 and math.isfinite(number)):
-        raise ValueError(
-            f"Argument `{name}` must be a positive, finite number. Received: {name}={value!r}"
-        )
-    return number
-
-
-def not_negative(name, value):
+def not_negative(name, value, hint=""):
     """A finite float of at least 0."""
-    number = _real(name, value, "a finite number of at least 0")
-    if not (number >= 0 and math.isfinite(number)):
-        raise ValueError(
-            f"Argument `{name}` must be a finite number of at least 0. Received: {name}={value!r}"
-        )
-    return number
+    if not (is_number(value) and 0 <= value < math.inf):
+        _refuse(name, value, "a finite number of at least 0", hint)
+    return float(value)
 
 
 def open_unit(name, value):
     """A float strictly between 0 and 1."""
-    number = _real(name, value, "a number strictly between 0 and 1")
-    if not 0 < number < 1:
-        raise ValueError(
-            f"Argument `{name}` must be a number strictly between 0 and 1. "
-            f"Received: {name}={value!r}"
-        )
-    return number
+    if not (is_number(value) and 0 < value < 1):
+        _refuse(name, value, "a number strictly between 0 and 1", "")
+    return float(value)
 
 
 def probability(name, value):
     """A float in (0, 1]."""
-    number = _real(name, value, "a probability above 0 and at most 1")
-    if not 0 < number <= 1:
-        raise ValueError(
-            f"Argument `{name}` must be a probability above 0 and at most 1. "
-            f"Received: {name}={value!r}"
-        )
-    return number
+    if not (is_number(value) and 0 < value <= 1):
+        _refuse(name, value, "a probability above 0 and at most 1", "")
+    return float(value)
 
 
-def count(name, value):
+def count(name, value, hint=""):
     """An int of at least 1 (integral floats are refused)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(
-            f"Argument `{name}` must be an integer of at least 1. Received: {name}={value!r}"
-        )
+    if not (is_integer(value) and value >= 1):
+        _refuse(name, value, "an integer of at least 1", hint)
     return int(value)
+
+
+def seed(value):
+    """None, or an integer of at least 0."""
+    if value is not None and not (is_integer(value) and value >= 0):
+        _refuse("seed", value, "None (fresh entropy) or an integer of at least 0", "")
+    return None if value is None else int(value)
 
 
 def one_of(name, value, allowed):

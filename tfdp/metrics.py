@@ -4,6 +4,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfdp._validate import count
+
 
 class _RankingMetric(keras.metrics.Metric):
     """Mean over labelled positions of a gain that depends on the target's rank.
@@ -17,8 +19,7 @@ class _RankingMetric(keras.metrics.Metric):
     """
 
     def __init__(self, k=10, ignore_class=0, name=None, dtype=None):
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"Argument `k` must be an integer of at least 1. Received: k={k!r}")
+        k = count("k", k)
         super().__init__(name=name or f"{self._short_name}_{k}", dtype=dtype)
         self.k = k
         self.ignore_class = ignore_class

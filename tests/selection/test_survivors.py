@@ -11,8 +11,8 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp.noise import NoiseSource
+from tfdp.noise.draws import distinct_below
 from tfdp.selection import ContributionMap
-from tfdp.selection.draws import distinct_below
 
 FALSE_ALARM = 1e-6
 ROWS = [[0, 1, 1, 2], [0, 3, -1, -1], [0, 4, 5, -1], [0, 999, -1, -1], [0, 6, -1, -1]]

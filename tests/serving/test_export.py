@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.serving.export import newest
+from tfdp.models.next_item import newest
 
 
 @pytest.fixture(scope="module")

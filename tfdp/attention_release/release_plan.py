@@ -6,6 +6,7 @@ import math
 import dp_accounting
 import numpy as np
 
+from tfdp._validate import is_integer, is_number
 from tfdp.accounting import PrivacyBudget
 from tfdp.accounting.gaussian import gaussian_noise_multiplier
 from tfdp.accounting.wishart import (
@@ -221,10 +222,13 @@ def check_mechanism(mechanism, ridge, num_samples):
         raise ValueError(
             f"Argument `mechanism` must be one of {MECHANISMS}. Received: mechanism={mechanism!r}"
         )
-    for name, value, kinds in (("ridge", ridge, (int, float)), ("num_samples", num_samples, int)):
+    for name, value, kind in (
+        ("ridge", ridge, is_number),
+        ("num_samples", num_samples, is_integer),
+    ):
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < 1e15:
+        if not kind(value) or not 0 < value < 1e15:
             raise ValueError(f"Argument `{name}` must be positive. Received: {name}={value!r}")
         if mechanism != "gaussian_sampling":
             raise ValueError(

@@ -2,6 +2,8 @@
 
 import math
 
+from tfdp._validate import count, is_number
+
 UNITS = ("sequence", "token", "feature")
 FORMS = ("gram", "stacked", "product")
 
@@ -49,11 +51,7 @@ def frobenius_sensitivity(unit, form, length, max_norm, neighbor_distance=None):
     check_unit(unit, max_norm, neighbor_distance)
     if form not in FORMS:
         raise ValueError(f"Argument `form` must be one of {FORMS}. Received: form={form!r}")
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-        raise ValueError(
-            f"Argument `length` must be an integer of at least 1. Received: length={length!r}"
-        )
-    n, a = length, float(max_norm)
+    n, a = count("length", length), float(max_norm)
     b = 2 * a if neighbor_distance is None else min(float(neighbor_distance), 2 * a)
     if unit == "sequence":
         return {"gram": math.sqrt(2) * n, "stacked": math.sqrt(2) * 2 * n, "product": 2 * n}[
@@ -82,7 +80,7 @@ def check_unit(unit, max_norm, neighbor_distance):
     for name, value in (("max_norm", max_norm), ("neighbor_distance", neighbor_distance)):
         if value is None and name == "neighbor_distance":
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e100:
+        if not is_number(value) or not 0 < value < 1e100:
             raise ValueError(
                 f"Argument `{name}` must be a positive, finite number. Received: {name}={value!r}"
             )

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import logits_of, mask_of, set_logits, set_mask
+from tfdp._compat.vectorized import vectorized_map
 from tfdp.clipping.contributions import PerExampleGradients
 from tfdp.clipping.recording import called_in_python, differentiable, paused
 
@@ -98,7 +99,7 @@ def contributions(recorded, gradients, compiled=False):
         try:
             if compiled:
                 raise NotImplementedError
-            found = tf.vectorized_map(one, elements, fallback_to_while_loop=True)
+            found = vectorized_map(one, elements)
         except (NotImplementedError, TypeError, ValueError):  # lists of tensors in a loop, for one
             pairs = zip(planned.variables, parameters, strict=True)
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
-from tfdp._compat.tensorflow import tapes_record
+from tfdp._compat.tensorflow import corrupting_product, tapes_record
 from tfdp.clipping.recording import (
     Recorder,
     call_model,
@@ -57,6 +57,7 @@ def trace(model, x, batch_size):
     with tapes_record():  # those in the model: a plan is made in `tf.init_scope`
         traced = tf.function(forward, autograph=False).get_concrete_function(specs)
     refuse_side_effects(traced.graph, f"Model {model.name!r}")
+    _refuse_corruption(model, traced.graph)
     return tracer.root
 
 
@@ -90,6 +91,18 @@ def loop_steps(graph):
 def kind(tensor):
     """What a tensor is, for error messages."""
     return f"{type(tensor).__name__} of shape {tensor.shape}"
+
+
+def _refuse_corruption(model, graph):
+    product = corrupting_product(graph)
+    if product is not None:
+        raise PrivacyError(
+            f"Model {model.name!r} multiplies {product.inputs[0].shape} by one matrix of "
+            f"{product.inputs[1].shape[-2:]} ({product.name}), where this TensorFlow writes beyond "
+            "its memory on CPUs (tensorflow issue 117700): gradients, norms and so ε could be "
+            "wrong. Leave out the axis of size 1, as by `keras.ops.squeeze(x, 1)`, or set the "
+            "environment variable TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported."
+        )
 
 
 def _refuse_side_effects(model, scope):

@@ -14,6 +14,7 @@ from tfdp.data.poisson import poisson_batches
 from tfdp.data.provenance import declare_sampling, sampling_of
 from tfdp.data.representations import Release, release_mixtures, release_once
 from tfdp.data.shuffled import shuffled_epochs
+from tfdp.data.transitions import TransitionRelease, private_transitions
 
 __all__ = [
     "CRITEO_VOCABULARY_SIZES",
@@ -24,6 +25,7 @@ __all__ = [
     "SST2Data",
     "SequenceData",
     "Sequences",
+    "TransitionRelease",
     "declare_sampling",
     "leave_one_out_split",
     "load_criteo",
@@ -32,6 +34,7 @@ __all__ = [
     "microbatches",
     "poisson_batches",
     "private_frequency",
+    "private_transitions",
     "release_mixtures",
     "release_once",
     "sampling_of",

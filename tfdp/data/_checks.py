@@ -1,21 +1,15 @@
 """Validators shared by the functions of `tfdp.data`."""
 
 import math
-import numbers
 
+import numpy as np
 
-def check_positive_integer(name, value):
-    """Raises unless `value` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(
-            f"Argument `{name}` must be an integer of at least 1. Received: {name}={value!r}"
-        )
+from tfdp._validate import count, is_number
 
 
 def check_expected_batch_size(value, num_examples):
     """Raises unless `value` is a number in (0, num_examples]."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= num_examples:
+    if not is_number(value) or not 0 < value <= num_examples:
         raise ValueError(
             "Argument `expected_batch_size` must be a positive number, at most the number of "
             f"examples ({num_examples}): it divided by that number is the probability of drawing "
@@ -25,7 +19,7 @@ def check_expected_batch_size(value, num_examples):
 
 def check_capacity(max_batch_size, expected_batch_size):
     """The number of rows of every batch, checked."""
-    check_positive_integer("max_batch_size", max_batch_size)
+    count("max_batch_size", max_batch_size)
     if max_batch_size < expected_batch_size:
         raise ValueError(
             "Argument `max_batch_size` must be at least `expected_batch_size` "
@@ -38,5 +32,35 @@ def steps_of_epoch(steps_per_epoch, num_examples, expected_batch_size):
     """Batches in one pass: as given, checked, or n/B rounded and at least 1."""
     if steps_per_epoch is None:
         return max(1, math.floor(num_examples / expected_batch_size + 0.5))
-    check_positive_integer("steps_per_epoch", steps_per_epoch)
+    count("steps_per_epoch", steps_per_epoch)
     return steps_per_epoch
+
+
+def check_sequences(train):
+    """The pair (x, y) as arrays, both (n, L)."""
+    arrays = [np.asarray(part) for part in train] if isinstance(train, tuple) else []
+    if (
+        len(arrays) != 2
+        or arrays[0].ndim != 2
+        or 0 in arrays[0].shape
+        or arrays[0].shape != arrays[1].shape
+        or not all(np.issubdtype(array.dtype, np.integer) for array in arrays)
+    ):
+        received = [(array.shape, str(array.dtype)) for array in arrays] or type(train).__name__
+        raise ValueError(
+            "Argument `train` must be `SequenceData.train` or a pair (x, y) of integer arrays of "
+            f"the same shape (num_users, max_length). Received: {received}"
+        )
+    return arrays
+
+
+def known_num_items(train, num_items):
+    """The size of the vocabulary: as given, or that of `SequenceData.train`; never of the ids."""
+    num_items = getattr(train, "num_items", None) if num_items is None else num_items
+    if num_items is None:
+        raise ValueError(
+            "Argument `num_items` must be given with plain arrays: the size of the vocabulary is "
+            "public and must not be read from the data. Received: num_items=None"
+        )
+    count("num_items", num_items)
+    return int(num_items)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import numbers
 import secrets
 from typing import Any
 
@@ -10,8 +9,9 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
+from tfdp._validate import positive
 from tfdp.accounting import LedgerEntry
-from tfdp.data._checks import check_positive_integer
+from tfdp.data._checks import check_sequences, known_num_items
 from tfdp.noise import Grid, NoiseSource, laplace_of_tail, normal_of_tail
 
 
@@ -71,20 +71,10 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
         ValueError: an argument is out of its range, `num_items` is not known, or an id is outside
             0 … num_items.
     """
-    x, y = _check_sequences(train)
+    x, y = check_sequences(train)
     n, length = x.shape
-    num_items = getattr(train, "num_items", None) if num_items is None else num_items
-    if num_items is None:
-        raise ValueError(
-            "Argument `num_items` must be given with plain arrays: the size of the vocabulary is "
-            "public and must not be read from the data. Received: num_items=None"
-        )
-    check_positive_integer("num_items", num_items)
-    is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
-    if not is_number or not 0 < epsilon < math.inf:
-        raise ValueError(
-            f"Argument `epsilon` must be a positive number. Received: epsilon={epsilon!r}"
-        )
+    num_items = known_num_items(train, num_items)
+    positive("epsilon", epsilon)
 
     items_per_record = length + 1
     if mechanism == "gaussian":
@@ -129,24 +119,6 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
             "release": secrets.token_hex(8),
         },
     )
-
-
-def _check_sequences(train):
-    """The pair (x, y) as arrays, both (n, L)."""
-    arrays = [np.asarray(part) for part in train] if isinstance(train, tuple) else []
-    if (
-        len(arrays) != 2
-        or arrays[0].ndim != 2
-        or 0 in arrays[0].shape
-        or arrays[0].shape != arrays[1].shape
-        or not all(np.issubdtype(array.dtype, np.integer) for array in arrays)
-    ):
-        received = [(array.shape, str(array.dtype)) for array in arrays] or type(train).__name__
-        raise ValueError(
-            "Argument `train` must be `SequenceData.train` or a pair (x, y) of integer arrays of "
-            f"the same shape (num_users, max_length). Received: {received}"
-        )
-    return arrays
 
 
 def _count_records(x, y, num_items):

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from tfdp._validate import count
 from tfdp.accounting import Sampling
 from tfdp.accounting.truncation import smallest_capacity
 from tfdp.data._checks import (
     check_capacity,
     check_expected_batch_size,
-    check_positive_integer,
     steps_of_epoch,
 )
 from tfdp.data.batches import dataset_of_batches
@@ -48,7 +48,7 @@ def microbatches(
     records = Records(data)
     n = records.num_examples
     check_expected_batch_size(expected_batch_size, n)
-    check_positive_integer("microbatches", microbatches)
+    count("microbatches", microbatches)
     p = expected_batch_size / (microbatches * n)
     if max_batch_size is None:
         max_batch_size = smallest_capacity(n * microbatches, p)

@@ -1,8 +1,8 @@
 """The only source of random numbers for batches: a fresh generator for every pass over the data."""
 
-import numbers
-
 import numpy as np
+
+from tfdp import _validate
 
 
 class GeneratorSource:
@@ -21,12 +21,7 @@ class GeneratorSource:
     """
 
     def __init__(self, seed=None):
-        is_integer = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
-        if seed is not None and not (is_integer and seed >= 0):
-            raise ValueError(
-                "Argument `seed` must be None (fresh entropy) or a non-negative integer. "
-                f"Received: seed={seed!r}"
-            )
+        _validate.seed(seed)
         self._parent = None if seed is None else np.random.SeedSequence(seed)
 
     @property

@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
+from tfdp._validate import count, positive
 from tfdp.accounting.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
 from tfdp.accounting.mechanisms import LABELS_NOT_COVERED
-from tfdp.data._checks import check_expected_batch_size, check_positive_integer
+from tfdp.data._checks import check_expected_batch_size
 from tfdp.data.poisson import draw_poisson
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.releases import tag_release
@@ -58,7 +59,7 @@ class Release:
                 falls back on the commoner class; without noise, at inference, it would then
                 answer nothing else.
         """
-        check_positive_integer("batch_size", batch_size)
+        count("batch_size", batch_size)
         parts = (self.features, self.targets)
         if balanced:
             counts = np.bincount(self.targets)
@@ -214,8 +215,8 @@ def release_mixtures(
     path = None if path is None else _free_path(path)
     n, k = h.shape
     check_expected_batch_size(expected_size, n)
-    check_positive_integer("num_mixtures", num_mixtures)
-    check_positive_integer("num_classes", num_classes)
+    count("num_mixtures", num_mixtures)
+    count("num_classes", num_classes)
     classes = np.asarray(labels)
     if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
         raise ValueError(
@@ -280,12 +281,7 @@ def _amount(noise_multiplier, budget, calibrate):
         )
     if budget is not None:
         return calibrate(), budget.delta
-    if isinstance(noise_multiplier, bool) or not 0 < noise_multiplier < math.inf:
-        raise ValueError(
-            "Argument `noise_multiplier` must be a finite number > 0. "
-            f"Received: noise_multiplier={noise_multiplier}"
-        )
-    return float(noise_multiplier), None
+    return positive("noise_multiplier", noise_multiplier), None
 
 
 def _check_representations(representations, labels):
@@ -311,10 +307,7 @@ def _free_path(path):
 
 def _clipped(h, clip_norm):
     """float64 rows of norm at most C; a row that is not finite becomes zero."""
-    if isinstance(clip_norm, bool) or not 0 < clip_norm < math.inf:
-        raise ValueError(
-            f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm}"
-        )
+    clip_norm = positive("clip_norm", clip_norm)
     h = h.astype(np.float64)
     h = np.where(np.isfinite(h).all(axis=1, keepdims=True), h, 0.0)
     norms = np.linalg.norm(h, axis=1, keepdims=True)

@@ -2,8 +2,8 @@
 
 import math
 
+from tfdp._validate import count
 from tfdp.accounting import Sampling
-from tfdp.data._checks import check_positive_integer
 from tfdp.data.batches import dataset_of_batches
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.records import Records
@@ -31,7 +31,7 @@ def shuffled_epochs(data, batch_size, seed=None):
     """
     records = Records(data)
     n = records.num_examples
-    check_positive_integer("batch_size", batch_size)
+    count("batch_size", batch_size)
     if batch_size > n:
         raise ValueError(
             f"Argument `batch_size` must be at most the number of records ({n}). "

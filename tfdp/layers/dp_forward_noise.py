@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from tfdp._validate import not_negative, positive
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
 from tfdp.noise import Grid, ReplicaNoiseSource
 
@@ -77,16 +78,12 @@ class DPForwardNoise(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if isinstance(clip_norm, bool) or not 0 < clip_norm < float("inf"):
-            raise ValueError(
-                f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm}"
-            )
-        if isinstance(noise_multiplier, bool) or not 0 <= noise_multiplier < float("inf"):
-            raise ValueError(
-                "Argument `noise_multiplier` must be a finite number ≥ 0; find one with "
-                "`tfdp.accounting.calibrate_forward_noise(budget, copies)`. "
-                f"Received: noise_multiplier={noise_multiplier}"
-            )
+        positive("clip_norm", clip_norm)
+        not_negative(
+            "noise_multiplier",
+            noise_multiplier,
+            "find one with `tfdp.accounting.calibrate_forward_noise(budget, copies)`",
+        )
         if gradient not in GRADIENTS:
             raise ValueError(
                 f"Argument `gradient` must be one of {GRADIENTS}. Received: gradient={gradient!r}"

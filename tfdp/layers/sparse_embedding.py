@@ -1,10 +1,9 @@
 """Embedding tables of which a batch reads a few rows, and nothing ever reads them all."""
 
-import numbers
-
 import keras
 import tensorflow as tf
 
+from tfdp._validate import count
 from tfdp.clipping import Rule, combiners, register_rule
 from tfdp.clipping.surviving_rows import mark_sparse_table
 from tfdp.layers import tpu_resident_table
@@ -70,11 +69,7 @@ class SparseEmbedding(keras.layers.Layer):
         **kwargs,
     ):
         for name, value in (("input_dim", input_dim), ("output_dim", output_dim)):
-            is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            if not is_integer or value < 1:
-                raise ValueError(
-                    f"Argument `{name}` must be an integer of at least 1. Received: {name}={value}"
-                )
+            count(name, value)
         if combiner not in COMBINERS:
             raise ValueError(
                 f"Argument `combiner` must be one of {COMBINERS}. Received: combiner={combiner!r}"

@@ -5,6 +5,7 @@ from tfdp.models.dpformer import DPFormer
 from tfdp.models.release_head import release_head
 from tfdp.models.sequence_baseline import SequenceBaseline
 from tfdp.models.text_classifier import TextClassifier
+from tfdp.models.transition_recommender import TransitionRecommender
 from tfdp.training.dp_model import DPModel
 from tfdp.training.make_private import PrivateModel, make_private
 
@@ -16,6 +17,7 @@ __all__ = [
     "PrivateModel",
     "SequenceBaseline",
     "TextClassifier",
+    "TransitionRecommender",
     "make_private",
     "release_head",
 ]

@@ -1,10 +1,10 @@
 """Click-through-rate prediction from categorical features and counts (the paper's pCTR)."""
 
 import dataclasses
-import numbers
 
 import keras
 
+from tfdp._validate import count
 from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.training.make_private import PrivateModel
 
@@ -34,11 +34,7 @@ class CategoricalFeature:
             value = getattr(self, name)
             if value is None and name == "embedding_dim":
                 continue
-            is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            if not is_integer or value < 1:
-                raise ValueError(
-                    f"Argument `{name}` must be an integer of at least 1. Received: {name}={value}"
-                )
+            count(name, value)
         if self.combiner not in ("sum", "mean", "sqrtn"):
             raise ValueError(
                 'Argument `combiner` must be "sum", "mean" or "sqrtn". '

@@ -32,6 +32,8 @@ class DPFormer(SequenceModel):
         embedding_stddev: standard deviation of the initial embeddings.
         popularity_prior: item frequencies whose logarithm is added to the logits; see
             `SequenceModel`.
+        transitions: a private release of transitions that is added to the logits; see
+            `SequenceModel`.
         error_scale: multiplies the effective error; 0 turns the correction off.
 
     Call arguments:
@@ -54,6 +56,7 @@ class DPFormer(SequenceModel):
         tied=True,
         embedding_stddev=0.02,
         popularity_prior=None,
+        transitions=None,
         error_scale=1.0,
         **kwargs,
     ):
@@ -65,6 +68,7 @@ class DPFormer(SequenceModel):
             tied=tied,
             embedding_stddev=embedding_stddev,
             popularity_prior=popularity_prior,
+            transitions=transitions,
             **kwargs,
         )
         self.num_heads = num_heads

@@ -23,6 +23,8 @@ class SequenceBaseline(SequenceModel):
         tied: whether look-up and head share one table.
         embedding_stddev: standard deviation of the initial embeddings.
         popularity_prior: item frequencies whose logarithm is added to the logits.
+        transitions: a private release of transitions that is added to the logits; see
+            `SequenceModel`.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class SequenceBaseline(SequenceModel):
         tied=True,
         embedding_stddev=0.02,
         popularity_prior=None,
+        transitions=None,
         **kwargs,
     ):
         if cell not in CELLS:
@@ -50,6 +53,7 @@ class SequenceBaseline(SequenceModel):
             tied=tied,
             embedding_stddev=embedding_stddev,
             popularity_prior=popularity_prior,
+            transitions=transitions,
             **kwargs,
         )
         self.cell = cell

@@ -4,10 +4,11 @@ import keras
 import tensorflow as tf
 
 from tfdp.layers.item_embedding import LearnedPositions, PopularityPrior
-from tfdp.training.dp_model import DPModel
+from tfdp.layers.transition_prior import TransitionPrior
+from tfdp.models.next_item import NextItemModel, without_padding
 
 
-class SequenceModel(DPModel):
+class SequenceModel(NextItemModel):
     """Next-item prediction over sequences of item ids (B, T), right-aligned, 0 is padding.
 
     Returns logits (B, T, num_items + 1): position t scores every item as the next one. Index 0
@@ -24,9 +25,10 @@ class SequenceModel(DPModel):
         popularity_prior: item frequencies (as `item_frequency` of `DPFormer`) whose logarithm is
             added to the logits as a constant: what is already known about popularity need not be
             learned from noisy gradients. `None` adds nothing.
+        transitions: a `tfdp.data.TransitionRelease`, or a `tfdp.layers.TransitionPrior` around
+            one, whose log-probabilities are added to the logits: the encoder learns what the
+            release does not say. It knows popularity, too: `popularity_prior` must be `None`.
     """
-
-    privacy_unit = "one user (one training sequence)"
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class SequenceModel(DPModel):
         tied=True,
         embedding_stddev=0.02,
         popularity_prior=None,
+        transitions=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -63,6 +66,20 @@ class SequenceModel(DPModel):
         if popularity_prior is not None and not isinstance(popularity_prior, PopularityPrior):
             popularity_prior = PopularityPrior(self.num_items, popularity_prior, name="popularity")
         self.popularity_prior = popularity_prior
+        if transitions is not None and not isinstance(transitions, TransitionPrior):
+            transitions = TransitionPrior(transitions, name="transitions")
+        if transitions is not None and popularity_prior is not None:
+            raise ValueError(
+                "At most one of the arguments `transitions` and `popularity_prior` must be given: "
+                "transitions know the popularity of items, too. Received: "
+                f"popularity_prior={popularity_prior}, transitions={transitions}"
+            )
+        if transitions is not None and transitions.num_items != self.num_items:
+            raise ValueError(
+                f"Argument `transitions` must be about num_items={self.num_items} items. "
+                f"Received: transitions of {transitions.num_items} items"
+            )
+        self.transitions = transitions
 
     def build(self, input_shape):
         self.embedding.build()
@@ -70,7 +87,8 @@ class SequenceModel(DPModel):
 
     def call(self, inputs, training=None):
         ids = tf.cast(inputs, tf.int32)
-        return self.score(self.encode(ids, training))
+        logits = self.score(self.encode(ids, training))
+        return logits if self.transitions is None else self.transitions(logits, ids)
 
     def score(self, hidden):
         """(B, T, d) representations to logits (B, T, num_items + 1)."""
@@ -85,18 +103,11 @@ class SequenceModel(DPModel):
         raise NotImplementedError
 
     def score_next(self, ids):
-        """Scores of every item as the next one after the last position.
-
-        Args:
-            ids: (B, T) item ids, right-aligned, 0 is padding.
-
-        Returns:
-            (B, num_items + 1) float32; padding scores −inf.
-        """
         hidden = self.encode(tf.cast(ids, tf.int32), False)[:, -1:]
         scores = tf.cast(self.score(hidden)[:, 0], tf.float32)
-        never = tf.one_hot(0, self.num_items + 1, on_value=True, off_value=False, dtype=tf.bool)
-        return tf.where(never, tf.constant(float("-inf")), scores)
+        if self.transitions is not None:
+            scores += self.transitions.gate * self.transitions.next_log_probabilities(ids)
+        return without_padding(scores)
 
     def compile(self, optimizer="rmsprop", loss=None, **kwargs):
         if loss is None:
@@ -115,6 +126,7 @@ class SequenceModel(DPModel):
             "tied": self.tied,
             "embedding_stddev": self.embedding_stddev,
             "popularity_prior": keras.saving.serialize_keras_object(self.popularity_prior),
+            "transitions": keras.saving.serialize_keras_object(self.transitions),
             "name": self.name,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
         }
@@ -122,7 +134,7 @@ class SequenceModel(DPModel):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         config = dict(config)
-        for name in ("popularity_prior", "item_frequency"):
+        for name in ("popularity_prior", "item_frequency", "transitions"):
             if isinstance(config.get(name), dict):
                 config[name] = keras.saving.deserialize_keras_object(
                     config[name], custom_objects=custom_objects

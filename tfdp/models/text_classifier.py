@@ -14,6 +14,7 @@ from tfdp.layers.text_tokenizer import TextTokenizer
 from tfdp.models.release_head import release_head
 from tfdp.models.text_encoder import POOLINGS, encode, small_text_encoder
 from tfdp.training.dp_model import DPModel
+from tfdp.training.endpoint import Endpoint
 
 
 def _texts(x):
@@ -244,6 +245,20 @@ class TextClassifier(DPModel):
         self.join_histories()
         self.charge_history.charge(release.entry)
         self.head.set_weights(weights)
+
+    def serving_endpoint(self, k):
+        """From raw strings to labels and probabilities; loading it needs `tensorflow_text`."""
+
+        def serve(sentences):
+            probabilities = tf.nn.softmax(tf.cast(self(sentences, training=False), tf.float32))
+            return {
+                "labels": tf.argmax(probabilities, axis=-1, output_type=tf.int32),
+                "probabilities": probabilities,
+            }
+
+        signature = [tf.TensorSpec([None], tf.string, name="sentences")]
+        # Not the model: Keras would trace it once more, on floats.
+        return Endpoint(serve, signature, [self.tokenizer, self.backbone, self.head])
 
     def get_config(self):
         noise = self.noise

@@ -10,9 +10,11 @@ A sampler is part of a privacy guarantee (MATH.md section 1). This one
 It runs under eager execution, `tf.function` and XLA alike, from stateless operations only.
 `NoiseSource` draws in training, `PipelineNoiseSource` in input pipelines (`training_source.py`);
 `ServingNoiseSource` in layers at inference and `ReplicaNoiseSource` in layers in training
-(`layer_sources.py`). What is released with noise in it is a `release` of one of them.
+(`layer_sources.py`). What is released with noise in it is a `release` of one of them, or
+`entries_above`: those entries of a release that exceed a threshold (`above.py`).
 """
 
+from tfdp.noise.above import entries_above, probability_above
 from tfdp.noise.gaussian import (
     normal_of_tail,
     philox_bits,
@@ -28,9 +30,11 @@ __all__ = [
     "PipelineNoiseSource",
     "ReplicaNoiseSource",
     "ServingNoiseSource",
+    "entries_above",
     "laplace_of_tail",
     "normal_of_tail",
     "philox_bits",
+    "probability_above",
     "standard_normal_from_bits",
     "sum_rounding",
 ]

@@ -144,17 +144,30 @@ def released(values, step, stddev, window, key, counter, quantile, dtype, scale=
         shape, size = tf.shape(values), tf.cast(tf.size(values, tf.int64), tf.uint64)
     bits = philox_bits(key, counter, shape)
     more = philox_bits(key, later(counter, size), shape)
-    # 31 bits at a time: CPUs convert no wider unsigned integers quickly.
-    tail = _bits(bits, 33) * 2.0**31 + _bits(bits, 1) + (_bits(more, 0) + 0.5) * 2.0**-31
-    noise = quantile(tail * 2.0**-63) * (stddev / step)
+    tail, even = tail_and_even(bits, more)
+    noise = quantile(tail) * (stddev / step)
     noise = tf.where(tf.equal(tf.bitwise.bitwise_and(bits, _uint64(1)), 1), -noise, noise)
     if scale is not None:
         noise *= scale
     values = tf.cast(values, tf.float64)
     units = tf.round(tf.clip_by_value(values * (1.0 / step), -_LARGEST_SUM, _LARGEST_SUM))
-    even = _bits(more, 33) * 2.0**-31
-    units += tf.round(noise) + (tf.floor(even * window) - tf.floor(0.5 * window))
+    units += tf.round(noise) + spread(even, window)
     return tf.cast(tf.where(stddev > 0.0, units * step, values), dtype)
+
+
+def tail_and_even(bits, more):
+    """Of two uint64 words: a uniform number in (0, 1/2] of 93 bits, and one in [0, 1) of 31 others.
+
+    Bit 0 of `bits`, a sign, is part of neither.
+    """
+    # 31 bits at a time: CPUs convert no wider unsigned integers quickly.
+    tail = _bits(bits, 33) * 2.0**31 + _bits(bits, 1) + (_bits(more, 0) + 0.5) * 2.0**-31
+    return tail * 2.0**-63, _bits(more, 33) * 2.0**-31
+
+
+def spread(even, window):
+    """The uniform integer w of a release, from a uniform number in [0, 1)."""
+    return tf.floor(even * window) - tf.floor(0.5 * window)
 
 
 def _bits(words, start):

@@ -6,6 +6,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from tfdp import _validate
 from tfdp.errors import PrivacyError
 from tfdp.noise import grid as on_grid
 from tfdp.noise.gaussian import PHILOX, philox_bits
@@ -54,10 +55,7 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
     _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
     def __init__(self, seed=None):
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise ValueError(
-                f"Argument `seed` must be None (fresh entropy) or an integer. Received: seed={seed}"
-            )
+        _validate.seed(seed)
         super().__init__()
         self.seed = seed
         with tf.init_scope():

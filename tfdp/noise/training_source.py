@@ -7,6 +7,7 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from tfdp import _validate
 from tfdp.noise import grid as on_grid
 from tfdp.noise.gaussian import later, normal_of_tail, philox_bits, standard_normal
 from tfdp.noise.layer_sources import ServingNoiseSource
@@ -31,10 +32,7 @@ class NoiseSource:
     """
 
     def __init__(self, seed=None):
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise ValueError(
-                f"Argument `seed` must be None (fresh entropy) or an integer. Received: seed={seed}"
-            )
+        _validate.seed(seed)
         self.seed = seed
         with tf.init_scope():
             # Signed: variables of strategies over several workers know no uint64.
@@ -117,15 +115,15 @@ class NoiseSource:
             start = stop
         return released
 
-    def release_any(self, values, grid):
-        """As `release`, of one tensor (n,) whose size is only known in the step; float32."""
+    def release_any(self, values, grid, dtype=tf.float32):
+        """As `release`, of one tensor (n,) of any size, without compiling for that size."""
         number = tf.size(values) // _SMALL_DRAW + 1
         padded = tf.pad(values, [[0, number * _SMALL_DRAW - tf.size(values)]])
         blocks = self._blocks(
             number,
             _SMALL_DRAW,
-            lambda start, size: self._release(tf.slice(padded, [start], [size]), grid),
-            tf.float32,
+            lambda start, size: self._release(tf.slice(padded, [start], [size]), grid, dtype=dtype),
+            dtype,
         )
         return blocks.concat()[: tf.size(values)]
 

@@ -1,11 +1,11 @@
 """Rows chosen anew in every step, from how many examples of the batch activate them."""
 
 import math
-import numbers
 
 import keras
 import tensorflow as tf
 
+from tfdp._validate import count, positive
 from tfdp.selection.contribution_map import ContributionMap
 from tfdp.selection.fest import FEST
 from tfdp.selection.padded import NO_ROW, padded_survivors
@@ -59,11 +59,7 @@ class AdaFEST(RowSelection):
             ("noise_ratio", noise_ratio),
             ("contribution_norm", contribution_norm),
         ):
-            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not is_number or not 0 < value < math.inf:
-                raise ValueError(
-                    f"Argument `{name}` must be a finite number > 0. Received: {name}={value}"
-                )
+            positive(name, value)
         if within is not None and not isinstance(within, FEST):
             raise ValueError(
                 "Argument `within` must be a tfdp.selection.FEST, or None for all rows. "
@@ -72,14 +68,8 @@ class AdaFEST(RowSelection):
         self.threshold = float(threshold)
         self.noise_ratio = float(noise_ratio)
         self.contribution_norm = float(contribution_norm)
-        is_integer = isinstance(capacity, numbers.Integral) and not isinstance(capacity, bool)
-        if capacity is not None and not (is_integer and capacity >= 1):
-            raise ValueError(
-                "Argument `capacity` must be an integer of at least 1, or None. "
-                f"Received: capacity={capacity!r}"
-            )
         self.within = within
-        self.capacity = None if capacity is None else int(capacity)
+        self.capacity = None if capacity is None else count("capacity", capacity)
 
     @property
     def is_static(self):

@@ -4,7 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdp.selection import draws
+from tfdp.noise import draws
 
 
 @dataclasses.dataclass(frozen=True)

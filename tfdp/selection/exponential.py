@@ -1,12 +1,12 @@
 """Rows chosen anew in every step by the exponential mechanism, from the size of their gradients."""
 
 import math
-import numbers
 
 import keras
 import tensorflow as tf
 
-from tfdp.selection import draws
+from tfdp._validate import count, positive
+from tfdp.noise import draws
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.tables import joint_rows, offsets, split_rows
 
@@ -45,20 +45,8 @@ class ExponentialSelection(RowSelection):
     reads_gradients = True
 
     def __init__(self, num_rows, noise_ratio=1.0):
-        is_integer = isinstance(num_rows, numbers.Integral) and not isinstance(num_rows, bool)
-        if not is_integer or num_rows < 1:
-            raise ValueError(
-                "Argument `num_rows` must be an integer of at least 1. "
-                f"Received: num_rows={num_rows!r}"
-            )
-        is_number = isinstance(noise_ratio, numbers.Real) and not isinstance(noise_ratio, bool)
-        if not is_number or not 0 < noise_ratio < math.inf:
-            raise ValueError(
-                "Argument `noise_ratio` must be a finite number > 0. "
-                f"Received: noise_ratio={noise_ratio}"
-            )
-        self.num_rows = int(num_rows)
-        self.noise_ratio = float(noise_ratio)
+        self.num_rows = count("num_rows", num_rows)
+        self.noise_ratio = positive("noise_ratio", noise_ratio)
 
     def gradient_noise_multiplier(self, noise_multiplier):
         return noise_multiplier * math.sqrt(1.0 + self.noise_ratio**-2)

@@ -1,11 +1,10 @@
 """Rows chosen once, before training: the most frequent ones of each feature."""
 
-import numbers
-
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp._validate import count, positive
 from tfdp.accounting import Ledger, LedgerEntry
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.top_k import MECHANISMS, private_top_k
@@ -49,22 +48,14 @@ class FEST(RowSelection):
                 "Exactly one of the arguments `frequencies` (public) and `epsilon` (a private "
                 f"choice) must be given. Received: frequencies={frequencies}, epsilon={epsilon}"
             )
-        is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
-        if epsilon is not None and not (is_number and 0 < epsilon < float("inf")):
-            raise ValueError(
-                f"Argument `epsilon` must be a positive number. Received: epsilon={epsilon!r}"
-            )
+        if epsilon is not None:
+            positive("epsilon", epsilon)
         if mechanism not in MECHANISMS:
             raise ValueError(
                 f"Argument `mechanism` must be one of {MECHANISMS}. Received: {mechanism=}"
             )
         for value in k.values() if isinstance(k, dict) else [k]:
-            is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            if not is_integer or value < 1:
-                raise ValueError(
-                    "Argument `k` must be an integer of at least 1, or a dict of such integers. "
-                    f"Received: k={k!r}"
-                )
+            count("k", value)
         self.k = k
         self.epsilon = epsilon
         self.mechanism = mechanism

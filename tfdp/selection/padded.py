@@ -8,8 +8,7 @@ the largest noisy contributions V stay: a rule that looks at the private V and S
 
 import tensorflow as tf
 
-from tfdp.noise import normal_of_tail
-from tfdp.selection import draws
+from tfdp.noise import draws, normal_of_tail
 from tfdp.selection.contribution_map import activations
 
 NO_ROW = tf.int64.max

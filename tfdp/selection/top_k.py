@@ -1,8 +1,6 @@
 """The most frequent values of each feature, released once with differential privacy."""
 
 import dataclasses
-import math
-import numbers
 import secrets
 from typing import Any
 
@@ -10,8 +8,8 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from tfdp.noise import Grid, NoiseSource, laplace_of_tail
-from tfdp.selection import draws
+from tfdp._validate import count, positive
+from tfdp.noise import Grid, NoiseSource, draws, laplace_of_tail
 
 MECHANISMS = ("laplace", "gumbel")
 _CHUNK = 1 << 22
@@ -82,9 +80,9 @@ def private_top_k(
     _check(features, vocabulary_sizes, epsilon, mechanism)
     source = NoiseSource() if source is None else source
     values = {name: _as_matrix(name, ids) for name, ids in features.items()}
-    chosen = {name: _positive("k", _of(k, name)) for name in values}
+    chosen = {name: count("k", _of(k, name)) for name in values}
     limits = {
-        name: _positive("max_values", _of(max_values, name, ids.shape[1]))
+        name: count("max_values", _of(max_values, name, ids.shape[1]))
         for name, ids in values.items()
     }
     limits = {name: min(limits[name], ids.shape[1]) for name, ids in values.items()}
@@ -130,11 +128,7 @@ def _check(features, vocabulary_sizes, epsilon, mechanism):
             "public and must not be read from the data. "
             f"Received: vocabulary_sizes={vocabulary_sizes} for features {sorted(features)}"
         )
-    is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
-    if not is_number or not 0 < epsilon < math.inf:
-        raise ValueError(
-            f"Argument `epsilon` must be a positive number. Received: epsilon={epsilon!r}"
-        )
+    positive("epsilon", epsilon)
     if mechanism not in MECHANISMS:
         raise ValueError(
             f"Argument `mechanism` must be one of {MECHANISMS}. Received: mechanism={mechanism!r}"
@@ -144,15 +138,6 @@ def _check(features, vocabulary_sizes, epsilon, mechanism):
 def _of(setting, name, default=None):
     value = setting.get(name) if isinstance(setting, dict) else setting
     return default if value is None else value
-
-
-def _positive(argument, value):
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(
-            f"Argument `{argument}` must be an integer of at least 1 for each feature. "
-            f"Received: {argument}={value!r}"
-        )
-    return int(value)
 
 
 def _as_matrix(name, ids):

@@ -4,12 +4,10 @@ import json
 import pathlib
 
 import keras
-import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
 from tfdp.layers import PrivateAttention
-from tfdp.models import DPModel, TextClassifier
-from tfdp.models.sequence_model import SequenceModel
+from tfdp.models import DPModel
 from tfdp.optimizers import DPOptimizer
 from tfdp.training import tpu_resident_tables
 from tfdp.training.statements import is_protected
@@ -23,9 +21,9 @@ def export(model, path, k=10, delta=None):
     The SavedModel is loaded by `tf.saved_model.load(path)` without tfdp. Its `serve` signature
     (also "serving_default") computes in inference mode:
 
-    - for a sequence model (`DPFormer`, `SequenceBaseline`): from raw histories, an int (B, any
-      length) array `sequences` of item ids, oldest first, 0 = nothing (before, after or between
-      items), to the `k` best next `items` (B, k) and their `scores`;
+    - for a recommender (`TransitionRecommender`, `DPFormer`, `SequenceBaseline`): from raw
+      histories, an int (B, any length) array `sequences` of item ids, oldest first, 0 = nothing
+      (before, after or between items), to the `k` best next `items` (B, k) and their `scores`;
     - for a `TextClassifier`: from a string array `sentences` (B,) to `labels` (B,) and
       `probabilities` (B, classes); loading it needs `import tensorflow_text`;
     - for any other model: what `keras.Model.export` writes.
@@ -37,7 +35,7 @@ def export(model, path, k=10, delta=None):
     Args:
         model: a built `DPModel`, or a Keras model that holds `PrivateAttention` layers.
         path: folder to write; must not exist or be a folder.
-        k: number of items returned, for sequence models.
+        k: number of items returned, for recommenders.
         delta: δ of the statement; defaults to the optimizer's.
 
     Returns:
@@ -64,12 +62,11 @@ def export(model, path, k=10, delta=None):
         )
     tpu_resident_tables.refuse_export(model)
     path = pathlib.Path(path)
-    if isinstance(model, SequenceModel):
-        _export_ranking(model, path, k)
-    elif isinstance(model, TextClassifier):
-        _export_text(model, path)
-    else:
+    endpoint = model.serving_endpoint(k) if isinstance(model, DPModel) else None
+    if endpoint is None:
         getattr(model, "model", model).export(str(path), verbose=False)
+    else:
+        _write(endpoint, path)
     statement = _training_statement(model, delta)
     if releases:
         statement["releases_at_inference"] = releases
@@ -77,58 +74,12 @@ def export(model, path, k=10, delta=None):
     return path
 
 
-def _export_ranking(model, path, k):
-    if k != int(k) or not 1 <= k <= model.num_items:
-        raise ValueError(
-            f"Argument `k` must lie between 1 and num_items={model.num_items}. Received: k={k}"
-        )
-
-    def serve(sequences):
-        scores, items = tf.math.top_k(model.score_next(newest(sequences, model.max_length)), k)
-        return {"items": items, "scores": scores}
-
+def _write(endpoint, path):
     archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint(
-        "serve", serve, input_signature=[tf.TensorSpec([None, None], tf.int64, name="sequences")]
-    )
+    for one in endpoint.tracked:
+        archive.track(one)
+    archive.add_endpoint("serve", endpoint.function, input_signature=endpoint.signature)
     archive.write_out(str(path), verbose=False)
-
-
-def _export_text(model, path):
-    def serve(sentences):
-        probabilities = tf.nn.softmax(tf.cast(model(sentences, training=False), tf.float32))
-        return {
-            "labels": tf.argmax(probabilities, axis=-1, output_type=tf.int32),
-            "probabilities": probabilities,
-        }
-
-    archive = keras.export.ExportArchive()
-    # Not the model: Keras would trace it once more, on floats.
-    for layer in (model.tokenizer, model.backbone, model.head):
-        archive.track(layer)
-    archive.add_endpoint(
-        "serve", serve, input_signature=[tf.TensorSpec([None], tf.string, name="sentences")]
-    )
-    archive.write_out(str(path), verbose=False)
-
-
-def newest(sequences, length):
-    """The newest `length` items of each row, right-aligned; zeros are dropped wherever they are.
-
-    Args:
-        sequences: (B, any length) item ids, oldest first, 0 is padding.
-        length: number of positions.
-
-    Returns:
-        int64 (B, length).
-    """
-    ragged = tf.ragged.boolean_mask(sequences, tf.not_equal(sequences, 0))
-    reversed_rows = tf.reverse(ragged.to_tensor(), [1])
-    # Rows shorter than the longest have their zeros in front now: drop and count again.
-    reversed_ragged = tf.ragged.boolean_mask(reversed_rows, tf.not_equal(reversed_rows, 0))
-    kept = reversed_ragged.to_tensor(shape=[None, length])
-    return tf.cast(tf.reverse(kept, [1]), tf.int64)
 
 
 def _training_statement(model, delta):

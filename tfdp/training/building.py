@@ -6,6 +6,9 @@ import tensorflow as tf
 
 from tfdp._compat.keras import build_from_specification, has_strategy
 
+# What a model, a loss or a metric may say of Keras tensors, which hold no values.
+_NOT_SYMBOLIC = (AttributeError, RuntimeError, TypeError, ValueError, tf.errors.OpError)
+
 
 def build_ahead(model, x, y=None):
     """Makes the variables of model, optimizer and metrics, where shapes are known without data.
@@ -21,11 +24,12 @@ def build_ahead(model, x, y=None):
     to_be_traced = not model.run_eagerly and model.train_function is None
     if not to_be_traced or has_strategy(model):
         return
+    batch = _symbolic(x, y)
+    if batch is None:
+        return
     try:
-        batch = _symbolic(x, y)
-        if batch is not None:
-            build_from_specification(model, batch)
-    except Exception:
+        build_from_specification(model, batch)
+    except _NOT_SYMBOLIC:
         # A model that runs on data alone, or data that do not fit it: the trace makes the
         # variables, or says what is wrong.
         return

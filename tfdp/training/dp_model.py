@@ -221,6 +221,15 @@ class DPModel(MultiWorkerFit, ModelHooks):
         self.join_histories()
         return self.charge_history.ledger()
 
+    def serving_endpoint(self, k):
+        """How the exported model is asked: a `tfdp.training.endpoint.Endpoint`, or None for what
+        `keras.Model.export` writes.
+
+        Args:
+            k: number of items that a recommender returns; others ignore it.
+        """
+        return None
+
     def privacy_charges(self):
         """`LedgerEntry` list of the private releases that the model itself was built from."""
         return participant.releases_of(all_layers(self))

@@ -5,8 +5,11 @@ import dataclasses
 
 import numpy as np
 
-from tfdp.data._checks import check_positive_integer
+from tfdp._validate import count
 from tfdp.data.provenance import Origin
+
+#: What one record is, for statements.
+UNIT_OF_PRIVACY = "one user (one training sequence)"
 
 
 class Sequences(collections.namedtuple("Sequences", ["x", "y"])):
@@ -83,7 +86,7 @@ def leave_one_out_split(sequences, max_length, num_items=None):
         ValueError: there is no sequence or no item, an id is below 1 or above `num_items`, or
             `max_length` is not a positive integer.
     """
-    check_positive_integer("max_length", max_length)
+    count("max_length", max_length)
     sequences = [np.asarray(sequence, np.int64).reshape(-1) for sequence in sequences]
     items = np.concatenate(sequences) if sequences else np.zeros(0, np.int64)
     if items.size == 0:
@@ -92,7 +95,7 @@ def leave_one_out_split(sequences, max_length, num_items=None):
     if num_items is None:
         num_items = int(items.max())
         origin = Origin(assumptions=("the number of items, the largest id in the data, is public",))
-    check_positive_integer("num_items", num_items)
+    count("num_items", num_items)
     if items.min() < 1 or items.max() > min(num_items, np.iinfo(np.int32).max):
         raise ValueError(
             f"Argument `sequences` must hold item ids from 1 to num_items={num_items} that fit in "

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tfdp.data._checks import check_positive_integer
+from tfdp._validate import count
 from tfdp.data.datasets.sequences import leave_one_out_split
 
 _NUM_GENRES = 20
@@ -40,7 +40,7 @@ def synthetic_sequences(num_users=4000, num_items=1000, max_length=50, min_lengt
         ("max_length", max_length),
         ("min_length", min_length),
     ):
-        check_positive_integer(name, value)
+        count(name, value)
     longest = max_length + 2
     if min_length > longest:
         raise ValueError(

@@ -4,7 +4,7 @@ import numbers
 
 import numpy as np
 
-from tfdp.data._checks import check_positive_integer
+from tfdp._validate import count
 from tfdp.data.datasets.clicks import CRITEO_VOCABULARY_SIZES, NUM_INTEGERS, click_data
 
 _ZIPF_EXPONENT = 1.1
@@ -38,7 +38,7 @@ def synthetic_clicks(
     Raises:
         ValueError: if an argument is out of range.
     """
-    check_positive_integer("num_examples", num_examples)
+    count("num_examples", num_examples)
     sizes = list(vocabulary_sizes)
     if not sizes or not all(isinstance(v, numbers.Integral) and v >= 1 for v in sizes):
         raise ValueError(

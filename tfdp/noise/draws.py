@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdp.noise import standard_normal_from_bits
+from tfdp.noise.gaussian import standard_normal_from_bits
 
 _PHILOX = 1  # tf.random.Algorithm.PHILOX
 _RANGE = 2**63 - 1

@@ -1,0 +1,77 @@
+"""tf.vectorized_map, without the products of matrices in which TensorFlow corrupts memory.
+
+TensorFlow up to 2.21 on CPUs with oneDNN writes beyond its buffers in `tf.matmul` of (n, 1, M, K)
+by a matrix that is broadcast (tensorflow issue 117700). `tf.vectorized_map` makes such products of
+what is right for one element: (1, M, K) by a matrix becomes (n, 1, M, K) by it.
+"""
+
+import contextlib
+import threading
+
+import tensorflow as tf
+from tensorflow.python.ops.parallel_for import pfor
+
+_ACTIVE = threading.local()
+_REGISTRY = pfor._pfor_converter_registry
+_ORIGINAL = _REGISTRY["BatchMatMulV2"]
+
+
+def vectorized_map(function, elements):
+    """As tf.vectorized_map; a loop where it cannot be vectorized."""
+    with _safe_products():
+        return tf.vectorized_map(function, elements, fallback_to_while_loop=True)
+
+
+@contextlib.contextmanager
+def _safe_products():
+    before = getattr(_ACTIVE, "safe", False)
+    _ACTIVE.safe = True
+    try:
+        yield
+    finally:
+        _ACTIVE.safe = before
+
+
+def _convert(pfor_input):
+    (x, x_varies, _), (y, y_varies, _) = pfor_input.input(0), pfor_input.input(1)
+    known = x.shape.rank is not None and y.shape.rank is not None
+    if not getattr(_ACTIVE, "safe", False) or not known or x_varies == y_varies:
+        return _ORIGINAL(pfor_input)
+    if pfor_input.get_attr("adj_x"):
+        x = tf.linalg.adjoint(x)
+    if pfor_input.get_attr("adj_y"):
+        y = tf.linalg.adjoint(y)
+    if x_varies:
+        return pfor.wrap(_times_fixed(x, y), True)
+    # (x y)' = y' x'
+    product = _times_fixed(tf.linalg.matrix_transpose(y), tf.linalg.matrix_transpose(x))
+    return pfor.wrap(tf.linalg.matrix_transpose(product), True)
+
+
+def _times_fixed(varying, fixed):
+    """Products of (n, ..., M, K) with (..., K, N), the same for all n: (n, ..., M, N).
+
+    The n matrices are laid below each other, so that the product has no axis of size n.
+    """
+    missing = fixed.shape.rank + 1 - varying.shape.rank
+    for _ in range(missing):
+        varying = tf.expand_dims(varying, 1)
+    rank = varying.shape.rank
+    if fixed.shape.rank == 2:
+        rows = tf.matmul(tf.reshape(varying, [-1, tf.shape(varying)[-1]]), fixed)
+        shape = tf.concat([tf.shape(varying)[:-1], tf.shape(fixed)[1:]], 0)
+        product = tf.reshape(rows, shape)
+        product.set_shape([*varying.shape[:-1], fixed.shape[-1]])
+        return product
+    # (n, ..., M, K) -> (..., n, M, K) -> (..., n M, K)
+    varying = tf.transpose(varying, [*range(1, rank - 2), 0, rank - 2, rank - 1])
+    shape = tf.shape(varying)
+    below = tf.reshape(varying, tf.concat([shape[:-3], shape[-3:-2] * shape[-2:-1], shape[-1:]], 0))
+    product = tf.matmul(below, fixed)
+    inner = tf.shape(product)
+    product = tf.reshape(product, tf.concat([inner[:-2], shape[-3:-1], inner[-1:]], 0))
+    rank = product.shape.rank
+    return tf.transpose(product, [rank - 3, *range(rank - 3), rank - 2, rank - 1])
+
+
+_REGISTRY["BatchMatMulV2"] = _convert

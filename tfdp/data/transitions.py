@@ -1,0 +1,228 @@
+"""Which item follows which, released once with differential privacy."""
+
+import dataclasses
+import math
+import secrets
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+
+from tfdp import _validate, accounting
+from tfdp.accounting import LedgerEntry
+from tfdp.data import _checks
+from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
+from tfdp.data.provenance import Origin
+from tfdp.data.transition_counts import Histories, item_sums
+from tfdp.data.transition_rounds import TransitionRounds
+from tfdp.noise import Grid, NoiseSource
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TransitionRelease:
+    """Transitions between items that are private: they may be kept, shown and built into a model.
+
+    Whoever uses one charges `privacy_releases`; a model that is given the release does so.
+
+    Attributes:
+        indices: int64 (S, 2): pairs (item, later item) that survived, sorted; ids from 1.
+        values: float32 (S,): their noisy weights, all positive; a user gives all of its pairs
+            together a vector of norm 1. In a symmetric release every pair stands in both orders.
+        popularity: float32 (num_items + 1,): noisy weights of the items, at least 0; index 0, the
+            padding item, is 0.
+        num_items: M, public.
+        event: `dp_accounting` event, under add-or-remove-one adjacency of whole sequences: one
+            Gaussian for everything in the release.
+        label: the event's name in a ledger.
+        num_examples: number of sequences n.
+        details: public parameters: those of `private_transitions`, the standard deviations of
+            the noise, and a random name, by which one release costs once and two cost twice.
+        origin: `Origin` of the sequences: what they were made with costs, too.
+    """
+
+    indices: np.ndarray = dataclasses.field(repr=False)
+    values: np.ndarray = dataclasses.field(repr=False)
+    popularity: np.ndarray = dataclasses.field(repr=False)
+    num_items: int
+    event: dp_accounting.DpEvent
+    label: str
+    num_examples: int
+    details: dict[str, Any]
+    origin: Origin = dataclasses.field(default_factory=Origin)
+
+    @property
+    def entry(self):
+        """The `LedgerEntry` of the release."""
+        return LedgerEntry(
+            self.label, self.event, 1, {**self.details, "num_examples": self.num_examples}
+        )
+
+    @property
+    def privacy_releases(self):
+        """`LedgerEntry` list: the release, and those that its sequences were made with."""
+        return [*self.origin.releases, self.entry]
+
+    @property
+    def privacy_assumptions(self):
+        """Sentences about what was taken to be public in the making of the sequences."""
+        found = list(self.origin.assumptions)
+        if self.details.get("seed") is not None:
+            found.append(
+                f"nobody knows the fixed seed {self.details['seed']} that the noise of the release "
+                "was drawn from: this release is a test, not a private one"
+            )
+        return found
+
+
+def private_transitions(
+    train,
+    *,
+    epsilon=None,
+    delta=None,
+    noise_multiplier=None,
+    num_items=None,
+    window=8,
+    gap_power=0.7,
+    popularity_share=0.1,
+    rounds=3,
+    threshold=1.0,
+    symmetric=False,
+    most_survivors=2**23,
+    source=None,
+):
+    """Releases how often one item follows another, and how popular items are.
+
+    For each user: every pair of an item and one of the next `window` items, once, with the weight
+    gap^−gap_power of its smallest gap; all of them divided by their ℓ2 norm. The sums over users
+    get Gaussian noise, on all M² entries; those under the threshold are forgotten, which is
+    post-processing, and the only ones that are ever held in memory are the others.
+
+    With several `rounds`, each takes its part of the budget; from the second on users spend their
+    whole norm on the pairs that survived so far, so that these are measured better. The values of
+    a pair in all rounds are averaged by their precision.
+
+    Formal guarantees: adding or removing one sequence moves what is summed in each round by at
+    most 1 in ℓ2 norm (`tfdp.data.transition_counts`, exact in integers), and the item weights by at
+    most 1, whatever the sequence holds: repeated items, no item, or 2,000. Which pairs a round
+    looks at depends on released values only, so that the rounds and the popularity are an adaptive
+    composition of Gaussians of multipliers σ/√share, whose shares add up to 1: no more than one
+    Gaussian of multiplier σ (Dong, Roth and Su 2022, theorem 3 and corollary 2), which is what
+    `event` says. Noise is fresh at every call: two calls are two releases, and both cost.
+
+    Args:
+        train: `SequenceData.train`, or a pair `(x, y)` of integer arrays (n, L), 0 is padding. A
+            record's items are its L inputs and its last label: never the held-out test item.
+        epsilon, delta: ε and δ that the release alone is to cost; δ defaults to 1/(10·n).
+        noise_multiplier: σ of everything together, instead of `epsilon`.
+        num_items: M. Default: that of `train`. It is public, and never read from the ids found.
+        window: the largest gap between the two items of a pair, in positions.
+        gap_power: a pair of gap g weighs g^−gap_power.
+        popularity_share: share of 1/σ² that the popularity gets, in (0, 1).
+        rounds: number of rounds, which share the rest alike.
+        threshold: in standard deviations of the noise. Raised, in the first round, to where noise
+            alone is expected to leave `most_survivors` entries; `details["thresholds"]` has it.
+        symmetric: whether the order of the two items of a pair counts for nothing.
+        most_survivors: bounds the memory.
+        source: a `tfdp.noise.NoiseSource` for tests; default: fresh entropy.
+
+    Returns:
+        A `TransitionRelease`.
+
+    Raises:
+        ValueError: an argument is out of its range, `num_items` is not known, or an id is outside
+            0 … num_items.
+
+    Source: McSherry and Mironov (2009) release an item-item matrix with noise; Korolova et al.
+    (2009) keep of a sparse histogram what exceeds a threshold.
+    """
+    x, y = _checks.check_sequences(train)
+    num_items = _checks.known_num_items(train, num_items)
+    settings = _checked(window, gap_power, popularity_share, rounds, threshold, symmetric)
+    _validate.count("most_survivors", most_survivors)
+    n = len(x)
+    sigma, cost = _noise_multiplier(epsilon, delta, noise_multiplier, n)
+    histories = Histories(np.concatenate([x, y[:, -1:]], axis=1), num_items)
+    source = NoiseSource() if source is None else source
+
+    grid = Grid(_part(sigma, popularity_share), 1.0, histories.longest, rounding=0.0)
+    popularity = source.release_any(tf.constant(item_sums(histories)), grid).numpy()
+    sigmas = [_part(sigma, (1.0 - popularity_share) / rounds)] * rounds
+    found = TransitionRounds(histories, settings, source, most_survivors)
+    for one in sigmas:
+        found.run(one)
+    kept = found.values > threshold * found.stddev
+    places, values = found.places[kept], found.values[kept]
+    if symmetric:
+        first, second = np.divmod(places, num_items)
+        places = np.concatenate([places, (second * num_items + first)[first != second]])
+        values = np.concatenate([values, values[first != second]])
+        order = np.argsort(places)
+        places, values = places[order], values[order]
+    return TransitionRelease(
+        indices=np.stack(np.divmod(places, num_items), axis=1) + 1,
+        values=values.astype(np.float32),
+        popularity=np.concatenate([[0.0], np.maximum(popularity, 0.0)]).astype(np.float32),
+        num_items=num_items,
+        event=dp_accounting.GaussianDpEvent(sigma),
+        label="item transitions and popularity",
+        num_examples=n,
+        details={
+            **settings,
+            **cost,
+            "unit": UNIT_OF_PRIVACY,
+            "num_items": int(num_items),
+            "rounds": int(rounds),
+            "popularity_share": float(popularity_share),
+            "thresholds": found.thresholds,
+            "noise_stddev": found.stddev,
+            "popularity_noise_stddev": float(grid.stddev),
+            "release": secrets.token_hex(8),
+            **({} if source.seed is None else {"seed": source.seed}),
+        },
+        origin=Origin.of(train),
+    )
+
+
+def _part(sigma, share):
+    """The multiplier of a Gaussian that takes a share of 1/σ²; rounded up."""
+    return sigma / math.sqrt(share) * (1.0 + 1e-12)
+
+
+def _noise_multiplier(epsilon, delta, noise_multiplier, n):
+    """σ, and the details that say what was asked for."""
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            "Exactly one of the arguments `epsilon` and `noise_multiplier` must be given. "
+            f"Received: epsilon={epsilon!r}, noise_multiplier={noise_multiplier!r}"
+        )
+    if epsilon is None:
+        if delta is not None:
+            raise ValueError(
+                "Argument `delta` must be None with `noise_multiplier`: any δ can be stated then. "
+                f"Received: delta={delta!r}"
+            )
+        return _validate.positive("noise_multiplier", noise_multiplier), {}
+    epsilon = _validate.positive("epsilon", epsilon)
+    delta = _validate.open_unit("delta", 1 / (10 * n) if delta is None else delta)
+    sigma = dp_accounting.get_sigma_gaussian(epsilon, delta)
+    # The ledger's accountant rounds up: what a statement says must not exceed what was asked for.
+    while accounting.epsilon(dp_accounting.GaussianDpEvent(sigma), delta) > epsilon:
+        sigma *= 1.0 + 2.0**-13
+    return sigma, {"epsilon": epsilon, "delta": delta}
+
+
+def _checked(window, gap_power, popularity_share, rounds, threshold, symmetric):
+    _validate.count("window", window)
+    _validate.count("rounds", rounds)
+    _validate.open_unit("popularity_share", popularity_share)
+    if not isinstance(symmetric, (bool, np.bool_)):
+        raise ValueError(
+            f"Argument `symmetric` must be True or False. Received: symmetric={symmetric!r}"
+        )
+    return {
+        "window": int(window),
+        "gap_power": _validate.not_negative("gap_power", gap_power),
+        "threshold": _validate.not_negative("threshold", threshold),
+        "symmetric": bool(symmetric),
+    }

@@ -1,0 +1,235 @@
+"""What a private release of transitions says about the next item."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.accounting import Ledger
+from tfdp.accounting.participant import PrivacyParticipant
+from tfdp.clipping import PerExampleGradients, Rule, register_rule
+
+_SMALLEST = 1e-9
+_FLOOR = 0.01  # least popularity of an item, relative to the mean
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
+    """The probability of every item as the next one, by a `TransitionRelease`, without learning.
+
+    The last items of a history vote, each by its row of the release:
+
+        p(j) = Σ_k w_k · (v(i_k, j) + s·pop(j)) / (Σ_j v(i_k, j) + s),   w_k ∝ decay^k
+
+    with i_0 the newest item, v the values that survived, pop the popularity with sum 1, and s the
+    smoothing: where little is known of an item, popularity speaks. Where a history is shorter than
+    `last_items`, it has the weight of what is missing.
+
+    Called as a layer it adds gate·log p to logits, so that a model learns what the release does not
+    say. p at position t depends on the items up to t and no later one.
+
+    Args:
+        release: a `tfdp.data.TransitionRelease`; it is charged to the model that holds the layer.
+        last_items: number of items that vote.
+        decay: w_(k+1)/w_k, in (0, 1].
+        smoothing: s, positive, in units of the release's values.
+        gate: factor of log p.
+        train_gate: whether the gate is trained, by one private scalar of the gradient.
+
+    Call arguments:
+        logits: (B, T, num_items + 1).
+        ids: (B, T) integers, right-aligned; 0 is padding.
+
+    Raises:
+        ValueError: if an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        release,
+        last_items=5,
+        decay=0.7,
+        smoothing=20.0,
+        gate=1.0,
+        train_gate=False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if not hasattr(release, "privacy_releases"):
+            raise ValueError(
+                "Argument `release` must be a `tfdp.data.TransitionRelease`, made by "
+                f"`tfdp.data.private_transitions`. Received: release={release!r}"
+            )
+        if last_items != int(last_items) or last_items < 1:
+            raise ValueError(
+                "Argument `last_items` must be a positive integer. "
+                f"Received: last_items={last_items!r}"
+            )
+        if not 0 < decay <= 1:
+            raise ValueError(f"Argument `decay` must lie in (0, 1]. Received: decay={decay!r}")
+        if not 0 < smoothing < float("inf"):
+            raise ValueError(
+                f"Argument `smoothing` must be a positive number. Received: smoothing={smoothing!r}"
+            )
+        self.supports_jit = False  # rows have as many entries as survived
+        self.num_items = int(release.num_items)
+        self.last_items = int(last_items)
+        self.decay = float(decay)
+        self.smoothing = float(smoothing)
+        self.initial_gate = float(gate)
+        self.train_gate = bool(train_gate)
+        self.privacy_releases = list(release.privacy_releases)
+        self.privacy_assumptions = list(release.privacy_assumptions)
+        self._lags = self.decay ** np.arange(self.last_items)
+        self._lags /= self._lags.sum()
+        self._num_pairs = len(release.values)
+        splits, columns, values = _by_row(release)
+        rows = np.diff(splits)
+        sums = np.bincount(np.repeat(np.arange(len(rows)), rows), values, minlength=len(rows))
+        rates = values / (sums + self.smoothing)[np.repeat(np.arange(len(rows)), rows)]
+        popularity = np.asarray(release.popularity, np.float64)
+        popularity = np.maximum(popularity, max(_FLOOR * popularity[1:].mean(), 1e-30))
+        popularity[0] = 0.0
+        self.splits = self._constant("splits", splits, "int64")
+        self.columns = self._constant("columns", columns, "int32")
+        self.rates = self._constant("rates", rates, "float32")
+        self.known = self._constant("known", sums / (sums + self.smoothing), "float32")
+        self.popularity = self._constant("popularity", popularity / popularity.sum(), "float32")
+        self.gate = self.add_weight(
+            name="gate",
+            shape=(),
+            initializer=keras.initializers.Constant(self.initial_gate),
+            trainable=self.train_gate,
+            dtype="float32",
+            autocast=False,
+        )
+
+    def _constant(self, name, value, dtype):
+        variable = self.add_weight(
+            name=name,
+            shape=value.shape,
+            initializer=lambda shape, dtype: keras.ops.convert_to_tensor(value, dtype),
+            trainable=False,
+            dtype=dtype,
+            autocast=False,
+        )
+        variable.is_accounted_for = True  # released, and charged
+        return variable
+
+    def build(self, *shapes):
+        self.built = True
+
+    def call(self, logits, ids):
+        return logits + tf.cast(
+            tf.convert_to_tensor(self.gate.value) * self.log_probabilities(ids), logits.dtype
+        )
+
+    def log_probabilities(self, ids):
+        """float32 (B, T, num_items + 1): log p after each position."""
+        ids = tf.cast(ids, tf.int64)
+        batch, length = tf.shape(ids)[0], tf.shape(ids)[1]
+        flat = tf.reshape(ids, [-1])
+        every = tf.range(tf.size(flat), dtype=tf.int64)
+        rows = self._rows(flat, every, tf.ones_like(flat, tf.float32), tf.size(flat))
+        rows = tf.reshape(rows, [batch, length, self.num_items + 1])
+        known = tf.gather(tf.convert_to_tensor(self.known.value), ids)
+        # (T, T): what the item at s weighs in the prediction after position t ≥ s.
+        lag = tf.range(length)[:, tf.newaxis] - tf.range(length)[tf.newaxis]
+        weights = tf.constant(np.append(self._lags, 0.0), tf.float32)
+        inside = (lag >= 0) & (lag < self.last_items)
+        weights = tf.gather(weights, tf.where(inside, lag, self.last_items))
+        return self._log(
+            tf.einsum("ts,bsm->btm", weights, rows), tf.einsum("ts,bs->bt", weights, known)
+        )
+
+    def next_log_probabilities(self, ids):
+        """float32 (B, num_items + 1): log p after the last position, without the others."""
+        ids = tf.cast(ids, tf.int64)[:, -self.last_items :]
+        batch, length = tf.shape(ids)[0], tf.shape(ids)[1]
+        weights = tf.constant(self._lags[::-1], tf.float32)[-length:]
+        weights = tf.broadcast_to(weights, [batch, length])
+        owners = tf.repeat(tf.range(batch, dtype=tf.int64), length)
+        rows = self._rows(tf.reshape(ids, [-1]), owners, tf.reshape(weights, [-1]), batch)
+        known = tf.gather(tf.convert_to_tensor(self.known.value), ids)
+        return self._log(rows, tf.reduce_sum(weights * known, axis=1))
+
+    def _rows(self, ids, owners, weights, count):
+        """(count, num_items + 1): the weighted rates of ids (N,), added up by owner (N,)."""
+        splits = tf.convert_to_tensor(self.splits.value)
+        entries = tf.ragged.range(tf.gather(splits, ids), tf.gather(splits, ids + 1))
+        of = entries.value_rowids()
+        columns = tf.gather(tf.convert_to_tensor(self.columns.value), entries.values)
+        rates = tf.gather(tf.convert_to_tensor(self.rates.value), entries.values)
+        width = self.num_items + 1
+        places = tf.gather(owners, of) * width + tf.cast(columns, tf.int64)
+        count = tf.cast(count, tf.int64)
+        sums = tf.math.unsorted_segment_sum(rates * tf.gather(weights, of), places, count * width)
+        return tf.reshape(sums, [count, width])
+
+    def _log(self, rows, known):
+        unknown = tf.maximum(1.0 - known, 0.0)[..., tf.newaxis]
+        rows += unknown * tf.convert_to_tensor(self.popularity.value)
+        return tf.stop_gradient(tf.math.log(tf.maximum(rows, _SMALLEST)))
+
+    def compute_output_shape(self, logits_shape, ids_shape=None):
+        return logits_shape
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_items": self.num_items,
+            "num_pairs": self._num_pairs,
+            "last_items": self.last_items,
+            "decay": self.decay,
+            "smoothing": self.smoothing,
+            "gate": self.initial_gate,
+            "train_gate": self.train_gate,
+            "releases": Ledger(self.privacy_releases).to_json(),
+            "assumptions": self.privacy_assumptions,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        config = dict(config)
+        return cls(
+            _Stored(
+                config.pop("num_items"),
+                config.pop("num_pairs"),
+                list(Ledger.from_json(config.pop("releases")).entries),
+                config.pop("assumptions"),
+            ),
+            **config,
+        )
+
+
+class _Stored:
+    """Stands for a release whose numbers are in a file of weights."""
+
+    def __init__(self, num_items, num_pairs, releases, assumptions):
+        self.num_items = num_items
+        self.indices = np.ones((num_pairs, 2), np.int64)
+        self.values = np.zeros(num_pairs, np.float32)
+        self.popularity = np.zeros(num_items + 1, np.float32)
+        self.privacy_releases = releases
+        self.privacy_assumptions = assumptions
+
+
+def _by_row(release):
+    """Row splits (M + 2,), columns (S,) and values (S,) of a matrix from id to id."""
+    order = np.lexsort((release.indices[:, 1], release.indices[:, 0]))
+    first, second = release.indices[order].T
+    splits = np.searchsorted(first, np.arange(release.num_items + 2))
+    return splits, second, np.asarray(release.values, np.float64)[order]
+
+
+@register_rule(TransitionPrior)
+class TransitionPriorRule(Rule):
+    """The gate is one number: its gradient is the inner product with what it multiplies."""
+
+    def variables(self, layer, args, kwargs):
+        return [layer.gate]
+
+    def contributions(self, layer, args, kwargs, gradients):
+        (s,) = gradients
+        ids = args[1] if len(args) > 1 else kwargs["ids"]
+        product = tf.cast(s, tf.float32) * layer.log_probabilities(ids)
+        return [(layer.gate, PerExampleGradients(tf.reduce_sum(product, axis=[1, 2])))]

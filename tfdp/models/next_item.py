@@ -1,0 +1,78 @@
+"""What every model that recommends a next item shares: how it is asked."""
+
+import tensorflow as tf
+
+from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
+from tfdp.training.dp_model import DPModel
+from tfdp.training.endpoint import Endpoint
+
+
+class NextItemModel(DPModel):
+    """A model of sequences of item ids that scores every item as the next one.
+
+    A subclass has the attributes `num_items`, M, and `max_length`, and defines `score_next`.
+    """
+
+    privacy_unit = UNIT_OF_PRIVACY
+
+    def score_next(self, ids):
+        """Scores of every item as the next one after the last position.
+
+        Args:
+            ids: (B, T) item ids, right-aligned, 0 is padding.
+
+        Returns:
+            (B, num_items + 1) float32; what is never recommended, such as padding, scores −inf.
+        """
+        raise NotImplementedError
+
+    def serving_endpoint(self, k):
+        """From raw histories to the k best next items.
+
+        Raises:
+            ValueError: if k is no integer from 1 to num_items.
+        """
+        if k != int(k) or not 1 <= k <= self.num_items:
+            raise ValueError(
+                f"Argument `k` must lie between 1 and num_items={self.num_items}. Received: k={k}"
+            )
+
+        def serve(sequences):
+            scores, items = tf.math.top_k(self.score_next(newest(sequences, self.max_length)), k)
+            return {"items": items, "scores": scores}
+
+        signature = [tf.TensorSpec([None, None], tf.int64, name="sequences")]
+        return Endpoint(serve, signature, [self])
+
+
+def without_padding(scores):
+    """(B, M + 1) scores in float32, with −inf for item 0."""
+    width = scores.shape[-1]
+    never = tf.one_hot(0, width, on_value=True, off_value=False, dtype=tf.bool)
+    return tf.where(never, tf.constant(float("-inf")), tf.cast(scores, tf.float32))
+
+
+def without_seen(scores, ids):
+    """(B, M + 1) scores, with −inf for the items of each history (B, T)."""
+    rows = tf.repeat(tf.range(tf.shape(ids, tf.int64)[0]), tf.shape(ids)[1])
+    places = tf.stack([rows, tf.reshape(tf.cast(ids, tf.int64), [-1])], axis=1)
+    lowest = tf.fill([tf.shape(places)[0]], tf.constant(float("-inf"), scores.dtype))
+    return tf.tensor_scatter_nd_min(scores, places, lowest)
+
+
+def newest(sequences, length):
+    """The newest `length` items of each row, right-aligned; zeros are dropped wherever they are.
+
+    Args:
+        sequences: (B, any length) item ids, oldest first, 0 is padding.
+        length: number of positions.
+
+    Returns:
+        int64 (B, length).
+    """
+    ragged = tf.ragged.boolean_mask(sequences, tf.not_equal(sequences, 0))
+    reversed_rows = tf.reverse(ragged.to_tensor(), [1])
+    # Rows shorter than the longest have their zeros in front now: drop and count again.
+    reversed_ragged = tf.ragged.boolean_mask(reversed_rows, tf.not_equal(reversed_rows, 0))
+    kept = reversed_ragged.to_tensor(shape=[None, length])
+    return tf.cast(tf.reverse(kept, [1]), tf.int64)
