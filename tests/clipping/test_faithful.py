@@ -411,6 +411,17 @@ def test_a_plan_sees_derivatives_where_a_step_makes_it():
     assert isinstance(planned.layer, Physics)
 
 
+def test_a_call_that_was_put_into_an_object_is_what_is_differentiated(brute_force, mean_loss):
+    def build():
+        layer = layers.Dense(3)
+        original = layer.call
+        object.__setattr__(layer, "call", lambda x, **_: original(x) * keras.ops.sum(layer.kernel))
+        model = keras.Sequential([keras.Input((3,), dtype=floats()), layers.Dense(3), layer])
+        return model
+
+    brute_force(build, normal(4, 3), mean_loss("mse", normal(4, 3) + 9)).check()
+
+
 def test_weights_that_cannot_be_clipped_are_refused():
     class Complex(layers.Layer):
         def build(self, shape):

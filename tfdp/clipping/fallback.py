@@ -12,7 +12,8 @@ import tensorflow as tf
 from tfdp._compat.keras import logits_of, mask_of, set_logits, set_mask
 from tfdp._compat.vectorized import vectorized_map
 from tfdp.clipping.contributions import PerExampleGradients
-from tfdp.clipping.recording import called_in_python, differentiable, paused
+from tfdp.clipping.probes import differentiable
+from tfdp.clipping.recording import called_in_python, paused
 
 
 class _TrainingContext(keras.Layer):

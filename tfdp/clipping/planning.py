@@ -14,7 +14,7 @@ from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow
 from tfdp.clipping.draws import Draws
 from tfdp.clipping.recording import ensure_built, trained_variables
 from tfdp.clipping.refusals import CALLS_DIFFER, WAY_OUT, refuse_named_layers
-from tfdp.clipping.registry import Rule, find_rule
+from tfdp.clipping.registry import Rule
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
 from tfdp.clipping.tracing import kind, loop_steps, trace
@@ -209,8 +209,8 @@ def _choose(call, pairs, flow):
 
 
 def _by_rule(call, pairs, flow):
-    rule = find_rule(call.layer)
-    if rule is None or not rule.accepts(call.layer, call.args, call.kwargs):
+    rule = call.rule
+    if rule is None:
         return None
     known = {id(v) for v in rule.variables(call.layer, call.args, call.kwargs)}
     if not set(call.reads) <= known:

@@ -5,13 +5,13 @@ import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
 from tfdp._compat.tensorflow import corrupting_product, tapes_record
+from tfdp.clipping.probes import copy_of, with_probes
 from tfdp.clipping.recording import (
     Recorder,
     call_model,
-    copy_of,
     current_graph,
+    is_patched,
     is_seed_state,
-    with_probes,
 )
 from tfdp.clipping.registry import find_rule
 from tfdp.clipping.side_effects import refuse_side_effects
@@ -28,8 +28,9 @@ class _Tracer(Recorder):
 
         if current_graph() is not self.root.graph:
             return run(*call.args, **call.kwargs)
-        rule = find_rule(call.layer)
+        rule = None if is_patched(call.layer) else find_rule(call.layer)
         if rule is not None and rule.accepts(call.layer, call.args, call.kwargs):
+            call.rule = rule
             outputs = rule.call(call.layer, run, call.args, call.kwargs, probe)
         else:
             outputs = run(*call.args, **call.kwargs)
