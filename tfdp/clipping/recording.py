@@ -227,6 +227,8 @@ def _rows_of_texts(call, outputs):
     rows = {t.shape[0] for t in texts if t.dtype == tf.string and t.shape.rank}
     if len(rows) != 1 or None in rows or any(t.dtype != tf.string for t in texts):
         return outputs
+    if call.layer.trainable_variables:
+        return outputs
 
     def restore(tensor):
         if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank or tensor.shape[0]:
