@@ -43,8 +43,14 @@ def load(path, max_length, target):
     return tfdp.data.leave_one_out_split(histories, max_length, data.num_items)
 
 
-def evaluate(model, data, batch=256):
-    """NDCG@10 and HIT@10 in percent, over all items and over those not in the history."""
+def evaluate(model, data, histories=None, batch=256):
+    """NDCG@10 and HIT@10 in percent, over all items and over those not in the history.
+
+    Args:
+        model: has `score_next`.
+        data: `SequenceData`, of as many positions as the model looks at.
+        histories: (users, any length): whole histories, if `data` has only their ends.
+    """
     metrics = {
         f"{name}_10{which}": metric(10)
         for which in ("", "_unseen")
@@ -54,7 +60,8 @@ def evaluate(model, data, batch=256):
     for start in range(0, len(x), batch):
         ids = x[start : start + batch]
         scores = model.score_next(ids)
-        unseen = without_seen(scores, ids)
+        seen = ids if histories is None else histories[start : start + batch]
+        unseen = without_seen(scores, seen)
         for name, metric in metrics.items():
             metric.update_state(
                 y[start : start + batch, -1], unseen if name.endswith("unseen") else scores
