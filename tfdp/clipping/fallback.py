@@ -97,11 +97,8 @@ def contributions(recorded, gradients, compiled=False):
 
     elements = (examples, recorded.seeds or [], gradients)
     with paused():
-        try:
-            if compiled:
-                raise NotImplementedError
-            found = vectorized_map(one, elements)
-        except (NotImplementedError, TypeError, ValueError):  # lists of tensors in a loop, for one
+        found = None if compiled else _vectorized(one, elements)
+        if found is None:
             pairs = zip(planned.variables, parameters, strict=True)
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
             found = tf.map_fn(one, elements, fn_output_signature=signature)
@@ -109,6 +106,14 @@ def contributions(recorded, gradients, compiled=False):
         (v, PerExampleGradients(tf.cast(g, tf.float32)))
         for v, g in zip(planned.variables, found, strict=True)
     ]
+
+
+def _vectorized(function, elements):
+    """What `vectorized_map` gives, or None if it has no way to it, as for lists in nested loops."""
+    try:
+        return vectorized_map(function, elements)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
 
 
 def _split(recorded):
