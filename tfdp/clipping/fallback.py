@@ -67,6 +67,24 @@ def run_by_example(recorded):
     return put_together[0](values)
 
 
+def run_again(recorded, row):
+    """What a call without a rule gives for one example when it is run again, to be differentiated.
+
+    Args:
+        recorded: the `RecordedCall`.
+        row: the place of the example in the batch.
+
+    Returns:
+        Pairs of its outputs (1, ...): now, and as they were.
+    """
+    examples, rebuild = _split(recorded)
+    tensors = tf.nest.map_structure(lambda t: t[row], examples)
+    outputs = differentiable(
+        _call(recorded, rebuild(tensors), [s[row] for s in recorded.seeds or []], ())
+    )
+    return [(t, probe[row : row + 1]) for t, probe in zip(outputs, recorded.probes, strict=False)]
+
+
 def contributions(recorded, gradients, compiled=False):
     """Pairs of variable and `PerExampleGradients` for a call without a rule.
 
