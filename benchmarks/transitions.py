@@ -26,6 +26,7 @@ from tfdp.models.next_item import without_seen
 RESULTS = pathlib.Path(__file__).parent / "results"
 SETTINGS = {
     "movielens": {"max_length": 2277, "release": {}, "model": {}},
+    "movielens_odds": {"max_length": 2277, "release": {}, "odds": True, "model": {}},
     "amazon_games": {
         "max_length": 200,
         "release": {"symmetric": True, "rounds": 2, "threshold": 2.0},
@@ -110,8 +111,9 @@ def main():
         for _ in range(runs):
             start = time.time()
             released = tfdp.data.private_transitions(data.train, **release)
+            kind = "TransitionOdds" if settings.get("odds") else "TransitionPrior"
             recommender = tfdp.models.TransitionRecommender(
-                released, max_length=settings["max_length"], **model
+                getattr(tfdp.layers, kind)(released, **model), max_length=settings["max_length"]
             )
             seconds = time.time() - start
             scores = evaluate(recommender, data)

@@ -6,6 +6,7 @@ from tfdp.layers.re_attention import ReAttention
 from tfdp.layers.re_attention_block import ReAttentionBlock
 from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.layers.text_tokenizer import TextTokenizer
+from tfdp.layers.transition_odds import TransitionOdds
 from tfdp.layers.transition_prior import TransitionPrior
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "ReAttentionBlock",
     "SparseEmbedding",
     "TextTokenizer",
+    "TransitionOdds",
     "TransitionPrior",
 ]
