@@ -27,6 +27,9 @@ class PrivacyMeter(keras.callbacks.Callback):
             above 1/n, or if `max_epsilon` is already spent.
     """
 
+    #: `fit` calls it before the callbacks that read the logs, wherever it stands in the list.
+    writes_logs = True
+
     def __init__(self, delta=None, max_epsilon=None):
         super().__init__()
         if max_epsilon is not None and not 0 < max_epsilon < math.inf:

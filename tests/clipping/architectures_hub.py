@@ -4,8 +4,9 @@ import importlib.util
 
 import keras
 import numpy as np
-from architectures import T, V, add, entropy, ids, normal
+from architectures import add
 from keras import layers
+from networks import T, V, entropy, ids, normal
 
 SMALL = {"vocabulary_size": V, "num_layers": 2, "hidden_dim": 8, "intermediate_dim": 12}
 HEADS = {**SMALL, "num_heads": 2}
@@ -66,7 +67,7 @@ hub("Electra", SEGMENTS, "sequence_output", vocab_size=V, num_layers=2, num_head
 hub("FNet", {"token_ids": "tokens", "segment_ids": "segments"}, "sequence_output", **SMALL, **CLEAN,
     max_sequence_length=T)  # fmt: skip
 hub("GPT2", TEXT, **HEADS, **CLEAN, max_sequence_length=T)
-hub("GPTNeoX", TEXT, **HEADS, max_sequence_length=T)
+hub("GPTNeoX", TEXT, **HEADS, max_sequence_length=T, rotary_percentage=0.5)
 hub("OPT", TEXT, **HEADS, **CLEAN, max_sequence_length=T)
 hub("Bloom", TEXT, **HEADS)
 hub("Falcon", TEXT, vocabulary_size=V, num_layers=2, num_attention_heads=2, hidden_dim=8,
@@ -74,8 +75,8 @@ hub("Falcon", TEXT, vocabulary_size=V, num_layers=2, num_attention_heads=2, hidd
 hub("Llama", TEXT, **GROUPS)
 hub("Llama3", TEXT, **GROUPS)
 hub("Mistral", TEXT, **GROUPS)
-hub("Mixtral", TEXT, **GROUPS, num_experts=3)
 hub("Gemma", TEXT, **GROUPS, head_dim=4)
+hub("Gemma3", TEXT, **GROUPS, head_dim=4, image_size=None)
 hub("Qwen", TEXT, **GROUPS)
 hub("Qwen3", TEXT, **GROUPS, head_dim=4)
 hub("Phi3", TEXT, **GROUPS)

@@ -89,7 +89,9 @@ def deviations(architecture):
     sums = [np.tensordot(np.minimum(1, clip_norm / true), g, 1) for g in gradients]
 
     model = tfdp.make_private(base, validate=False)
-    rate = 1e3 * norm([v.numpy() for v in base.trainable_variables]) / norm(sums)
+    rate = (
+        1e3 * norm([v.numpy() for v in base.trainable_variables]) / norm(sums)
+    )  # an update much larger than the weights
     optimizer = tfdp.optimizers.DPOptimizer(
         keras.optimizers.SGD(rate), noise_multiplier=0.0, num_examples=count,
         expected_batch_size=count, clip_norm=clip_norm,

@@ -371,13 +371,55 @@ class ReadsKeptOutput(ReadsWhatWasKept):
     kind = KeepsOutput
 
 
-@pytest.mark.parametrize("model", [Physics, ReadsWhatWasKept, ReadsKeptOutput])
+class LooksUp(layers.Layer):
+    """Uses a tensor of the batch that it is not given."""
+
+    def __init__(self, beside):
+        super().__init__()
+        self.beside = beside
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(shape[-1],))
+
+    def call(self, x):
+        return keras.ops.tanh(x * self.w + self.beside[0])
+
+
+class HandsOver(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.beside = []
+        self.layer, self.out = LooksUp(self.beside), layers.Dense(3)
+
+    def call(self, x):
+        self.layer.beside[:] = [keras.ops.square(x)]
+        return self.out(self.layer(x))
+
+
+@pytest.mark.parametrize("model", [Physics, ReadsWhatWasKept, ReadsKeptOutput, HandsOver])
 def test_what_leaves_a_layer_past_its_outputs_is_served_by_the_layer_around(
     brute_force, mean_loss, model
 ):
     check = brute_force(model, normal(4, 3), mean_loss("mse", normal(4, 3) + 9))
     check.check()
     check.check(graph=True)
+
+
+def test_a_plan_sees_derivatives_where_a_step_makes_it():
+    with tf.init_scope():
+        (planned,) = make_clipping_plan(Physics(), tf.zeros((1, 3))).calls.values()
+    assert isinstance(planned.layer, Physics)
+
+
+def test_a_call_that_was_put_into_an_object_is_what_is_differentiated(brute_force, mean_loss):
+    def build():
+        layer = layers.Dense(3)
+        original = layer.call
+        object.__setattr__(layer, "call", lambda x, **_: original(x) * keras.ops.sum(layer.kernel))
+        model = keras.Sequential([keras.Input((3,), dtype=floats()), layers.Dense(3), layer])
+        return model
+
+    brute_force(build, normal(4, 3), mean_loss("mse", normal(4, 3) + 9)).check()
 
 
 def test_weights_that_cannot_be_clipped_are_refused():

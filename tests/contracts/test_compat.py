@@ -15,7 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution
 import tfdp
 from tfdp._compat import dp_accounting as accountants
 from tfdp._compat import keras as compat
-from tfdp._compat.tensorflow import inputs_of
+from tfdp._compat.tensorflow import inputs_of, tapes_record
 
 ROOT = pathlib.Path(tfdp.__file__).parent
 #: Private names that are public by another agreement: named tuples.
@@ -269,3 +269,19 @@ def test_plain_keras_reads_the_files_of_an_inner_model(small, tmp_path):
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     assert float(shown) == pytest.approx(float(np.abs(model.get_weights()[0]).sum()), rel=1e-6)
+
+
+def test_tapes_record_inside_of_init_scope():
+    def derivative():
+        x = tf.constant(3.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x * x
+        return tape.gradient(y, x)
+
+    with tf.init_scope():
+        assert derivative() is None
+        with tapes_record():
+            assert float(derivative()) == 6.0
+        assert derivative() is None
+    assert float(derivative()) == 6.0

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import pytest
 
@@ -59,3 +60,35 @@ def _modules():
 def test_a_module_imports_only_from_rooms_below_it(path, room):
     above = [name for name in imports_of(path) if ROOMS.index(name) > ROOMS.index(room)]
     assert not above, f"{path.relative_to(ROOT)} imports from {above}"
+
+
+DESIGN = (ROOT.parent / "docs" / "design.md").read_text()
+PLACES = {
+    "selection/contribution_map.py": "SELECTS",
+    "clipping/factors.py": "CLIPS",
+    "optimizers/charging.py": "CHARGES",
+    "noise/grid.py": "ADDS NOISE",
+}
+
+
+def test_every_module_that_the_design_names_exists():
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", DESIGN)) - {"tests/contracts/test_house.py"}
+    assert len(named) > 20
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_the_design_draws_the_rooms_in_their_order():
+    drawing = DESIGN.split("```")[1]
+    rooms = [word for word in re.findall(r"\w+", drawing) if word in ROOMS]
+    first = sorted(set(rooms), key=rooms.index)
+    assert [r for r in ROOMS if r in first] == first and {"noise", "training"} <= set(first)
+
+
+def test_from_fit_to_the_statement_a_reader_opens_at_most_20_modules():
+    rows = re.findall(r"^\| (\d+) \| `([\w/]+\.py)`", DESIGN, re.M)
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) <= 20 and len({name for _, name in rows}) == len(rows)
+    assert set(PLACES) <= {name for _, name in rows}
+    for name, what in PLACES.items():  # and the picture of a step has them
+        line = next(line for line in DESIGN.split("```")[3].splitlines() if name in line)
+        assert what in line

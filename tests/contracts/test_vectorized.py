@@ -1,11 +1,13 @@
 """Vectorized loops give the right products, without the broadcast that TensorFlow miscomputes."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tfdp
 from tfdp._compat.vectorized import vectorized_map
 
 RNG = np.random.default_rng(0)
@@ -82,3 +84,19 @@ def test_other_vectorized_maps_are_left_alone():
         .graph
     )
     assert [op for op in graph.get_operations() if op.type == "BatchMatMulV2"]
+
+
+@pytest.mark.skipif(tf.__version__ >= "2.22", reason="TensorFlow computes these products rightly")
+@pytest.mark.parametrize("axes, refused", [((1, 5), True), ((2, 5), False), ((5,), False)])
+def test_layers_that_make_the_product_are_refused(small, axes, refused, monkeypatch):
+    product = keras.layers.Lambda(lambda x: tf.matmul(x, tf.ones((4, 3))))
+    layers = [keras.Input((*axes, 4)), product, keras.layers.Flatten(), keras.layers.Dense(2)]
+    model = small.model(keras.Sequential(layers))
+    x = tf.zeros((1, *axes, 4))
+    if not refused:
+        assert model.clipping_plan(x)
+        return
+    with pytest.raises(tfdp.PrivacyError, match="TF_ENABLE_ONEDNN_OPTS"):
+        model.clipping_plan(x)
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    assert model.clipping_plan(x)

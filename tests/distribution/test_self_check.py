@@ -11,7 +11,7 @@ import tfdp
 from tfdp import noise
 from tfdp.distribution import self_check
 from tfdp.errors import PrivacyError
-from tfdp.optimizers import DPOptimizer
+from tfdp.optimizers import logical_step
 from tfdp.optimizers.charging import Charging
 from tfdp.runtime import replicas as between_replicas
 
@@ -143,7 +143,7 @@ def step_without_noise(patch):
         self.charging.charge_step()
         return sums
 
-    patch.setattr(DPOptimizer, "_release", charged_only)
+    patch.setattr(logical_step, "charged_and_noised", charged_only)
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,11 @@ def test_embedding_error_is_the_claim():
     sigma = 2.0 * 1.5 * 0.4 / 30
     wanted = (sigma / np.array([[1.0, 0.5, 0.01, 1 / 500]])) ** 2 + sigma**2
     np.testing.assert_allclose(layer(np.array([[0, 1, 2, 3]])), wanted, rtol=1e-5)
+    # Compiled again for more records, the smallest frequency is theirs.
+    layer.bind_privacy(
+        noise_multiplier=1.5, clip_norm=0.4, expected_batch_size=30, num_examples=5000
+    )
+    np.testing.assert_allclose(layer(np.array([[3]])), (sigma * 5000) ** 2 + sigma**2, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,18 @@ def test_texts_are_released_once_however_often_they_are_fitted(trained):
     np.testing.assert_array_equal(predicted, again)  # no noise at inference
 
 
+def test_texts_in_lists_and_arrays_are_evaluated_as_they_are_fitted(trained):
+    labels = np.asarray(LABELS[:6]).tolist()
+    wanted = trained.predict(tf.constant(TEXTS[:6]), verbose=0)
+    results = []
+    for texts in (list(TEXTS[:6]), np.array(TEXTS[:6]), np.array(TEXTS[:6], object)):
+        np.testing.assert_array_equal(trained.predict(texts, verbose=0), wanted)
+        results.append(np.mean(trained.evaluate(texts, labels, verbose=0)))
+    assert len(set(results)) == 1
+    logs = trained.fit(TEXTS, LABELS, validation_data=(list(TEXTS[:6]), labels), verbose=0)
+    assert "val_loss" in logs.history
+
+
 def test_fresh_noise_every_epoch_costs_a_copy_each():
     budget = tfdp.PrivacyBudget(3.0, 1e-3)
     model = classifier(noise_multiplier=None, budget=budget, copies=2)

@@ -231,7 +231,7 @@ def unknown_datasets(small):
     yield small.poisson().repeat(2), "not known"
     yield small.poisson().shuffle(4), "not known"
     yield small.poisson().unbatch().batch(10), "not known"
-    yield small.poisson().map(lambda x, y, w: (x, y)), "sample weights"
+    yield small.poisson().map(lambda x, y, w: {"x": x, "y": y}), "sample weights"
     repeated = small.poisson().map(
         lambda x, y, w: (tf.repeat(x, 2, 0), tf.repeat(y, 2, 0), tf.repeat(w, 2, 0))
     )

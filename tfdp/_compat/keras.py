@@ -42,6 +42,12 @@ def training_of_call(layer):
     return layer._get_call_context().get_value("training")
 
 
+def means_of_losses(model):
+    """The metrics that follow the loss of each output of a compiled model with several."""
+    losses = getattr(model, "_compile_loss", None)
+    return list(losses.metrics) if losses is not None else []
+
+
 def calls_of_graph(model):
     """The nodes of a functional model in the order in which Keras runs them; none of others."""
     by_depth = getattr(model, "_nodes_by_depth", {})

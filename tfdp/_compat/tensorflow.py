@@ -1,4 +1,10 @@
-"""TensorFlow: what has no public way."""
+"""TensorFlow: what has no public way, and what it does wrong."""
+
+import contextlib
+import os
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 
 
 def inputs_of(dataset):
@@ -11,3 +17,34 @@ def shards_of_tables(embedding):
     # Written to the hosts as for a checkpoint.
     embedding._retrieve_variables()
     return {name: held["parameters"].variables for name, held in embedding._variables.items()}
+
+
+def corrupting_product(graph):
+    """An operation of a graph in which TensorFlow may write beyond its memory, or None.
+
+    Up to 2.21, on CPUs with oneDNN: tf.matmul of (n, 1, M, K) by a matrix that all n share
+    (tensorflow issue 117700).
+    """
+    version = tuple(int(part) for part in tf.__version__.split(".")[:2])
+    if version >= (2, 22) or os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
+        return None
+    for op in graph.get_operations():
+        if op.type in ("BatchMatMulV2", "BatchMatMulV3"):
+            left, right = (tensor.shape for tensor in op.inputs)
+            if left.rank == 4 and left[1] == 1 and left[0] != 1 and right.rank is not None:
+                if all(size == 1 for size in right[:-2]):
+                    return op
+    return None
+
+
+@contextlib.contextmanager
+def tapes_record():
+    """Lets gradient tapes record inside of `tf.init_scope`, which stops those of the thread."""
+    stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    if stopped:
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+    try:
+        yield
+    finally:
+        if stopped:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()

@@ -7,9 +7,12 @@ weight is used outside: no derivative of the layer, no tensor that it keeps and 
 
 import tensorflow as tf
 
+from tfdp._compat.keras import mask_of
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import is_external
 
+#: Examples in the two traces from which a plan is made.
+BATCH_SIZES = (3, 5)
 # Through these no gradient flows.
 _ENDS = frozenset({"StopGradient", "PreventGradient", "ZerosLike", "OnesLike"})
 # What a handle is used for beside reading.
@@ -73,6 +76,29 @@ class DataFlow:
                 pending.append(op)
         return None
 
+    def takes_rows_from_elsewhere(self, calls):
+        """Whether a call uses a tensor of the whole batch that is none of its arguments.
+
+        Running it again for one example would hand that example all the others.
+
+        Args:
+            calls: the call in the traces for both batch sizes.
+        """
+        call, other = calls
+        given = {t.name for t in _with_masks((call.args, call.kwargs))}
+        here, there = call.operations, other.graph.get_operations()
+        if len(there) != len(self._operations):
+            there = {op.name: op for op in there}
+        for op in self._operations[here.start : here.stop]:
+            for i, tensor in enumerate(op.inputs):
+                if tensor.name in given or self._place[tensor.op.name] in here:
+                    continue
+                twin = there.get(op.name) if isinstance(there, dict) else (
+                    there[self._place[op.name]])  # fmt: skip
+                if twin is not None and _has_batch_size(tensor, twin.inputs[i]):
+                    return True
+        return False
+
     def refuse_unseen_reads(self):
         """Refuses reads that passed the recorder by, or whose gradients pass the tapes by.
 
@@ -106,6 +132,18 @@ class DataFlow:
                         "`tf.custom_gradient`), which hides its gradient for each example. Leave "
                         "it out; to save memory, give the DPOptimizer a `microbatch_size`."
                     )
+
+
+def _with_masks(structure):
+    tensors = [t for t in tf.nest.flatten(structure) if isinstance(t, tf.Tensor)]
+    return tensors + [m for m in map(mask_of, tensors) if m is not None]
+
+
+def _has_batch_size(a, b):
+    """Whether an axis has the size of the batch in both traces."""
+    if a.shape.rank is None or a.shape.rank != b.shape.rank:
+        return False
+    return BATCH_SIZES in zip(a.shape, b.shape, strict=True)
 
 
 def _handles(variable):

@@ -6,12 +6,11 @@ import tensorflow as tf
 
 from tfdp.clipping import fallback
 from tfdp.clipping.planning import PlannedCall
+from tfdp.clipping.probes import copy_of, with_probes
 from tfdp.clipping.recording import (
     Recorder,
     call_model,
-    copy_of,
     is_seed_state,
-    with_probes,
 )
 from tfdp.clipping.refusals import CALLS_DIFFER
 from tfdp.errors import PrivacyError

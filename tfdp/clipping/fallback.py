@@ -12,7 +12,8 @@ import tensorflow as tf
 from tfdp._compat.keras import logits_of, mask_of, set_logits, set_mask
 from tfdp._compat.vectorized import vectorized_map
 from tfdp.clipping.contributions import PerExampleGradients
-from tfdp.clipping.recording import called_in_python, differentiable, paused
+from tfdp.clipping.probes import differentiable
+from tfdp.clipping.recording import called_in_python, paused
 
 
 class _TrainingContext(keras.Layer):
@@ -96,15 +97,17 @@ def contributions(recorded, gradients, compiled=False):
 
     elements = (examples, recorded.seeds or [], gradients)
     with paused():
-        if compiled:
+        try:
+            if compiled:
+                raise NotImplementedError
+            found = vectorized_map(one, elements)
+        except (NotImplementedError, TypeError, ValueError):  # lists of tensors in a loop, for one
             pairs = zip(planned.variables, parameters, strict=True)
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
-            gradients_by_example = tf.map_fn(one, elements, fn_output_signature=signature)
-        else:
-            gradients_by_example = vectorized_map(one, elements)
+            found = tf.map_fn(one, elements, fn_output_signature=signature)
     return [
         (v, PerExampleGradients(tf.cast(g, tf.float32)))
-        for v, g in zip(planned.variables, gradients_by_example, strict=True)
+        for v, g in zip(planned.variables, found, strict=True)
     ]
 
 

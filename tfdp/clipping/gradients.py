@@ -128,7 +128,10 @@ class RowGradients:
 
     def __init__(self, variable, parts):
         self.variable = variable
-        self.ids = _join([c.ids for c in parts])
+        ids = [c.ids for c in parts]
+        if len({t.dtype for t in ids}) > 1:
+            ids = [tf.cast(t, tf.int64) for t in ids]
+        self.ids = _join(ids)
         values = _join([c.values for c in parts])
         if self.ids.shape[1] == 1:
             self.values = values

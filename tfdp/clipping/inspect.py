@@ -26,7 +26,7 @@ def per_example_gradient_norms(model, x, y, loss, sample_weight=None):
     Returns:
         float32 array (B,).
     """
-    x = tf.nest.map_structure(tf.convert_to_tensor, x)
+    x = tf.nest.map_structure(lambda t: t if tf.is_tensor(t) else tf.convert_to_tensor(t), x)
     plan = make_clipping_plan(model, x)
     per_example = PerExampleLoss(loss)
 

@@ -51,6 +51,8 @@ class PerExampleLoss(keras.losses.Loss):
         if is_compiling() and is_sparse_crossentropy(self._function, y_true, y_pred):
             values, out_mask = sparse_crossentropy(self._function, y_true, y_pred)
             return self.reduce(values, sample_weight, in_mask, out_mask)
+        if not _is_of_keras(self._function):
+            y_true = _labels_as_numbers(y_true, y_pred)
         if isinstance(self._function, keras.losses.Loss):
             values = self._function.call(y_true, y_pred)
         else:
@@ -140,6 +142,25 @@ def example_mask_of(sample_weight, batch_size):
 def _float(x):
     x = tf.convert_to_tensor(x)
     return tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x
+
+
+def _is_of_keras(loss):
+    """Whether Keras wrote a loss: those convert labels as they need them."""
+    made_by = loss if hasattr(loss, "__module__") and not isinstance(loss, keras.losses.Loss) else (
+        type(loss))  # fmt: skip
+    return made_by.__module__.split(".")[0] == "keras"
+
+
+def _labels_as_numbers(y_true, y_pred):
+    """Labels in the dtype of the outputs, as Keras hands them to losses of one's own."""
+    dtype = next((t.dtype for t in tf.nest.flatten(y_pred) if t.dtype.is_floating), tf.float32)
+
+    def convert(label):
+        label = tf.convert_to_tensor(label)
+        numeric = label.dtype.is_floating or label.dtype.is_integer or label.dtype.is_bool
+        return tf.cast(label, dtype) if numeric else label
+
+    return tf.nest.map_structure(convert, y_true)
 
 
 def _align(weights, values):

@@ -10,18 +10,16 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.dataflow import DataFlow
+from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow
 from tfdp.clipping.draws import Draws
 from tfdp.clipping.recording import ensure_built, trained_variables
 from tfdp.clipping.refusals import CALLS_DIFFER, WAY_OUT, refuse_named_layers
-from tfdp.clipping.registry import Rule, find_rule
+from tfdp.clipping.registry import Rule
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
 from tfdp.clipping.tracing import kind, loop_steps, trace
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import is_external
-
-_BATCH_SIZES = (3, 5)
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,7 +83,7 @@ def make_clipping_plan(model, x):
     register_keras_hub()
     register_keras_rs(model)
     refuse_named_layers(model)
-    first, second = (trace(model, x, size) for size in _BATCH_SIZES)
+    first, second = (trace(model, x, size) for size in BATCH_SIZES)
     refuse_crossed_examples(first.graph, second.graph, f"Model {model.name!r}")
     pairs = _pairs(model, first, second)
     flow = DataFlow(first, trained_variables(model))
@@ -141,12 +139,12 @@ def refuse_crossed_examples(first, second, where):
             if a.shape.rank is None or a.shape.rank != b.shape.rank:
                 continue
             crossed = [i for i, sizes in enumerate(zip(a.shape, b.shape, strict=True))
-                       if sizes == _BATCH_SIZES]  # fmt: skip
+                       if sizes == BATCH_SIZES]  # fmt: skip
             if len(crossed) > 1:
                 raise PrivacyError(
                     f"{where} mixes the examples of a batch: operation {op.name!r} ({op.type}) "
                     f"has the batch size in axes {crossed} of its result, of shape "
-                    f"{tuple(a.shape)} for {_BATCH_SIZES[0]} examples: it holds something of each "
+                    f"{tuple(a.shape)} for {BATCH_SIZES[0]} examples: it holds something of each "
                     f"pair of examples. {WAY_OUT}"
                 )
 
@@ -196,6 +194,8 @@ def _choose(call, pairs, flow):
         return None
     if flow.leaves(call, whole=True) is not None:
         return None
+    if flow.takes_rows_from_elsewhere(pairs[call.key]):
+        return None
     return [
         PlannedCall(
             call.key,
@@ -209,8 +209,8 @@ def _choose(call, pairs, flow):
 
 
 def _by_rule(call, pairs, flow):
-    rule = find_rule(call.layer)
-    if rule is None or not rule.accepts(call.layer, call.args, call.kwargs):
+    rule = call.rule
+    if rule is None:
         return None
     known = {id(v) for v in rule.variables(call.layer, call.args, call.kwargs)}
     if not set(call.reads) <= known:
@@ -234,7 +234,7 @@ def _alignment(call, pairs, get):
 
 def _has_batch_axis(a, b):
     """Whether a tensor of the two traces has the batch axis first."""
-    return bool(a.shape.rank) and (a.shape[0], b.shape[0]) == _BATCH_SIZES
+    return bool(a.shape.rank) and (a.shape[0], b.shape[0]) == BATCH_SIZES
 
 
 def _divides_by_example(calls):
@@ -288,7 +288,7 @@ def _is_shared(call, pairs):
     # Two traces, so half of what it met has the first batch size and half the second.
     sizes = [other[0] for other, own in met
              if len(other) == 3 and other[1:] == own[len(own) - 2 :]]  # fmt: skip
-    return len(sizes) == len(met) > 0 and sorted(set(sizes)) == sorted(_BATCH_SIZES)
+    return len(sizes) == len(met) > 0 and sorted(set(sizes)) == sorted(BATCH_SIZES)
 
 
 def _tensors(structure):

@@ -15,15 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import (
-    all_layers,
-    logits_of,
-    mask_of,
-    set_logits,
-    set_mask,
-    takes_training,
-    training_of_call,
-)
+from tfdp._compat.keras import all_layers, takes_training, training_of_call
 from tfdp.runtime.external_table import external_tables
 
 _ACTIVE = threading.local()
@@ -42,6 +34,7 @@ class LayerCall:
     graph: Any = None
     training: Any = None  # what layers inherit that have no argument `training` of their own
     operations: range = range(0)  # places in `graph` of the operations that the call made
+    rule: Any = None  # that covers the call, if it knows the variables
     probes: list = dataclasses.field(default_factory=list)  # where its rule needs gradients
     reads: dict = dataclasses.field(default_factory=dict)  # id -> trainable variable
     seeds: dict = dataclasses.field(default_factory=dict)  # id -> SeedGenerator state
@@ -119,7 +112,7 @@ class Recorder:
         self._stack.append(call)
         start = 0 if graph is None else graph.version
         try:
-            call.outputs = self.run(call, run)
+            call.outputs = _rows_of_texts(call, self.run(call, run))
         finally:
             self._stack.pop()
         if graph is not None:
@@ -199,48 +192,6 @@ def _in_python(call):
     return call.python_function if traced else call
 
 
-def with_probes(outputs, probe):
-    """The outputs of a call, each of them and the logits of probabilities through a probe.
-
-    Whoever uses them comes past the probes: also Keras' losses, which look for the logits behind
-    probabilities.
-
-    Args:
-        outputs: any nesting; what is no floating-point tensor stays.
-        probe: function that marks a tensor and returns a copy of it.
-    """
-    kept = [(t, logits_of(t)) for t in differentiable(outputs)]
-    copies = iter([probe(t) for t, _ in kept])
-    copies_of_logits = iter([probe(z) for _, z in kept if z is not None])
-
-    def replace(tensor):
-        if not is_differentiable(tensor):
-            return tensor
-        copy, logits = next(copies), logits_of(tensor)
-        if logits is not None:
-            set_logits(copy, next(copies_of_logits))
-        return copy
-
-    return tf.nest.map_structure(replace, outputs)
-
-
-def copy_of(tensor):
-    """The same tensor for whoever comes after; what was made from the original stays behind."""
-    copy = tf.identity(tensor)
-    if mask_of(tensor) is not None:
-        set_mask(copy, mask_of(tensor))
-    return copy
-
-
-def differentiable(structure):
-    """The tensors that have gradients, in order."""
-    return [t for t in tf.nest.flatten(structure) if is_differentiable(t)]
-
-
-def is_differentiable(value):
-    return isinstance(value, tf.Tensor) and (value.dtype.is_floating or value.dtype.is_complex)
-
-
 def constant(variable):
     """A variable's value as a float32 constant: neither gradient nor recorder notices the read.
 
@@ -267,6 +218,34 @@ def trained_variables(model):
     return model.trainable_variables + sorted(tables, key=lambda table: table.name)
 
 
+def _rows_of_texts(call, outputs):
+    """Gives the outputs of what takes texts apart the number of rows that their shape has lost.
+
+    One row for each text, which is checked as the step runs: TextVectorization, tokenizers.
+    """
+    texts = [t for t in tf.nest.flatten((call.args, call.kwargs)) if isinstance(t, tf.Tensor)]
+    rows = {t.shape[0] for t in texts if t.dtype == tf.string and t.shape.rank}
+    if len(rows) != 1 or None in rows or any(t.dtype != tf.string for t in texts):
+        return outputs
+    if call.layer.trainable_variables:
+        return outputs
+
+    def restore(tensor):
+        if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank or tensor.shape[0]:
+            return tensor
+        return tf.ensure_shape(tensor, [*rows, *tensor.shape[1:]])
+
+    return tf.nest.map_structure(restore, outputs)
+
+
+def is_patched(layer):
+    """Whether somebody put another `call` into this object, which its class says nothing about.
+
+    For use while calls are recorded.
+    """
+    return getattr(vars(layer).get("call"), "is_patched", False)
+
+
 def _wrap(layer, original):
     first = next(iter(inspect.signature(original).parameters), None)
 
@@ -278,6 +257,7 @@ def _wrap(layer, original):
             args = (kwargs.pop(first),)
         return recorder.on_call(layer, original, args, kwargs)
 
+    call.is_patched = "call" in vars(layer)
     return call
 
 

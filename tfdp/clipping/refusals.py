@@ -53,7 +53,21 @@ def refuse_named_layers(model):
             raise PrivacyError(
                 f"{where} mixes the examples of a batch: no gradient belongs to one example, and "
                 "its moving statistics would publish raw data. Use GroupNormalization or "
-                "LayerNormalization, or freeze it with `layer.trainable = False`."
+                "LayerNormalization (`tfdp.layers.replace_batch_norm(model)` makes such a model), "
+                "or freeze it with `layer.trainable = False`."
+            )
+        if isinstance(layer, keras.layers.SpectralNormalization):
+            raise PrivacyError(
+                f"{where} writes into the weights of its layer during the forward pass, where the "
+                "gradients of single examples cannot be followed. Bound the weights by a "
+                "`kernel_constraint` of the layer (`keras.constraints.MaxNorm`, `UnitNorm`) "
+                "instead."
+            )
+        if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
+            raise PrivacyError(
+                f"{where} is stateful: it hands the state of one batch to the next, so that "
+                "examples change each other's gradients. Leave `stateful=True` out, and give each "
+                "sequence as one example."
             )
         if isinstance(layer, _MIXERS):
             raise PrivacyError(f"{where} mixes the examples of a batch. {WAY_OUT}")

@@ -4,13 +4,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
+from tfdp._compat.tensorflow import corrupting_product, tapes_record
+from tfdp.clipping.probes import copy_of, with_probes
 from tfdp.clipping.recording import (
     Recorder,
     call_model,
-    copy_of,
     current_graph,
+    is_patched,
     is_seed_state,
-    with_probes,
 )
 from tfdp.clipping.registry import find_rule
 from tfdp.clipping.side_effects import refuse_side_effects
@@ -27,8 +28,9 @@ class _Tracer(Recorder):
 
         if current_graph() is not self.root.graph:
             return run(*call.args, **call.kwargs)
-        rule = find_rule(call.layer)
+        rule = None if is_patched(call.layer) else find_rule(call.layer)
         if rule is not None and rule.accepts(call.layer, call.args, call.kwargs):
+            call.rule = rule
             outputs = rule.call(call.layer, run, call.args, call.kwargs, probe)
         else:
             outputs = run(*call.args, **call.kwargs)
@@ -53,8 +55,10 @@ def trace(model, x, batch_size):
             call_model(model, x)
         _refuse_side_effects(model, scope)
 
-    traced = tf.function(forward, autograph=False).get_concrete_function(specs)
+    with tapes_record():  # those in the model: a plan is made in `tf.init_scope`
+        traced = tf.function(forward, autograph=False).get_concrete_function(specs)
     refuse_side_effects(traced.graph, f"Model {model.name!r}")
+    _refuse_corruption(model, traced.graph)
     return tracer.root
 
 
@@ -88,6 +92,18 @@ def loop_steps(graph):
 def kind(tensor):
     """What a tensor is, for error messages."""
     return f"{type(tensor).__name__} of shape {tensor.shape}"
+
+
+def _refuse_corruption(model, graph):
+    product = corrupting_product(graph)
+    if product is not None:
+        raise PrivacyError(
+            f"Model {model.name!r} multiplies {product.inputs[0].shape} by one matrix of "
+            f"{product.inputs[1].shape[-2:]} ({product.name}), where this TensorFlow writes beyond "
+            "its memory on CPUs (tensorflow issue 117700): gradients, norms and so ε could be "
+            "wrong. Leave out the axis of size 1, as by `keras.ops.squeeze(x, 1)`, or set the "
+            "environment variable TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported."
+        )
 
 
 def _refuse_side_effects(model, scope):

@@ -6,6 +6,7 @@ out datasets whose `map` notes which rows were padding before, and makes their w
 """
 
 import functools
+import inspect
 
 import tensorflow as tf
 
@@ -46,14 +47,38 @@ def keeps_padding(dataset):
     return hasattr(dataset, _GUARDED)
 
 
+def _accepts(function, count):
+    """Whether a function can be called with so many arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # of what has no signature
+        return True
+    return True
+
+
+def _with_rows(tensor, rows):
+    """A tensor whose static number of rows was lost; that it has them is checked as it is made."""
+    if rows is None or not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:
+        return tensor
+    return tf.ensure_shape(tensor, [rows, *tensor.shape[1:]]) if tensor.shape[0] is None else tensor
+
+
 def _keeping_padding(map_func):
     """A function of a batch that gives what `map_func` gives, and weight 0 to what had it."""
 
+    takes_weights = _accepts(map_func, 3) or not _accepts(map_func, 2)
+
     def keep(*batch):
-        given = map_func(*batch)
+        given = map_func(*batch) if takes_weights else map_func(*batch[:2])
+        if len(batch) == 3 and isinstance(given, tuple) and len(given) == 2:
+            # Weights of ones, for a function that left out those that it was given.
+            kept = tf.ones_like(batch[2]) if takes_weights else batch[2]
+            given = (*given, kept)
         if len(batch) != 3 or not isinstance(given, tuple) or len(given) != 3:
             return given  # without weights: refused by `fit`
-        x, y, weights = given
+        x, y, weights = tf.nest.map_structure(lambda t: _with_rows(t, batch[2].shape[0]), given)
         rows = tf.reshape(batch[2], [tf.shape(batch[2])[0], -1])
         example_mask = tf.reduce_any(tf.not_equal(rows, 0), axis=1)
 

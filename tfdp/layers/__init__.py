@@ -4,6 +4,7 @@ from tfdp.attention_release.private_attention import PrivateAttention
 from tfdp.layers.dp_forward_noise import DPForwardNoise
 from tfdp.layers.re_attention import ReAttention
 from tfdp.layers.re_attention_block import ReAttentionBlock
+from tfdp.layers.replace_batch_norm import replace_batch_norm
 from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.layers.text_tokenizer import TextTokenizer
 from tfdp.layers.transition_odds import TransitionOdds
@@ -18,4 +19,5 @@ __all__ = [
     "TextTokenizer",
     "TransitionOdds",
     "TransitionPrior",
+    "replace_batch_norm",
 ]

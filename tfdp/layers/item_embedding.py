@@ -53,12 +53,27 @@ class ItemFrequency(EffectiveError):
             dtype="float32",
             autocast=False,
         )
-        self.frequency.is_accounted_for = True  # public, or charged
+        # Never below 1/n: a row that nothing trains has no finite error.
+        self.smallest = self.add_weight(
+            name="smallest_frequency",
+            shape=(),
+            initializer="zeros",
+            trainable=False,
+            dtype="float32",
+            autocast=False,
+        )
+        # Public, or charged.
+        self.frequency.is_accounted_for = self.smallest.is_accounted_for = True
 
     def bind_privacy(self, *, num_examples, **kwargs):
         super().bind_privacy(num_examples=num_examples, **kwargs)
-        # Never below 1/n: a row that nothing trains has no finite error.
-        self.frequency.assign(np.maximum(self.frequency.numpy(), 1.0 / num_examples))
+        self.smallest.assign(1.0 / num_examples)
+
+    def probabilities(self):
+        """(num_items + 1,) float32: the frequencies, none below 1/n."""
+        return tf.maximum(
+            tf.convert_to_tensor(self.frequency.value), tf.convert_to_tensor(self.smallest.value)
+        )
 
     def get_config(self):
         frequency = self.item_frequency
@@ -96,7 +111,7 @@ class EmbeddingError(ItemFrequency):
     """
 
     def call(self, ids):
-        frequency = tf.gather(self.frequency, tf.cast(ids, tf.int32))
+        frequency = tf.gather(self.probabilities(), tf.cast(ids, tf.int32))
         row = tf.math.divide_no_nan(tf.convert_to_tensor(self.error.value), frequency)
         return tf.stop_gradient(tf.square(row) + tf.square(self.error))
 
@@ -110,7 +125,7 @@ class PopularityPrior(ItemFrequency):
     """
 
     def call(self, logits):
-        prior = tf.math.log(tf.maximum(tf.convert_to_tensor(self.frequency.value), 1e-6))
+        prior = tf.math.log(tf.maximum(self.probabilities(), 1e-6))
         return logits + tf.cast(prior, logits.dtype)
 
 

@@ -17,6 +17,18 @@ from tfdp.training.dp_model import DPModel
 from tfdp.training.endpoint import Endpoint
 
 
+def _texts(x):
+    """Lists and arrays of strings as a tensor, which is what Keras takes; the rest as it is."""
+    given = isinstance(x, (list, tuple, np.ndarray)) and len(x) > 0
+    if given and np.asarray(x).dtype.kind in "USO":
+        return tf.constant(np.asarray(x, object).tolist())
+    return x
+
+
+def _labels(y):
+    return np.asarray(y) if isinstance(y, (list, tuple)) else y
+
+
 @keras.saving.register_keras_serializable(package="tfdp")
 class TextClassifier(DPModel):
     """Raw strings to class logits: tokenizer, encoder, pooling, forward noise, linear head.
@@ -195,9 +207,20 @@ class TextClassifier(DPModel):
             release = self._release_of(x, y)
             balanced = np.issubdtype(release.targets.dtype, np.integer)
             x, y, batch_size = release.batches(batch_size or 32, balanced), None, None
-        elif is_text:
-            x = tf.constant(np.asarray(x, object).tolist())
+        else:
+            x = _texts(x)
+        if isinstance(kw.get("validation_data"), (list, tuple)):
+            first, *rest = kw["validation_data"]
+            kw["validation_data"] = (_texts(first), *map(_labels, rest))
         return super().fit(x, y, batch_size, epochs, verbose, callbacks, **kw)
+
+    def evaluate(self, x=None, y=None, *args, **kwargs):
+        """As `keras.Model.evaluate`; texts may be a list or an array of strings."""
+        return super().evaluate(_texts(x), _labels(y), *args, **kwargs)
+
+    def predict(self, x, *args, **kwargs):
+        """As `keras.Model.predict`; texts may be a list or an array of strings."""
+        return super().predict(_texts(x), *args, **kwargs)
 
     def _release_of(self, texts, labels):
         """The release of these data by this object; another object's would be another draw."""

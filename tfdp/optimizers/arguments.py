@@ -1,5 +1,7 @@
 """What a DPOptimizer accepts: each check names the argument, the value, and what to do."""
 
+import numbers
+
 import keras
 
 from tfdp import accounting
@@ -48,35 +50,43 @@ def check_amount(budget, noise_multiplier, steps):
             "Argument `steps` must be given with `budget`: the noise depends on how many steps "
             "will be run. It is epochs times steps per epoch. Received: steps=None"
         )
-    if noise_multiplier is not None and not 0 <= noise_multiplier < float("inf"):
+    if noise_multiplier is not None and not (
+        _is_number(noise_multiplier) and 0 <= noise_multiplier < float("inf")
+    ):
         raise ValueError(
             "Argument `noise_multiplier` must be a finite number ≥ 0. "
-            f"Received: noise_multiplier={noise_multiplier}"
+            f"Received: noise_multiplier={noise_multiplier!r}"
         )
-    if steps is not None and (steps != int(steps) or steps < 1):
-        raise ValueError(f"Argument `steps` must be a positive integer. Received: steps={steps}")
+    if steps is not None and not _is_positive_integer(steps):
+        raise ValueError(f"Argument `steps` must be a positive integer. Received: steps={steps!r}")
 
 
 def check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
     """Checks the numbers that describe data and clipping."""
-    if num_examples != int(num_examples) or num_examples < 1:
+    if not _is_positive_integer(num_examples):
         raise ValueError(
             "Argument `num_examples` must be a positive integer, the number of training records. "
-            f"Received: num_examples={num_examples}"
+            f"Received: num_examples={num_examples!r}"
         )
-    if not 0 < expected_batch_size <= num_examples:
+    if not (_is_number(expected_batch_size) and 0 < expected_batch_size <= num_examples):
         raise ValueError(
             "Argument `expected_batch_size` must lie in (0, num_examples]. Received: "
-            f"expected_batch_size={expected_batch_size}, num_examples={num_examples}"
+            f"expected_batch_size={expected_batch_size!r}, num_examples={num_examples}"
         )
-    if not 0 < clip_norm < float("inf"):
+    if not (_is_number(clip_norm) and 0 < clip_norm < float("inf")):
         raise ValueError(
-            f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm}"
+            f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm!r}"
         )
-    if microbatch_size is not None and (
-        microbatch_size != int(microbatch_size) or microbatch_size < 1
-    ):
+    if microbatch_size is not None and not _is_positive_integer(microbatch_size):
         raise ValueError(
             "Argument `microbatch_size` must be a positive integer or None. "
-            f"Received: microbatch_size={microbatch_size}"
+            f"Received: microbatch_size={microbatch_size!r}"
         )
+
+
+def _is_number(value):
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_positive_integer(value):
+    return _is_number(value) and value >= 1 and value == value // 1

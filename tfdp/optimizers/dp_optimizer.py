@@ -7,17 +7,14 @@ from tfdp import accounting
 from tfdp.accounting.budget import check_delta
 from tfdp.clipping.factors import CLIPPING
 from tfdp.clipping.losses import REDUCTIONS
-from tfdp.clipping.surviving_rows import SurvivorSums
 from tfdp.errors import PrivacyError
-from tfdp.noise import Grid, NoiseSource, sum_rounding
+from tfdp.noise import NoiseSource
+from tfdp.optimizers import logical_step
 from tfdp.optimizers.arguments import check_amount, check_optimizer, check_sizes
 from tfdp.optimizers.charging import Charging
-from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.optimizers.run_charging import HistoryState
-from tfdp.optimizers.sparse_training import SparseTraining, release_rows
-from tfdp.runtime import replicas
+from tfdp.optimizers.sparse_training import SparseTraining
 from tfdp.runtime.external_table import is_external
-from tfdp.selection import NO_ROW
 
 # What a run was charged by cannot change under it.
 _FIXED = (
@@ -295,80 +292,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
-        sums = _totals(sums)
-        places, used = (
-            [i for i, s in enumerate(sums) if s is not None and isinstance(s, SurvivorSums) == rows]
-            for rows in (True, False)
-        )
-        coordinates = sum(_size(variable.shape) for variable in variables)
-        released = replicas.run_once_on_sums(
-            lambda totals: self._release(totals, len(places), coordinates),
-            [sums[i].values for i in places] + [sums[i] for i in used],
-        )
-        divisor = tf.constant(self.expected_batch_size, tf.float32)
-        released = [r / divisor for r in released]
-        size = self._apply_to_rows(
-            [(variables[i], sums[i].rows, r) for i, r in zip(places, released, strict=False)]
-        )
-        grads = [None] * len(sums)
-        for i, gradient in zip(used, released[len(places) :], strict=True):
-            if regularization[i] is not None:
-                gradient += tf.cast(regularization[i], tf.float32)
-            grads[i] = tf.cast(gradient, variables[i].dtype)
-        kept = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-        if kept:
-            with replicas.already_summed(self.inner_optimizer):
-                self.inner_optimizer.apply(*zip(*kept, strict=True))
-        else:
-            self.inner_optimizer.iterations.assign_add(1)
-        return size
-
-    def _release(self, sums, num_tables, coordinates):
-        """The sums of a step with noise, charged; the only place that adds noise to gradients.
-
-        Args:
-            sums: list of float32 tensors, over all examples: first surviving rows of tables.
-            num_tables: how many of them are rows of tables.
-            coordinates: scalars of all variables, those of tables included: more than a step
-                releases, and known without its data.
-        """
-        # Not before there is a batch: where the data have ended, the step fails and costs nothing.
-        with tf.control_dependencies(sums):
-            stddev = self._charging.charge_step()
-        if self._sparse is not None:
-            stddev = self.selection.gradient_noise_multiplier(stddev)
-        grid = Grid(stddev, self.clip_norm, coordinates, sum_rounding(self.expected_batch_size))
-        rows, dense = sums[:num_tables], sums[num_tables:]
-        return release_rows(rows, grid, self._noise) + self._noise.release(dense, grid)
-
-    def _apply_to_rows(self, updates):
-        """The step of the sparse tables.
-
-        Args:
-            updates: list of (variable, its surviving rows, their noisy gradients).
-
-        Returns:
-            The number of scalars that received noise, float32.
-        """
-        if not updates:
-            return tf.constant(0.0)
-        held = {v: (rows, values) for v, rows, values in updates if is_external(v)}
-        if held:
-            (holder,) = {table.holder for table in held}
-            holder.update({table.name: handed for table, handed in held.items()})
-        kept = [update for update in updates if not is_external(update[0])]
-        if kept:
-            gradients = [DistinctRows(tf.cast(values, v.dtype), rows) for v, rows, values in kept]
-            with replicas.already_summed(self.embedding_optimizer):
-                self.embedding_optimizer.apply(gradients, [v for v, _, _ in kept])
-        else:
-            self.embedding_optimizer.iterations.assign_add(1)
-        return tf.add_n(
-            [
-                tf.cast(tf.math.count_nonzero(rows < NO_ROW) * values.shape[1], tf.float32)
-                for _, rows, values in updates
-            ]
-        )
+        return logical_step.run(self, sums, variables, regularization)
 
     def finalize_variable_values(self, var_list):
         self.inner_optimizer.finalize_variable_values(var_list)
@@ -424,24 +348,3 @@ class DPOptimizer(keras.optimizers.Optimizer):
 
 def _plain_number(value):
     return int(value) if value == int(value) else float(value)
-
-
-def _totals(sums):
-    """Clipped sums over the replicas; of sparse tables only the surviving rows cross over."""
-    used = [i for i, s in enumerate(sums) if s is not None]
-    found = [
-        sums[i].values if isinstance(sums[i], SurvivorSums) else tf.convert_to_tensor(sums[i])
-        for i in used
-    ]
-    summed = replicas.all_reduce_sum([tf.cast(t, tf.float32) for t in found])
-    totals = list(sums)
-    for i, t in zip(used, summed, strict=True):
-        totals[i] = SurvivorSums(sums[i].rows, t) if isinstance(sums[i], SurvivorSums) else t
-    return totals
-
-
-def _size(shape):
-    size = 1
-    for d in shape:
-        size *= d
-    return size

@@ -6,9 +6,8 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import ModelHooks, all_layers
+from tfdp._compat.keras import all_layers
 from tfdp.accounting import participant
-from tfdp.accounting.history import ChargeHistory
 from tfdp.clipping.losses import MeanExampleLoss, PerExampleLoss, of_all_replicas, share_of_mean
 from tfdp.clipping.planning import make_clipping_plan
 from tfdp.clipping.recording import ensure_built, trained_variables
@@ -20,13 +19,13 @@ from tfdp.clipping.refusals import (
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.distribution import checks, host_selection, self_check
 from tfdp.optimizers import DPOptimizer
-from tfdp.optimizers.run_charging import HistoryState, RunCharging
+from tfdp.optimizers.run_charging import HistoryState
 from tfdp.runtime import replicas
 from tfdp.runtime.strategies import compiled_by_xla
 from tfdp.runtime.xla import compiling
 from tfdp.training import own_steps, preflight, run, step, tpu_resident_tables
 from tfdp.training.building import build_ahead
-from tfdp.training.keras_files import HISTORY as _HISTORY
+from tfdp.training.charged_model import ChargedModel
 from tfdp.training.multi_worker import MultiWorkerFit, as_results
 from tfdp.training.plain_training import count_step, mechanism_outside_fit
 from tfdp.training.row_selection import (
@@ -35,15 +34,13 @@ from tfdp.training.row_selection import (
     preselect_rows,
     refuse_unchecked_rows,
 )
-from tfdp.training.statements import statement_of
-from tfdp.training.weights_origin import WeightOrigin
 
 # Whether a thread, of which each replica has one, keeps weight penalties out of the losses.
 _PENALTIES = threading.local()
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class DPModel(MultiWorkerFit, ModelHooks):
+class DPModel(MultiWorkerFit, ChargedModel):
     """A `keras.Model` whose training is differentially private under a `DPOptimizer`.
 
     Subclass it as you would subclass `keras.Model`; for an existing model use
@@ -67,8 +64,6 @@ class DPModel(MultiWorkerFit, ModelHooks):
     #: examples of a batch do not change each other's gradients. Set it to False in a subclass, or
     #: on a model, to leave the check out: the statement then lists it as assumed.
     validate_independence = True
-    # What was charged is stated beside a SavedModel, and its history is no part of the weights.
-    not_exported = ("history_state",)
 
     def __init__(self, *args, **kwargs):
         if args or "inputs" in kwargs or "outputs" in kwargs:
@@ -149,34 +144,6 @@ class DPModel(MultiWorkerFit, ModelHooks):
         # compiled with: a checkpoint may be restored into a model that is compiled otherwise.
         self.history_state = HistoryState(self.charging)
 
-    def charge_releases(self, origin=()):
-        """Charges what was released before training; once, however often it is called.
-
-        Args:
-            origin: `LedgerEntry` list of the releases that the training data were made with.
-
-        Raises:
-            PrivacyError: for a release about other records than those that are trained on.
-        """
-        optimizer = getattr(self, "optimizer", None)
-        entries = [*self.privacy_charges(), *origin, *participant.releases_of([optimizer])]
-        if isinstance(optimizer, DPOptimizer):
-            preflight.refuse_other_data(entries, optimizer.num_examples, self.privacy_unit)
-        for entry in entries:
-            self.charge_history.charge(entry)
-
-    def join_histories(self):
-        """The history belongs to the weights: whatever else holds some of them shares it."""
-        optimizer = getattr(self, "optimizer", None)
-        if isinstance(optimizer, DPOptimizer):  # set without `compile`, perhaps
-            optimizer.charging.share(self.charge_history, self.privacy_unit, self.join_histories)
-        for variable in [*self.variables, *tpu_resident_tables.tables_of(self)]:
-            if _HISTORY in vars(variable):
-                self.charge_history.join(vars(variable)[_HISTORY])
-        # Variables that are frozen now carry no trace of this model's data.
-        for variable in trained_variables(self):
-            vars(variable)[_HISTORY] = self.charge_history
-
     def bind_layers(self):
         """Tells layers that correct for the noise how large it is."""
         optimizer = self.optimizer
@@ -188,39 +155,6 @@ class DPModel(MultiWorkerFit, ModelHooks):
             num_examples=optimizer.num_examples,
         )
 
-    @property
-    def charge_history(self):
-        """The `ChargeHistory` of these weights, whatever they are compiled with."""
-        return vars(self).setdefault("_charge_history", ChargeHistory())
-
-    @property
-    def weight_origin(self):
-        """The `WeightOrigin` of the weights."""
-        if "_weight_origin" not in vars(self):
-            vars(self)["_weight_origin"] = WeightOrigin(self)
-        return vars(self)["_weight_origin"]
-
-    @property
-    def plain_charging(self):
-        """Charges the steps that no DPOptimizer takes."""
-        if "_plain_charging" not in vars(self):
-            charging = RunCharging(self.charge_history, self.weight_origin)
-            charging.begin(mechanism_outside_fit(self))
-            vars(self)["_plain_charging"] = charging
-        return vars(self)["_plain_charging"]
-
-    @property
-    def charging(self):
-        """What charges the steps of this model as it is compiled; for callbacks."""
-        private = isinstance(getattr(self, "optimizer", None), DPOptimizer)
-        return self.optimizer.charging if private else self.plain_charging
-
-    @property
-    def ledger(self):
-        """Every mechanism that touched the training data, as a `tfdp.accounting.Ledger`."""
-        self.join_histories()
-        return self.charge_history.ledger()
-
     def serving_endpoint(self, k):
         """How the exported model is asked: a `tfdp.training.endpoint.Endpoint`, or None for what
         `keras.Model.export` writes.
@@ -229,27 +163,6 @@ class DPModel(MultiWorkerFit, ModelHooks):
             k: number of items that a recommender returns; others ignore it.
         """
         return None
-
-    def privacy_charges(self):
-        """`LedgerEntry` list of the private releases that the model itself was built from."""
-        return participant.releases_of(all_layers(self))
-
-    def privacy_statement(self, delta=None, accountant=None):
-        """What was guaranteed to each record of the training data, and what was not.
-
-        Args:
-            delta: δ; defaults to the budget's, or 1/(10·n).
-            accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
-
-        Returns:
-            A `tfdp.accounting.Statement`: print it, or use `.epsilon`, `.to_dict()`,
-            `.to_json()`.
-
-        Raises:
-            ValueError: for a model trained with neither a DPOptimizer, nor `DPForwardNoise`, nor
-                released data; or a δ > 1/n.
-        """
-        return statement_of(self, delta, accountant)
 
     def fit(
         self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, **kwargs
@@ -261,6 +174,7 @@ class DPModel(MultiWorkerFit, ModelHooks):
                 the optimizer's, or are not known.
             BudgetError: if the budget is spent.
         """
+        run.refuse_uncompiled(self)
         kwargs.update(batch_size=batch_size, epochs=epochs, verbose=verbose)
         if isinstance(x, tf.data.Dataset):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
@@ -299,6 +213,7 @@ class DPModel(MultiWorkerFit, ModelHooks):
         Raises:
             PrivacyError: for a batch of unknown origin with a budget, or the second step on one.
         """
+        run.refuse_uncompiled(self)
         # Here too: the step may have been traced by `fit`, where rows are checked.
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
         run.refuse_unknown_batch(self, x, y, sample_weight)
@@ -421,15 +336,6 @@ class DPModel(MultiWorkerFit, ModelHooks):
                     stacklevel=2,
                 )
         return self._plans[key]
-
-    def save_own_variables(self, store):
-        super().save_own_variables(store)
-        store[_HISTORY] = self.charging.to_bytes()
-
-    def load_own_variables(self, store):
-        if _HISTORY in store:
-            self.charging.merge_bytes(store[_HISTORY][()])
-        super().load_own_variables({k: store[k] for k in store.keys() if k != _HISTORY})
 
     def get_compile_config(self):
         if not self.compiled:

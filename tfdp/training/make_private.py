@@ -3,8 +3,10 @@
 import functools
 
 import keras
+import tensorflow as tf
 
 from tfdp.accounting.mechanisms import NoPrivacy
+from tfdp.clipping.recording import input_structure
 from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras, refuse_named_layers
 from tfdp.errors import PrivacyError
 from tfdp.training.dp_model import DPModel
@@ -82,7 +84,11 @@ class PrivateModel(DPModel):
                 "private used public data"
             )
         if model.built:
-            self.built = True
+            shapes = _input_shapes(model)
+            if shapes is None:
+                self.built = True
+            else:
+                self.build(shapes)  # remembered by Keras, for who exports the model
 
     def build(self, input_shape):
         if not self.model.built:
@@ -125,6 +131,13 @@ class PrivateModel(DPModel):
             config["model"], custom_objects=custom_objects
         )
         return cls(**config)
+
+
+def _input_shapes(model):
+    """The shapes that a model was built for, in the structure of its inputs; None if unknown."""
+    if getattr(model, "inputs", None):
+        return tf.nest.map_structure(lambda t: tuple(t.shape), input_structure(model))
+    return (model.get_build_config() or {}).get("input_shape")
 
 
 class _StepsWithoutPrivacy:

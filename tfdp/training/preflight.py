@@ -1,6 +1,9 @@
 """Checks and adjustments between `DPModel.fit` and Keras' own."""
 
 import dataclasses
+import functools
+import inspect
+import warnings
 
 import keras
 import numpy as np
@@ -40,6 +43,7 @@ def refuse_tensor_float_32(strategy):
 
 def merge_metrics(metrics, weighted_metrics):
     """`metrics` join `weighted_metrics`: padding must not enter either."""
+    metrics, weighted_metrics = (_by_example(m) for m in (metrics, weighted_metrics))
     if not metrics:
         return weighted_metrics
     if not weighted_metrics:
@@ -55,6 +59,28 @@ def merge_metrics(metrics, weighted_metrics):
         "Arguments `metrics` and `weighted_metrics` must both be flat lists or both be dicts. "
         f"Received: metrics={metrics}, weighted_metrics={weighted_metrics}"
     )
+
+
+def _by_example(metrics):
+    """The same metrics; functions among them say so if they return one number for the batch."""
+    return keras.tree.map_structure(
+        lambda one: _checked(one) if inspect.isfunction(one) else one, metrics
+    )
+
+
+def _checked(function):
+    @functools.wraps(function)
+    def checked(y_true, y_pred):
+        values = tf.convert_to_tensor(function(y_true, y_pred))
+        if not values.shape.rank:
+            raise ValueError(
+                f"The metric function {function.__name__!r} returned one number for the whole "
+                "batch, padding included. Return one for each example, of shape (batch,): they are "
+                "weighted and averaged over the examples that are present."
+            )
+        return values
+
+    return checked
 
 
 def _as_list(value):
@@ -288,10 +314,22 @@ class _BudgetStop(keras.callbacks.Callback):
         if self._seen >= self._allowed:
             self.model.stop_training = True
 
+    def on_epoch_end(self, epoch, logs=None):
+        epochs = (self.params or {}).get("epochs") or 1
+        if self._seen >= self._allowed and epoch + 1 < epochs:
+            warnings.warn(
+                f"Training ends after {self._seen} steps, in epoch {epoch + 1} of {epochs}: the "
+                "privacy budget, or `max_epsilon`, allows no more. Give the DPOptimizer `steps=` "
+                "epochs times steps per epoch; more steps then get more noise each.",
+                stacklevel=2,
+            )
+
 
 def with_budget_stop(callbacks, optimizer):
     """The user's callbacks and the one that stops at the budget."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.append(_BudgetStop(optimizer))
         return callbacks
-    return [*_as_list(callbacks), _BudgetStop(optimizer)]
+    # What writes into the logs comes before what reads them, CSVLogger for one.
+    first = sorted(_as_list(callbacks), key=lambda one: not getattr(one, "writes_logs", False))
+    return [*first, _BudgetStop(optimizer)]

@@ -113,9 +113,9 @@ def allow_compilation(model, optimizer, jit_compile):
     if on_tpu:
         return  # the strategy compiles, and not Keras
     for layer in all_layers(model):
-        if isinstance(layer, SparseEmbedding) and asked:
-            # Keras compiles no model by itself that holds this layer, and now is asked to.
-            layer.supports_jit = True
+        if isinstance(layer, SparseEmbedding):
+            # Keras compiles no model by itself that holds this layer, unless it is asked to.
+            layer.supports_jit = asked
         elif is_embed_reduce(layer):
             # Keras would compile it by itself wherever there is an accelerator.
             layer.supports_jit = asked or selection is None

@@ -33,6 +33,19 @@ class _Run:
         self.trained = None
 
 
+def refuse_uncompiled(model):
+    """Refuses to train a model of which it is not known how.
+
+    Raises:
+        ValueError: if `compile` was not called.
+    """
+    if not model.compiled:
+        raise ValueError(
+            f"Model {model.name!r} is not compiled, so it is not known by which optimizer to train "
+            "it. Call `model.compile(tfdp.optimizers.DPOptimizer(...), loss=...)` first."
+        )
+
+
 def begin(model, x, y, callbacks, kwargs):
     """Checks data and model, and begins a run.
 
@@ -46,6 +59,7 @@ def begin(model, x, y, callbacks, kwargs):
     Raises:
         PrivacyError, BudgetError: as `DPModel.fit`.
     """
+    refuse_uncompiled(model)
     private = isinstance(model.optimizer, DPOptimizer)
     begin_run = _begin_private_run if private else _begin_plain_run
     vars(model)[_RUN] = _Run()

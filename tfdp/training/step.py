@@ -1,7 +1,10 @@
 """A private step from the batch to the sums that the optimizer noises."""
 
+import contextlib
+
 import tensorflow as tf
 
+from tfdp._compat.keras import means_of_losses
 from tfdp.clipping.engine import backward, clipped_sums
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.planning import refuse_crossed_examples
@@ -30,13 +33,25 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
 
     def losses_of(outputs):
         check_losses(model, x, y, sample_weight, outputs)
-        return model.compute_loss(x, y, outputs, sample_weight, training=True)
+        with _means_over_present(model, example_mask):
+            return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
     result = backward(model, model.clipping_plan(x), x, losses_of, example_mask)
     result = restrict_to_survivors(model, result, survivors)
     sums = clipped_sums(model, result, model.optimizer.clip_norm, model.optimizer.clipping)
     _update_metrics(model, x, y, sample_weight, result)
     return sums
+
+
+@contextlib.contextmanager
+def _means_over_present(model, example_mask):
+    """The mean loss of each output leaves padding out, which Keras counts."""
+    means = means_of_losses(model)
+    before = [tf.convert_to_tensor(mean.count) for mean in means]
+    yield
+    share = tf.reduce_mean(tf.cast(example_mask, tf.float32))
+    for mean, count in zip(means, before, strict=True):
+        mean.count.assign(count + (mean.count - count) * tf.cast(share, mean.count.dtype))
 
 
 def sums_of_microbatches(model, x, y, sample_weight, survivors=None):

@@ -72,8 +72,15 @@ class RowOptimizer(keras.optimizers.Optimizer):
 
     def build(self, variables):
         if self.built:
+            if self._built_for != [id(variable) for variable in variables]:
+                raise ValueError(
+                    f"Argument `embedding_optimizer` ({type(self).__name__}) trains the tables of "
+                    "another model already, to which its slots belong. Give each model one of its "
+                    f"own: `tfdp.optimizers.{type(self).__name__}(...)`."
+                )
             return
         super().build(variables)
+        self._built_for = [id(variable) for variable in variables]
         self._slots = [
             [
                 self.add_variable(

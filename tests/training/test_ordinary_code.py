@@ -1,0 +1,271 @@
+"""What users write in Keras every day trains privately, or is refused in one clear sentence."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdp
+from tfdp.clipping import per_example_gradient_norms
+from tfdp.errors import PrivacyError
+
+N = 40
+X = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+Y = np.random.default_rng(1).integers(0, 2, N).astype(np.int32)
+IDS = np.abs(X * 2).astype(np.int32)
+
+
+class ByName(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = layers.Dense(2), layers.Dense(2)
+
+    def call(self, inputs):
+        return self.one(inputs["a"]) + self.two(inputs["b"])
+
+
+class ByPlace(ByName):
+    def call(self, inputs):
+        return self.one(inputs[0]) + self.two(inputs[1])
+
+
+@pytest.mark.parametrize(
+    "model, x", [(ByName, {"a": X, "b": X}), (ByPlace, (X, X)), (ByPlace, [X, X])],
+    ids=["dict", "tuple", "list"],
+)  # fmt: skip
+def test_subclassed_models_take_several_inputs(small, model, x):
+    private = small.model(model())
+    private.fit(small.poisson((x, Y)), verbose=0)
+    assert private.predict(x, verbose=0).shape == (N, 2)
+
+
+def square(y_true, y_pred):
+    return tf.square(y_true - y_pred)
+
+
+class Square(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return tf.reduce_mean(tf.square(y_true - y_pred), -1)
+
+
+@pytest.mark.parametrize("loss", [square, Square()], ids=["function", "class"])
+@pytest.mark.parametrize("dtype", ["int32", "float64", "bool"])
+def test_losses_of_ones_own_get_labels_as_in_keras(loss, dtype):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    y = Y[:4, None].astype(dtype)
+    found = per_example_gradient_norms(model, X[:4], y, loss)
+    wanted = per_example_gradient_norms(model, X[:4], y.astype("float32"), "mse")
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_one_table_is_read_by_ids_of_two_kinds():
+    a, b = keras.Input((3,), dtype="int32"), keras.Input((3,), dtype="int64")
+    table = layers.Embedding(9, 2)
+    model = keras.Model([a, b], layers.Flatten()(layers.Concatenate(1)([table(a), table(b)])))
+    one = keras.Sequential([keras.Input((6,), dtype="int32"), table, layers.Flatten()])
+    y = np.zeros((4, 12))
+    found = per_example_gradient_norms(model, [IDS[:4], IDS[4:8].astype("int64")], y, "mse")
+    wanted = per_example_gradient_norms(one, np.concatenate([IDS[:4], IDS[4:8]], 1), y, "mse")
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_norms_of_ragged_inputs():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = tfdp.layers.SparseEmbedding(9, 3, combiner="sum")
+            self.out = layers.Dense(1)
+
+        def call(self, x):
+            return self.out(self.table(x))
+
+    ragged = tf.ragged.constant([[1, 2], [3], [1, 2, 4]], dtype=tf.int64)
+    model = Model()
+    model(ragged)
+    norms = per_example_gradient_norms(model, ragged, np.ones((3, 1)), "mse")
+    alone = [
+        per_example_gradient_norms(model, ragged[i : i + 1], np.ones((1, 1)), "mse")[0]
+        for i in range(3)
+    ]
+    np.testing.assert_allclose(norms, alone, rtol=1e-6)
+
+
+def test_a_model_that_is_not_compiled_says_so(small):
+    private = tfdp.make_private(small.base())
+    for train in (private.fit, private.train_on_batch):
+        with pytest.raises(ValueError, match="not compiled.*compile"):
+            train(X, Y)
+
+
+@pytest.mark.parametrize("name", ["num_examples", "expected_batch_size", "noise_multiplier",
+                                  "clip_norm", "microbatch_size", "steps"])  # fmt: skip
+@pytest.mark.parametrize("value", ["1", None, [1]])
+def test_arguments_of_another_kind_are_named(small, name, value):
+    if value is None and name in ("microbatch_size", "steps", "noise_multiplier"):
+        return
+    with pytest.raises(ValueError, match=f"Argument `{name}` must"):
+        small.optimizer(**{name: value})
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 4])
+def test_the_losses_of_outputs_add_up_to_the_loss(small, microbatch_size):
+    x = keras.Input((3,))
+    base = keras.Model(x, {name: layers.Dense(1, name=name)(x) for name in ("a", "b")})
+    private = small.model(
+        base, {"a": "mse", "b": "mse"}, {"loss_weights": {"a": 0.5, "b": 2.0}},
+        noise_multiplier=0.0, microbatch_size=microbatch_size, inner=keras.optimizers.SGD(0.0),
+    )  # fmt: skip
+    targets = {"a": X[:, :1] + 3, "b": X[:, 1:2] - 3}
+    batches = small.poisson((X, targets))
+    logs = private.fit(batches, epochs=2, verbose=0).history
+    np.testing.assert_allclose(
+        logs["loss"], 0.5 * np.array(logs["a_loss"]) + 2 * np.array(logs["b_loss"]), rtol=1e-5
+    )
+
+
+def texts():
+    return np.array(["a b", "c d"] * (N // 2), object)
+
+
+@pytest.fixture(scope="module")
+def vectorization():
+    layer = layers.TextVectorization(20, output_sequence_length=4)
+    layer.adapt(["a b c", "d e"])
+    return layer
+
+
+def text_model(*first):
+    return keras.Sequential([*first, layers.Embedding(20, 3), layers.Flatten(), layers.Dense(2)])
+
+
+def two(vectorization):
+    return lambda x, y: (vectorization(x), y)
+
+
+def three(vectorization):
+    return lambda x, y, weights: (vectorization(x), y, weights)
+
+
+def without_weights(vectorization):
+    return lambda x, y, weights: (vectorization(x), y)
+
+
+@pytest.mark.parametrize("how", [two, three, without_weights])
+def test_texts_are_taken_apart_after_sampling(small, vectorization, how):
+    batches = small.poisson((texts(), Y))
+    mapped = batches.map(how(vectorization))
+    mask = [np.asarray(weights) != 0 for *_, weights in mapped]
+    assert not all(m.all() for m in mask) and any(m.any() for m in mask)
+    private = small.model(text_model(keras.Input((4,), dtype="int64")))
+    private.fit(mapped, verbose=0)
+
+
+def test_a_map_that_changes_rows_is_still_refused(small):
+    batches = small.poisson((X, Y)).map(lambda x, y: (tf.concat([x, x], 0), y))
+    with pytest.raises(PrivacyError, match="changed the number of rows"):
+        small.model().fit(batches, verbose=0)
+
+
+def test_texts_are_taken_apart_in_the_model(small, vectorization):
+    private = small.model(text_model(keras.Input((1,), dtype="string"), vectorization))
+    private.fit(small.poisson((texts()[:, None], Y)), verbose=0)
+
+
+def test_functional_models_are_converted_after_fit(small):
+    private = small.model()
+    private.fit(small.poisson(), verbose=0)
+    assert len(tf.lite.TFLiteConverter.from_keras_model(private).convert()) > 100
+
+
+def test_a_metric_of_the_whole_batch_says_so(small):
+    def accuracy(y_true, y_pred):
+        return tf.reduce_mean(tf.cast(tf.argmax(y_pred, -1), tf.float32))
+
+    private = small.model(compile_kwargs={"metrics": [accuracy]})
+    with pytest.raises(ValueError, match="'accuracy' returned one number.*each example"):
+        private.fit(small.poisson(), verbose=0)
+
+
+def test_a_metric_of_each_example_keeps_its_name(small):
+    def error(y_true, y_pred):
+        return tf.cast(tf.argmax(y_pred, -1, tf.int32) != tf.cast(y_true, tf.int32), tf.float32)
+
+    private = small.model(compile_kwargs={"metrics": [error, "accuracy"]}, noise_multiplier=0.0)
+    logs = private.fit(small.poisson(), verbose=0).history
+    assert logs["error"][0] == pytest.approx(1 - logs["accuracy"][0], abs=1e-6)
+
+
+def test_a_row_optimizer_belongs_to_one_model(small):
+    rows = tfdp.optimizers.RowAdagrad(0.1)
+
+    def model():
+        return small.model(
+            keras.Sequential([keras.Input((3,), dtype="int32"), tfdp.layers.SparseEmbedding(9, 2),
+                              layers.Flatten(), layers.Dense(2)]),
+            selection=tfdp.selection.AdaFEST(1.0, noise_ratio=1.0, contribution_norm=1.0),
+            embedding_optimizer=rows,
+        )  # fmt: skip
+
+    first = model()
+    for _ in range(2):
+        first.fit(small.poisson((IDS, Y)), verbose=0)
+    with pytest.raises(ValueError, match="`embedding_optimizer` .*another model.*RowAdagrad"):
+        model().fit(small.poisson((IDS, Y)), verbose=0)
+
+
+def test_layers_that_write_or_remember_are_refused_by_name(small):
+    for layer, shape, message in (
+        (layers.SpectralNormalization(layers.Dense(2)), (3,), "kernel_constraint"),
+        (layers.GRU(2, stateful=True), (4, 3), "stateful"),
+        (layers.BatchNormalization(), (3,), "replace_batch_norm"),
+    ):
+        base = keras.Sequential([keras.Input(shape, batch_size=10), layer])
+        with pytest.raises(PrivacyError, match=message):
+            tfdp.make_private(base)
+
+
+def test_a_scan_around_a_layer_is_served(small):
+    class Steps(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.out = layers.Dense(3), layers.Dense(1)
+            self.cell.build((None, 3))
+
+        def call(self, x):
+            rows = keras.ops.transpose(x, (1, 0, 2))
+            last, _ = keras.ops.scan(
+                lambda h, row: (keras.ops.tanh(self.cell(h)) + row, h),
+                keras.ops.zeros_like(rows[0]), rows,
+            )  # fmt: skip
+            return self.out(last)
+
+    x = np.random.default_rng(2).normal(size=(3, 4, 3)).astype(np.float32)
+    model, y = Steps(), np.ones((3, 1), np.float32)
+    norms = per_example_gradient_norms(model, x, y, "mse")
+    for i in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x[i : i + 1]) - y[i]))
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        true = np.sqrt(sum(np.sum(np.square(g)) for g in gradients))
+        assert norms[i] == pytest.approx(true, rel=1e-5)
+
+
+def test_logs_that_are_written_to_a_file_hold_epsilon(small, tmp_path):
+    path = tmp_path / "log.csv"
+    callbacks = [keras.callbacks.CSVLogger(path), tfdp.callbacks.PrivacyMeter()]
+    small.model().fit(small.poisson(), verbose=0, callbacks=callbacks)
+    assert "epsilon" in path.read_text().splitlines()[0].split(",")
+
+
+def test_a_fit_that_the_budget_ends_says_so(small):
+    budget = tfdp.PrivacyBudget(epsilon=3, delta=1e-3)
+    private = small.model(budget=budget, steps=6)
+    with pytest.warns(UserWarning, match="ends after 6 steps, in epoch 2 of 5.*steps="):
+        private.fit(small.poisson(), epochs=5, verbose=0)
+
+
+def test_a_fit_that_ends_with_its_last_epoch_says_nothing(small, recwarn):
+    budget = tfdp.PrivacyBudget(epsilon=3, delta=1e-3)
+    small.model(budget=budget, steps=4).fit(small.poisson(), epochs=1, verbose=0)
+    assert not [w for w in recwarn if "ends after" in str(w.message)]

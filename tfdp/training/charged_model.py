@@ -1,0 +1,115 @@
+"""A model whose weights hold the history of what was charged for them."""
+
+from tfdp._compat.keras import ModelHooks, all_layers
+from tfdp.accounting import participant
+from tfdp.accounting.history import ChargeHistory
+from tfdp.clipping.recording import trained_variables
+from tfdp.optimizers import DPOptimizer
+from tfdp.optimizers.run_charging import RunCharging
+from tfdp.training import preflight, tpu_resident_tables
+from tfdp.training.keras_files import HISTORY as _HISTORY
+from tfdp.training.plain_training import mechanism_outside_fit
+from tfdp.training.statements import statement_of
+from tfdp.training.weights_origin import WeightOrigin
+
+
+class ChargedModel(ModelHooks):
+    """What `DPModel` knows of its charges, whatever it is compiled with.
+
+    The history belongs to the weights: it is held by every variable that was trained, saved with
+    them, and shared by all models that have some of them.
+    """
+
+    # What was charged is stated beside a SavedModel, and its history is no part of the weights.
+    not_exported = ("history_state",)
+
+    @property
+    def charge_history(self):
+        """The `ChargeHistory` of these weights, whatever they are compiled with."""
+        return vars(self).setdefault("_charge_history", ChargeHistory())
+
+    @property
+    def weight_origin(self):
+        """The `WeightOrigin` of the weights."""
+        if "_weight_origin" not in vars(self):
+            vars(self)["_weight_origin"] = WeightOrigin(self)
+        return vars(self)["_weight_origin"]
+
+    @property
+    def plain_charging(self):
+        """Charges the steps that no DPOptimizer takes."""
+        if "_plain_charging" not in vars(self):
+            charging = RunCharging(self.charge_history, self.weight_origin)
+            charging.begin(mechanism_outside_fit(self))
+            vars(self)["_plain_charging"] = charging
+        return vars(self)["_plain_charging"]
+
+    @property
+    def charging(self):
+        """What charges the steps of this model as it is compiled; for callbacks."""
+        private = isinstance(getattr(self, "optimizer", None), DPOptimizer)
+        return self.optimizer.charging if private else self.plain_charging
+
+    @property
+    def ledger(self):
+        """Every mechanism that touched the training data, as a `tfdp.accounting.Ledger`."""
+        self.join_histories()
+        return self.charge_history.ledger()
+
+    def charge_releases(self, origin=()):
+        """Charges what was released before training; once, however often it is called.
+
+        Args:
+            origin: `LedgerEntry` list of the releases that the training data were made with.
+
+        Raises:
+            PrivacyError: for a release about other records than those that are trained on.
+        """
+        optimizer = getattr(self, "optimizer", None)
+        entries = [*self.privacy_charges(), *origin, *participant.releases_of([optimizer])]
+        if isinstance(optimizer, DPOptimizer):
+            preflight.refuse_other_data(entries, optimizer.num_examples, self.privacy_unit)
+        for entry in entries:
+            self.charge_history.charge(entry)
+
+    def join_histories(self):
+        """The history belongs to the weights: whatever else holds some of them shares it."""
+        optimizer = getattr(self, "optimizer", None)
+        if isinstance(optimizer, DPOptimizer):  # set without `compile`, perhaps
+            optimizer.charging.share(self.charge_history, self.privacy_unit, self.join_histories)
+        for variable in [*self.variables, *tpu_resident_tables.tables_of(self)]:
+            if _HISTORY in vars(variable):
+                self.charge_history.join(vars(variable)[_HISTORY])
+        # Variables that are frozen now carry no trace of this model's data.
+        for variable in trained_variables(self):
+            vars(variable)[_HISTORY] = self.charge_history
+
+    def privacy_charges(self):
+        """`LedgerEntry` list of the private releases that the model itself was built from."""
+        return participant.releases_of(all_layers(self))
+
+    def privacy_statement(self, delta=None, accountant=None):
+        """What was guaranteed to each record of the training data, and what was not.
+
+        Args:
+            delta: δ; defaults to the budget's, or 1/(10·n).
+            accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
+
+        Returns:
+            A `tfdp.accounting.Statement`: print it, or use `.epsilon`, `.to_dict()`,
+            `.to_json()`.
+
+        Raises:
+            ValueError: for a model trained with neither a DPOptimizer, nor `DPForwardNoise`, nor
+                released data; or a δ > 1/n.
+        """
+        return statement_of(self, delta, accountant)
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        store[_HISTORY] = self.charging.to_bytes()
+
+    def load_own_variables(self, store):
+        if _HISTORY in store:
+            self.charging.merge_bytes(store[_HISTORY][()])
+        super().load_own_variables({k: store[k] for k in store.keys() if k != _HISTORY})
