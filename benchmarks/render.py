@@ -13,11 +13,12 @@ PAPER = {  # DPFormer, tables 1 and 2: NDCG@10 of DPFormer, whose accounting is 
     "movielens": {5: 5.88, 8: 7.70, 10: 8.42},
     "amazon_games": {5: 1.64},
 }
-PAPER["movielens_odds"] = PAPER["movielens"]
+PAPER |= {f"{name}_odds": numbers for name, numbers in PAPER.items()}
 TITLES = {
     "movielens": "MovieLens-1M",
     "movielens_odds": "MovieLens-1M, votes by odds (`TransitionOdds`)",
     "amazon_games": "Amazon Games",
+    "amazon_games_odds": "Amazon Games, votes by odds",
 }
 
 

@@ -32,6 +32,12 @@ SETTINGS = {
         "release": {"symmetric": True, "rounds": 2, "threshold": 2.0},
         "model": {"smoothing": 300.0, "last_items": 10, "decay": 0.85},
     },
+    "amazon_games_odds": {
+        "max_length": 200,
+        "release": {"symmetric": True, "rounds": 2, "threshold": 2.0},
+        "odds": True,
+        "model": {"smoothing": 100.0, "last_items": 10, "decay": 0.85},
+    },
 }
 
 
