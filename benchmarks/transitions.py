@@ -26,10 +26,17 @@ from tfdp.models.next_item import without_seen
 RESULTS = pathlib.Path(__file__).parent / "results"
 SETTINGS = {
     "movielens": {"max_length": 2277, "release": {}, "model": {}},
+    "movielens_odds": {"max_length": 2277, "release": {}, "odds": True, "model": {}},
     "amazon_games": {
         "max_length": 200,
         "release": {"symmetric": True, "rounds": 2, "threshold": 2.0},
         "model": {"smoothing": 300.0, "last_items": 10, "decay": 0.85},
+    },
+    "amazon_games_odds": {
+        "max_length": 200,
+        "release": {"symmetric": True, "rounds": 2, "threshold": 2.0},
+        "odds": True,
+        "model": {"smoothing": 100.0, "last_items": 10, "decay": 0.85},
     },
 }
 
@@ -110,8 +117,9 @@ def main():
         for _ in range(runs):
             start = time.time()
             released = tfdp.data.private_transitions(data.train, **release)
+            kind = "TransitionOdds" if settings.get("odds") else "TransitionPrior"
             recommender = tfdp.models.TransitionRecommender(
-                released, max_length=settings["max_length"], **model
+                getattr(tfdp.layers, kind)(released, **model), max_length=settings["max_length"]
             )
             seconds = time.time() - start
             scores = evaluate(recommender, data)
