@@ -114,7 +114,7 @@ def test_gram_noise_is_isotropic_in_frobenius_norm(source):
     x = np.random.default_rng(3).normal(size=[4, 3])
     stddev, draws = 2.5, 30_000
     batch = tf.tile(tf.constant(x)[None], [draws, 1, 1])
-    noise = noisy_gram(batch, 1.0, stddev, source).numpy() - x @ x.T
+    noise = noisy_gram(batch, 4.0, stddev / 4.0, source).numpy() - x @ x.T
     np.testing.assert_allclose(noise, np.swapaxes(noise, 1, 2), rtol=0, atol=1e-13)
     i, j = np.triu_indices(4)
     coordinates = noise[:, i, j] * np.where(i == j, 1.0, np.sqrt(2)) / stddev
@@ -128,7 +128,7 @@ def test_product_noise_is_independent_on_every_entry(source):
     q, k = np.random.default_rng(4).normal(size=[2, 3, 5])
     stddev, draws = 0.7, 30_000
     batch = tf.zeros([draws, 1, 1], tf.float64)
-    noise = noisy_product(batch + q, batch + k, 1.0, stddev, source).numpy() - q @ k.T
+    noise = noisy_product(batch + q, batch + k, 0.2, stddev / 0.2, source).numpy() - q @ k.T
     coordinates = noise.reshape(draws, 9) / stddev
     for column in coordinates.T:
         assert stats.kstest(column, "norm").pvalue > FALSE_ALARM
