@@ -13,7 +13,13 @@ PAPER = {  # DPFormer, tables 1 and 2: NDCG@10 of DPFormer, whose accounting is 
     "movielens": {5: 5.88, 8: 7.70, 10: 8.42},
     "amazon_games": {5: 1.64},
 }
-TITLES = {"movielens": "MovieLens-1M", "amazon_games": "Amazon Games"}
+PAPER |= {f"{name}_odds": numbers for name, numbers in PAPER.items()}
+TITLES = {
+    "movielens": "MovieLens-1M",
+    "movielens_odds": "MovieLens-1M, votes by odds (`TransitionOdds`)",
+    "amazon_games": "Amazon Games",
+    "amazon_games_odds": "Amazon Games, votes by odds",
+}
 
 
 def read(name):

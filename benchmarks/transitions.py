@@ -26,10 +26,17 @@ from tfdp.models.next_item import without_seen
 RESULTS = pathlib.Path(__file__).parent / "results"
 SETTINGS = {
     "movielens": {"max_length": 2277, "release": {}, "model": {}},
+    "movielens_odds": {"max_length": 2277, "release": {}, "odds": True, "model": {}},
     "amazon_games": {
         "max_length": 200,
         "release": {"symmetric": True, "rounds": 2, "threshold": 2.0},
         "model": {"smoothing": 300.0, "last_items": 10, "decay": 0.85},
+    },
+    "amazon_games_odds": {
+        "max_length": 200,
+        "release": {"symmetric": True, "rounds": 2, "threshold": 2.0},
+        "odds": True,
+        "model": {"smoothing": 100.0, "last_items": 10, "decay": 0.85},
     },
 }
 
@@ -43,8 +50,14 @@ def load(path, max_length, target):
     return tfdp.data.leave_one_out_split(histories, max_length, data.num_items)
 
 
-def evaluate(model, data, batch=256):
-    """NDCG@10 and HIT@10 in percent, over all items and over those not in the history."""
+def evaluate(model, data, histories=None, batch=256):
+    """NDCG@10 and HIT@10 in percent, over all items and over those not in the history.
+
+    Args:
+        model: has `score_next`.
+        data: `SequenceData`, of as many positions as the model looks at.
+        histories: (users, any length): whole histories, if `data` has only their ends.
+    """
     metrics = {
         f"{name}_10{which}": metric(10)
         for which in ("", "_unseen")
@@ -54,7 +67,8 @@ def evaluate(model, data, batch=256):
     for start in range(0, len(x), batch):
         ids = x[start : start + batch]
         scores = model.score_next(ids)
-        unseen = without_seen(scores, ids)
+        seen = ids if histories is None else histories[start : start + batch]
+        unseen = without_seen(scores, seen)
         for name, metric in metrics.items():
             metric.update_state(
                 y[start : start + batch, -1], unseen if name.endswith("unseen") else scores
@@ -103,8 +117,9 @@ def main():
         for _ in range(runs):
             start = time.time()
             released = tfdp.data.private_transitions(data.train, **release)
+            kind = "TransitionOdds" if settings.get("odds") else "TransitionPrior"
             recommender = tfdp.models.TransitionRecommender(
-                released, max_length=settings["max_length"], **model
+                getattr(tfdp.layers, kind)(released, **model), max_length=settings["max_length"]
             )
             seconds = time.time() - start
             scores = evaluate(recommender, data)

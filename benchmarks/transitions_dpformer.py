@@ -26,9 +26,9 @@ def parse():
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--share", type=float, default=0.9, help="of the budget, for the release")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=2048)
-    parser.add_argument("--learning-rate", type=float, default=5e-3)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--max-length", type=int, default=20)
     parser.add_argument("--stddev", type=float, default=0.002, help="of the initial embeddings")
@@ -38,7 +38,7 @@ def parse():
     return parser.parse_args()
 
 
-def train(data, release, frequency, error_scale, seed, args):
+def train(data, histories, release, frequency, error_scale, seed, args):
     """Scores before and after training, and the statement."""
     keras.utils.set_random_seed(seed)
     prior = tfdp.layers.TransitionPrior(release, train_gate=args.train_gate, name="transitions")
@@ -62,7 +62,7 @@ def train(data, release, frequency, error_scale, seed, args):
     start = time.time()
     model.fit(batches, epochs=1, verbose=0)
     statement = model.privacy_statement(delta).to_dict()
-    scores = evaluate(model, data)
+    scores = evaluate(model, data, histories)
     return {
         **scores,
         "seconds": round(time.time() - start, 1),
@@ -87,7 +87,7 @@ def main():
         frequency[0] = 1.0
         run = {"release_alone": evaluate(tfdp.models.TransitionRecommender(release), long)}
         for name, scale in (("re_attention", 1.0), ("vanilla", 0.0)):
-            run[name] = train(data, release, frequency, scale, seed, args)
+            run[name] = train(data, long.test.x, release, frequency, scale, seed, args)
         result["runs"].append(run)
         result["summary"] = {
             name: interval([r[name]["ndcg_10"] for r in result["runs"]])

@@ -76,10 +76,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="a file of `user item` lines, in time order per user")
     parser.add_argument("--export", default="exported", help="folder for the SavedModel")
-    parser.add_argument("--epochs", type=int, help="of the transformers; 10, or 3 with a file")
+    parser.add_argument("--epochs", type=int, help="of the transformers; 5, or 2 with a file")
     args = parser.parse_args()
     start = time.time()
-    epochs = args.epochs or (10 if args.data is None else 3)
+    epochs = args.epochs or (5 if args.data is None else 2)
     if args.data is None:
         print("Generating long-tailed sequences (give DATA=file for your own).")
     long, data = load(args.data, 500), load(args.data, POSITIONS)

@@ -34,6 +34,7 @@ CLASSES = {
     "SparseEmbedding": "tfdp.layers.sparse_embedding",
     "TextClassifier": "tfdp.models.text_classifier",
     "TextTokenizer": "tfdp.layers.text_tokenizer",
+    "TransitionOdds": "tfdp.layers.transition_odds",
     "TransitionPrior": "tfdp.layers.transition_prior",
     "TransitionRecommender": "tfdp.models.transition_recommender",
 }

@@ -57,6 +57,27 @@ def test_scores_are_those_of_the_formula(data, release):
         np.testing.assert_allclose(np.exp(every[:, t, 1:]), np.array(at)[:, 1:], rtol=1e-4)
 
 
+def test_odds_are_those_of_the_formula(data, release, tmp_path):
+    layer = tfdp.layers.TransitionOdds(release, last_items=3, offset=0.1, popularity_weight=0.2)
+    model = tfdp.models.TransitionRecommender(layer)
+    v = np.zeros((M + 1, M + 1))
+    v[tuple(release.indices.T)] = release.values
+    pop = np.maximum(release.popularity, 0.01 * release.popularity[1:].mean()).astype(np.float64)
+    pop[0] = 0.0
+    pop /= pop.sum()
+    share = v / (v.sum(1, keepdims=True) + 20.0)
+    w = 0.7 ** np.arange(3) / (1 + 0.7 + 0.49)
+    for row, history in zip(model.score_next(data.test.x).numpy(), data.test.x, strict=True):
+        voters = [i for i in history if i][::-1][:3]
+        votes = [np.log1p(share[i, 1:] / (10 * pop[1:] + 0.1)) for i in voters]
+        expected = np.dot(w[: len(voters)], votes) + 0.2 * np.log(pop[1:])
+        np.testing.assert_allclose(row[1:], expected, rtol=1e-4, atol=1e-5)
+    assert model.ledger.entries == (release.entry,)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded.score_next(data.test.x), model.score_next(data.test.x))
+
+
 def test_it_states_the_cost_of_its_release_and_nothing_else(release):
     model = tfdp.models.TransitionRecommender(release)
     statement = model.privacy_statement(1e-3)

@@ -7,6 +7,7 @@ from tfdp.layers.re_attention_block import ReAttentionBlock
 from tfdp.layers.replace_batch_norm import replace_batch_norm
 from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.layers.text_tokenizer import TextTokenizer
+from tfdp.layers.transition_odds import TransitionOdds
 from tfdp.layers.transition_prior import TransitionPrior
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "ReAttentionBlock",
     "SparseEmbedding",
     "TextTokenizer",
+    "TransitionOdds",
     "TransitionPrior",
     "replace_batch_norm",
 ]

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp import _validate
 from tfdp.accounting import Ledger
 from tfdp.accounting.participant import PrivacyParticipant
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
@@ -59,22 +60,11 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
                 "Argument `release` must be a `tfdp.data.TransitionRelease`, made by "
                 f"`tfdp.data.private_transitions`. Received: release={release!r}"
             )
-        if last_items != int(last_items) or last_items < 1:
-            raise ValueError(
-                "Argument `last_items` must be a positive integer. "
-                f"Received: last_items={last_items!r}"
-            )
-        if not 0 < decay <= 1:
-            raise ValueError(f"Argument `decay` must lie in (0, 1]. Received: decay={decay!r}")
-        if not 0 < smoothing < float("inf"):
-            raise ValueError(
-                f"Argument `smoothing` must be a positive number. Received: smoothing={smoothing!r}"
-            )
         self.supports_jit = False  # rows have as many entries as survived
         self.num_items = int(release.num_items)
-        self.last_items = int(last_items)
-        self.decay = float(decay)
-        self.smoothing = float(smoothing)
+        self.last_items = _validate.count("last_items", last_items)
+        self.decay = _validate.probability("decay", decay)
+        self.smoothing = _validate.positive("smoothing", smoothing)
         self.initial_gate = float(gate)
         self.train_gate = bool(train_gate)
         self.privacy_releases = list(release.privacy_releases)
@@ -83,17 +73,18 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
         self._lags /= self._lags.sum()
         self._num_pairs = len(release.values)
         splits, columns, values = _by_row(release)
-        rows = np.diff(splits)
-        sums = np.bincount(np.repeat(np.arange(len(rows)), rows), values, minlength=len(rows))
-        rates = values / (sums + self.smoothing)[np.repeat(np.arange(len(rows)), rows)]
+        row = np.repeat(np.arange(len(splits) - 1), np.diff(splits))
+        sums = np.bincount(row, values, minlength=len(splits) - 1)
         popularity = np.asarray(release.popularity, np.float64)
         popularity = np.maximum(popularity, max(_FLOOR * popularity[1:].mean(), 1e-30))
         popularity[0] = 0.0
+        popularity /= popularity.sum()
+        rates = self.vote(values / (sums + self.smoothing)[row], popularity[columns])
         self.splits = self._constant("splits", splits, "int64")
         self.columns = self._constant("columns", columns, "int32")
         self.rates = self._constant("rates", rates, "float32")
         self.known = self._constant("known", sums / (sums + self.smoothing), "float32")
-        self.popularity = self._constant("popularity", popularity / popularity.sum(), "float32")
+        self.popularity = self._constant("popularity", popularity, "float32")
         self.gate = self.add_weight(
             name="gate",
             shape=(),
@@ -102,6 +93,15 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
             dtype="float32",
             autocast=False,
         )
+
+    def vote(self, share, popularity):
+        """What a pair (i, j) counts where i votes.
+
+        Args:
+            share: float64 (S,): v(i, j) / (Σ_j v(i, j) + s).
+            popularity: float64 (S,): pop(j).
+        """
+        return share
 
     def _constant(self, name, value, dtype):
         variable = self.add_weight(
@@ -137,7 +137,7 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
         weights = tf.constant(np.append(self._lags, 0.0), tf.float32)
         inside = (lag >= 0) & (lag < self.last_items)
         weights = tf.gather(weights, tf.where(inside, lag, self.last_items))
-        return self._log(
+        return self.combine(
             tf.einsum("ts,bsm->btm", weights, rows), tf.einsum("ts,bs->bt", weights, known)
         )
 
@@ -150,7 +150,7 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
         owners = tf.repeat(tf.range(batch, dtype=tf.int64), length)
         rows = self._rows(tf.reshape(ids, [-1]), owners, tf.reshape(weights, [-1]), batch)
         known = tf.gather(tf.convert_to_tensor(self.known.value), ids)
-        return self._log(rows, tf.reduce_sum(weights * known, axis=1))
+        return self.combine(rows, tf.reduce_sum(weights * known, axis=1))
 
     def _rows(self, ids, owners, weights, count):
         """(count, num_items + 1): the weighted rates of ids (N,), added up by owner (N,)."""
@@ -165,7 +165,8 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
         sums = tf.math.unsorted_segment_sum(rates * tf.gather(weights, of), places, count * width)
         return tf.reshape(sums, [count, width])
 
-    def _log(self, rows, known):
+    def combine(self, rows, known):
+        """Scores (..., num_items + 1) from the weighted votes, and the weight that they had."""
         unknown = tf.maximum(1.0 - known, 0.0)[..., tf.newaxis]
         rows += unknown * tf.convert_to_tensor(self.popularity.value)
         return tf.stop_gradient(tf.math.log(tf.maximum(rows, _SMALLEST)))

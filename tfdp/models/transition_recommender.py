@@ -11,7 +11,8 @@ class TransitionRecommender(NextItemModel):
     """Scores the next item by a `TransitionRelease`: ready without `fit`, at the release's cost.
 
     Args:
-        release: a `tfdp.data.TransitionRelease`.
+        release: a `tfdp.data.TransitionRelease`; or a layer around one, `TransitionPrior` or
+            `TransitionOdds`, which then has the settings.
         max_length: how many items of a history are looked at, at most.
         last_items, decay, smoothing: as for `tfdp.layers.TransitionPrior`, which has the formula.
         exclude_seen: whether the items of the history that is asked about are never recommended.
@@ -43,6 +44,8 @@ class TransitionRecommender(NextItemModel):
         **kwargs,
     ):
         super().__init__(**kwargs)
+        if isinstance(release, TransitionPrior):
+            last_items = release.last_items
         if max_length != int(max_length) or max_length < last_items:
             raise ValueError(
                 "Argument `max_length` must be an integer of at least `last_items`. "

@@ -1,0 +1,73 @@
+"""A sharper ranking by a private release of transitions, which is no probability."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.layers.transition_prior import TransitionPrior
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class TransitionOdds(TransitionPrior):
+    """Scores the next item by what the last items say of it beyond its popularity.
+
+        score(j) = Σ_k w_k · log(1 + r(i_k, j) / (a·pop(j) + b)) + g·log pop(j)
+
+    with r(i, j) = v(i, j) / (Σ_j v(i, j) + s), and i_k, w_k, v, pop and s as in `TransitionPrior`,
+    whose place it takes: `TransitionRecommender(TransitionOdds(release))`. An item that several of
+    the last ones lead to is worth more than one that a single one leads to often. b keeps noisy
+    rates of rare items from counting.
+
+    The scores rank; their size means nothing. Around an encoder give it a `gate`, or train one.
+
+    Args:
+        release: a `tfdp.data.TransitionRelease`; it is charged to the model that holds the layer.
+        last_items, decay, smoothing, gate, train_gate: as for `TransitionPrior`.
+        popularity_factor: a, of at least 0.
+        offset: b, positive.
+        popularity_weight: g, of at least 0.
+
+    Raises:
+        ValueError: if an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        release,
+        last_items=8,
+        decay=0.7,
+        smoothing=20.0,
+        popularity_factor=10.0,
+        offset=0.02,
+        popularity_weight=0.03,
+        **kwargs,
+    ):
+        for name, value, least in (
+            ("popularity_factor", popularity_factor, 0.0),
+            ("offset", offset, 1e-12),
+            ("popularity_weight", popularity_weight, 0.0),
+        ):
+            if not least <= value < float("inf"):
+                raise ValueError(
+                    f"Argument `{name}` must be a finite number of at least {least}. "
+                    f"Received: {name}={value!r}"
+                )
+        self._odds = float(popularity_factor), float(offset), float(popularity_weight)
+        super().__init__(release, last_items, decay, smoothing, **kwargs)
+
+    def vote(self, share, popularity):
+        factor, offset, _ = self._odds
+        return np.log1p(share / (factor * popularity + offset))
+
+    def combine(self, rows, known):
+        popularity = tf.maximum(tf.convert_to_tensor(self.popularity.value), 1e-30)
+        return tf.stop_gradient(rows + self._odds[2] * tf.math.log(popularity))
+
+    def get_config(self):
+        factor, offset, weight = self._odds
+        return {
+            **super().get_config(),
+            "popularity_factor": factor,
+            "offset": offset,
+            "popularity_weight": weight,
+        }
