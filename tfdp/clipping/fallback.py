@@ -20,7 +20,7 @@ class _TrainingContext(keras.Layer):
     """Calls a layer so that everything below it sees the `training` of the forward pass."""
 
     def __init__(self):
-        super().__init__(autocast=False)
+        super().__init__(autocast=False, name="training_context")  # a scope begins with a letter
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
 

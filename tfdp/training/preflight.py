@@ -115,7 +115,7 @@ def sampling_of_data(x, kwargs):
                 "Argument `x` of `fit` does not say how its batches were drawn, so no ε would be "
                 "true of them. Make them with `tfdp.data.poisson_batches` or "
                 "`tfdp.data.shuffled_epochs` (only `map`, `prefetch` and the like may follow), or "
-                "declare it yourself, `tfdp.data.declare_sampling(dataset, \"shuffled\", "
+                'declare it yourself, `tfdp.data.declare_sampling(dataset, "shuffled", '
                 "num_examples=…, expected_batch_size=…)`, which the statement lists as assumed. "
                 f"Received: x={x}"
             )

@@ -1,7 +1,5 @@
 """A private step from the batch to the sums that the optimizer noises."""
 
-import contextlib
-
 import tensorflow as tf
 
 from tfdp._compat.keras import means_of_losses
@@ -33,8 +31,7 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
 
     def losses_of(outputs):
         check_losses(model, x, y, sample_weight, outputs)
-        with _means_over_present(model, example_mask):
-            return model.compute_loss(x, y, outputs, sample_weight, training=True)
+        return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
     result = backward(model, model.clipping_plan(x), x, losses_of, example_mask)
     result = restrict_to_survivors(model, result, survivors)
@@ -43,15 +40,11 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
     return sums
 
 
-@contextlib.contextmanager
-def _means_over_present(model, example_mask):
-    """The mean loss of each output leaves padding out, which Keras counts."""
-    means = means_of_losses(model)
-    before = [tf.convert_to_tensor(mean.count) for mean in means]
-    yield
-    share = tf.reduce_mean(tf.cast(example_mask, tf.float32))
-    for mean, count in zip(means, before, strict=True):
-        mean.count.assign(count + (mean.count - count) * tf.cast(share, mean.count.dtype))
+def _count_present_only(model, example_mask):
+    """Takes padding, which Keras counts, out of the mean loss of each output."""
+    absent = tf.reduce_sum(tf.cast(~example_mask, tf.float32))
+    for mean in means_of_losses(model):  # each weighted by the rows of the batch
+        mean.count.assign_sub(tf.cast(absent, mean.count.dtype))
 
 
 def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
@@ -151,6 +144,7 @@ def check_losses(model, x, y, sample_weight, outputs):
 
 def _update_metrics(model, x, y, sample_weight, result):
     weights = tf.cast(result.example_mask, tf.float32)
+    _count_present_only(model, result.example_mask)
     for metric in model.metrics:
         if metric.name == "loss":
             metric.update_state(result.losses, sample_weight=weights)
