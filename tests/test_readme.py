@@ -20,9 +20,7 @@ def test_the_two_commands_come_first():
 
 def test_any_keras_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(2000, 20)).astype(np.float32)
-    names = {"x": x, "y": generator.integers(0, 3, 2000)}
+    names = {}
     exec(blocks("python")[0], names)
     assert "epsilon = " in capsys.readouterr().out
     assert (tmp_path / "exported" / "privacy_statement.json").is_file()
@@ -40,7 +38,7 @@ def test_recommender(tmp_path, monkeypatch):
     )
     names = {}
     exec("import keras, tfdp\n" + blocks("python")[1], names)
-    assert 7.9 < names["model"].privacy_statement(1e-4).epsilon <= 8.001
+    assert 7.9 < names["model"].privacy_statement(1e-4).epsilon <= 8
     assert (tmp_path / "exported" / "privacy_statement.json").is_file()
     code = blocks("python")[2].replace("epochs=100", "epochs=2, verbose=0")
     exec("import keras, tfdp\n" + code, names)

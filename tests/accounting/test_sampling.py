@@ -63,3 +63,13 @@ def test_where_the_batches_of_a_pass_are_unknown_each_step_may_begin_one():
     assert unknown.appearances(10) == 10
     bounded = _sampling(kind="shuffled", expected_batch_size=30, passes=4)
     assert [bounded.appearances(t) for t in (1, 3, 10)] == [1, 3, 4]
+
+
+def test_every_worker_may_overflow_by_itself():
+    one = Sampling("poisson", 250, 25.0, 40).overflow_probability
+    four = Sampling("poisson", 1000, 100.0, 160, workers=4).overflow_probability
+    assert one > 0 and four == pytest.approx(4 * one)
+
+
+def test_a_record_may_appear_in_every_microbatch():
+    assert Sampling("microbatches", 100, 10.0, microbatches=3).appearances(5) == 15

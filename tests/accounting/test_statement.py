@@ -119,7 +119,7 @@ def test_cut_off_batches_are_charged():
     spent = truncation_delta(statement.epsilon, _STEPS, sampling.overflow_probability)
     assert spent > 0 and statement.overflow_delta == pytest.approx(spent)
     assert statement.epsilon == _ledger(sampling).epsilon(_DELTA) > _state().epsilon
-    assert "cut off at 100 records" in _text(statement)
+    assert "holds at most 100 records" in _text(statement)
 
 
 def test_assumptions_gaps_and_fixed_seeds_are_said():

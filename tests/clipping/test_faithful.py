@@ -476,6 +476,36 @@ def test_a_mended_model_is_not_warned_of(small, recwarn):
     assert not [w for w in recwarn if "exactly zero" in str(w.message)]
 
 
+class Moody(layers.Layer):
+    """Has no rule, and computes what somebody told it before."""
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(shape[-1],), initializer="ones")
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        noise = keras.random.normal(keras.ops.shape(x), seed=self.seeds)
+        return keras.ops.sin(x * self.w * self.mood) + noise
+
+
+class SetsMoods(keras.Model):
+    def __init__(self, moods):
+        super().__init__()
+        self.moods, self.layer, self.out = moods, Moody(), layers.Dense(2)
+
+    def call(self, x):
+        for mood in self.moods:
+            self.layer.mood = mood
+            x = self.layer(x)
+        return self.out(x)
+
+
+def test_a_call_that_is_another_when_it_is_run_again_is_refused(small):
+    small.model(SetsMoods([2.0, 2.0])).fit(small.poisson(), epochs=1, verbose=0)
+    with pytest.raises(PrivacyError, match="'moody.*run again .*argument of `call`"):
+        small.model(SetsMoods([1.0, 2.0])).fit(small.poisson(), epochs=1, verbose=0)
+
+
 class DropsLayers(keras.Model):
     """Python decides at every trace which layers run."""
 

@@ -117,7 +117,7 @@ def test_no_gradient_flows_through_the_correction():
 @pytest.mark.parametrize("arguments", [{"num_heads": 0, "key_dim": 4},
                                        {"num_heads": 2, "key_dim": 1.5}])  # fmt: skip
 def test_arguments_are_checked(arguments):
-    with pytest.raises(ValueError, match="positive integer"):
+    with pytest.raises(ValueError, match="integer of at least 1"):
         ReAttention(**arguments)
 
 
@@ -339,7 +339,7 @@ def test_scores_of_padding_are_never_served():
 @pytest.mark.parametrize("arguments", [{"num_items": 0}, {"max_length": 1.5}])
 def test_model_arguments_are_checked(arguments):
     settings = {"num_items": 5, "max_length": 4, **arguments}
-    with pytest.raises(ValueError, match="positive integer"):
+    with pytest.raises(ValueError, match="integer of at least 1"):
         tfdp.models.DPFormer(**settings)
     with pytest.raises(ValueError, match="cell"):
         tfdp.models.SequenceBaseline(5, 4, cell="rnn")

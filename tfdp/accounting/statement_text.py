@@ -59,9 +59,10 @@ def _headline(statement):
         f"{statement.delta:.4g}.",
     ]
     if statement.assumed_epsilon is not None:
+        times = "once" if statement.appearances == 1 else f"{statement.appearances} times"
         lines.append(
             f"This is the epsilon without amplification by sampling: a record was used at most "
-            f"{statement.appearances} times in shuffled batches, once per epoch. An epsilon of "
+            f"{times} in shuffled batches, once per epoch. An epsilon of "
             f"{round_up(statement.assumed_epsilon)} assumes Poisson sampling, which the pipeline "
             "did not do; it is not a guarantee."
         )
@@ -120,8 +121,8 @@ def _batches(statement):
             capacities.append(str(sampling["max_batch_size"]))
     if statement.overflow_delta > 0:
         lines.append(
-            f"Batches were cut off at {' and '.join(capacities)} records, which takes "
-            f"{statement.overflow_delta:.3g} of delta (included)."
+            f"A batch holds at most {' or '.join(capacities)} records; the chance that a draw is "
+            f"larger takes {statement.overflow_delta:.3g} of the delta above."
         )
     return list(dict.fromkeys(lines))
 

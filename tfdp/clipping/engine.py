@@ -11,6 +11,7 @@ from tfdp.clipping.factors import clip_factors
 from tfdp.clipping.gradients import variable_gradient
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.refusals import warn_of_still_variables
+from tfdp.clipping.rule_results import contributions_of
 from tfdp.runtime.strategies import compiled_by_xla
 
 
@@ -66,13 +67,7 @@ def backward(model, plan, x, losses_of: Callable, example_mask):
         if call.planned.rule is None:
             pairs = fallback.contributions(call, s, compiled_by_xla(model))
         else:
-            layer, rule = call.planned.layer, call.planned.rule
-            wanted = {id(v) for v in call.planned.variables}
-            pairs = [
-                (variable, contribution)
-                for variable, contribution in rule.contributions(layer, call.args, call.kwargs, s)
-                if id(variable) in wanted
-            ]
+            pairs = contributions_of(call, s)
         for variable, contribution in pairs:
             by_variable.setdefault(id(variable), []).append(contribution)
             groups.setdefault(id(variable), id(call.planned.layer))

@@ -67,6 +67,24 @@ def run_by_example(recorded):
     return put_together[0](values)
 
 
+def run_again(recorded, row):
+    """What a call without a rule gives for one example when it is run again, to be differentiated.
+
+    Args:
+        recorded: the `RecordedCall`.
+        row: the place of the example in the batch.
+
+    Returns:
+        Pairs of its outputs (1, ...): now, and as they were.
+    """
+    examples, rebuild = _split(recorded)
+    tensors = tf.nest.map_structure(lambda t: t[row], examples)
+    outputs = differentiable(
+        _call(recorded, rebuild(tensors), [s[row] for s in recorded.seeds or []], ())
+    )
+    return [(t, probe[row : row + 1]) for t, probe in zip(outputs, recorded.probes, strict=False)]
+
+
 def contributions(recorded, gradients, compiled=False):
     """Pairs of variable and `PerExampleGradients` for a call without a rule.
 
@@ -97,11 +115,8 @@ def contributions(recorded, gradients, compiled=False):
 
     elements = (examples, recorded.seeds or [], gradients)
     with paused():
-        try:
-            if compiled:
-                raise NotImplementedError
-            found = vectorized_map(one, elements)
-        except (NotImplementedError, TypeError, ValueError):  # lists of tensors in a loop, for one
+        found = None if compiled else _vectorized(one, elements)
+        if found is None:
             pairs = zip(planned.variables, parameters, strict=True)
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
             found = tf.map_fn(one, elements, fn_output_signature=signature)
@@ -109,6 +124,14 @@ def contributions(recorded, gradients, compiled=False):
         (v, PerExampleGradients(tf.cast(g, tf.float32)))
         for v, g in zip(planned.variables, found, strict=True)
     ]
+
+
+def _vectorized(function, elements):
+    """What `vectorized_map` gives, or None if it has no way to it, as for lists in nested loops."""
+    try:
+        return vectorized_map(function, elements)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
 
 
 def _split(recorded):

@@ -1,6 +1,10 @@
 """The rules, by layer type. A rule turns a recorded layer call into per-example gradients."""
 
+import contextlib
+import threading
+
 _RULES = {}
+_LOOK_UP = threading.local()
 # What a subclass may define without changing what its parent computes.
 _HARMLESS = {
     "__init__", "__module__", "__doc__", "__qualname__", "__firstlineno__",
@@ -93,10 +97,26 @@ def find_rule(layer):
     """The rule registered for this layer, or None."""
     for cls in type(layer).__mro__:
         if cls in _RULES:
-            return _RULES[cls]
+            left_out = getattr(_LOOK_UP, "tfdp_alone", False) and is_foreign(_RULES[cls])
+            return None if left_out else _RULES[cls]
         if not set(vars(cls)) <= _HARMLESS and not _is_generated(cls):
             return None
     return None
+
+
+def is_foreign(rule):
+    """Whether a rule is none that tfdp brings."""
+    return rule is not None and type(rule).__module__.split(".")[0] != "tfdp"
+
+
+@contextlib.contextmanager
+def rules_of_tfdp_alone():
+    """Within it, layers with rules of others take the exact fallback."""
+    _LOOK_UP.tfdp_alone = True
+    try:
+        yield
+    finally:
+        _LOOK_UP.tfdp_alone = False
 
 
 def _is_generated(cls):

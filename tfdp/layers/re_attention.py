@@ -5,6 +5,8 @@ import math
 import keras
 import tensorflow as tf
 
+from tfdp._validate import count
+
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class ReAttention(keras.layers.Layer):
@@ -48,14 +50,8 @@ class ReAttention(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        for argument, value in (("num_heads", num_heads), ("key_dim", key_dim)):
-            if value != int(value) or value < 1:
-                raise ValueError(
-                    f"Argument `{argument}` must be a positive integer. "
-                    f"Received: {argument}={value}"
-                )
-        self.num_heads = int(num_heads)
-        self.key_dim = int(key_dim)
+        self.num_heads = count("num_heads", num_heads)
+        self.key_dim = count("key_dim", key_dim)
         self.dropout = dropout
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp import _validate
 from tfdp.accounting import Ledger
 from tfdp.accounting.participant import PrivacyParticipant
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
@@ -59,22 +60,11 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
                 "Argument `release` must be a `tfdp.data.TransitionRelease`, made by "
                 f"`tfdp.data.private_transitions`. Received: release={release!r}"
             )
-        if last_items != int(last_items) or last_items < 1:
-            raise ValueError(
-                "Argument `last_items` must be a positive integer. "
-                f"Received: last_items={last_items!r}"
-            )
-        if not 0 < decay <= 1:
-            raise ValueError(f"Argument `decay` must lie in (0, 1]. Received: decay={decay!r}")
-        if not 0 < smoothing < float("inf"):
-            raise ValueError(
-                f"Argument `smoothing` must be a positive number. Received: smoothing={smoothing!r}"
-            )
         self.supports_jit = False  # rows have as many entries as survived
         self.num_items = int(release.num_items)
-        self.last_items = int(last_items)
-        self.decay = float(decay)
-        self.smoothing = float(smoothing)
+        self.last_items = _validate.count("last_items", last_items)
+        self.decay = _validate.probability("decay", decay)
+        self.smoothing = _validate.positive("smoothing", smoothing)
         self.initial_gate = float(gate)
         self.train_gate = bool(train_gate)
         self.privacy_releases = list(release.privacy_releases)

@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from tfdp._validate import count
 from tfdp.layers.item_embedding import LearnedPositions, PopularityPrior
 from tfdp.layers.transition_prior import TransitionPrior
 from tfdp.models.next_item import NextItemModel, without_padding
@@ -43,14 +44,8 @@ class SequenceModel(NextItemModel):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        for argument, value in (("num_items", num_items), ("max_length", max_length)):
-            if value != int(value) or value < 1:
-                raise ValueError(
-                    f"Argument `{argument}` must be a positive integer. "
-                    f"Received: {argument}={value}"
-                )
-        self.num_items = int(num_items)
-        self.max_length = int(max_length)
+        self.num_items = count("num_items", num_items)
+        self.max_length = count("max_length", max_length)
         self.dim = dim
         self.dropout = dropout
         self.tied = tied

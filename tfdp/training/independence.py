@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp.clipping import fallback
 from tfdp.clipping.execution import Execution, run_recorded
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.refusals import WAY_OUT, warn_of_still_variables
@@ -88,6 +89,7 @@ def check_independence(model, x, y, sample_weight):
         raise PrivacyError(f"{_where(model, first, changed)} {WAY_OUT}")
     _refuse_foreign_gradients(model, first, both | one)
     _refuse_foreign_gradients(model, second, both | two)
+    _refuse_other_computations(first)
     _warn_of_zero_gradients(model, [*first.values(), *second.values()])
     return not unrepeatable
 
@@ -107,9 +109,9 @@ def _replaced(base, kept, count, generator):
 class _Event:
     """A tensor that a step is made of, with the examples on its first axis."""
 
-    what: str  # "input", "output", "loss" or "gradient"
+    what: str  # "input", "output", "loss", "gradient" or, of one example, "again"
     place: object  # of a gradient: what it is taken at, for messages, and which of those
-    call: object  # LayerCall; of a gradient at a probe its PlannedCall, at other places None
+    call: object  # LayerCall; PlannedCall where gradients are needed; None at other places
     value: object
 
     @property
@@ -183,6 +185,10 @@ def _observe(model, plan, x, y, sample_weight, differentiated):
         if gradient is not None and tensor.shape.rank and tensor.shape[0] == ROWS:
             gradient = tf.convert_to_tensor(gradient)
             events.append(_Event("gradient", (where, n), planned, gradient))
+    for call in execution.recorded:
+        if call.planned.rule is None:
+            for n, pair in enumerate(fallback.run_again(call, 0)):
+                events.append(_Event("again", (call.planned.key, n), call.planned, tf.stack(pair)))
     return events
 
 
@@ -219,6 +225,8 @@ def _changed(first, other, kept, rows, unrepeatable):
 def _differences(first, other, kept, rows):
     """Keys of the events that differ, and by how much, in `kept` rows, or in `rows` of a kind."""
     for key, event in first.items():
+        if event.what == "again":
+            continue
         compared = rows.get(event.what, kept)
         by = _difference(event.value, other[key].value, compared) if key in other else 0
         if by:
@@ -273,6 +281,23 @@ def _refuse_foreign_gradients(model, events, differentiated):
                 f"{who} {model.name!r} mixes the examples of a batch: the gradient of the losses "
                 f"of some examples at {where} of others is {np.max(np.abs(foreign)):.3g} and must "
                 f"be 0. {WAY_OUT}"
+            )
+
+
+def _refuse_other_computations(events):
+    """Refuses calls without a rule that compute something else when they are run again."""
+    for event in events.values():
+        if event.what != "again" or event.value.dtype.size < 4:  # bfloat16 rounds by the batch
+            continue
+        by = _difference(event.value[0], event.value[1], [0])
+        if by:
+            layer = event.call.layer
+            raise PrivacyError(
+                f"Layer {layer.name!r} ({type(layer).__name__}) has no clipping rule, so it is run "
+                "again for each example, and then its outputs were others: they changed by "
+                f"{by:.3g}. They must depend on nothing but its arguments, its weights, and "
+                "`keras.random.SeedGenerator`s of its own. Give it what the model sets on it "
+                "between its calls as an argument of `call`."
             )
 
 

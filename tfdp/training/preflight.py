@@ -112,10 +112,12 @@ def sampling_of_data(x, kwargs):
         sampling = sampling_of(x)
         if sampling is None:
             raise PrivacyError(
-                "It is not known how the batches of this dataset were drawn, so no ε would be "
+                "Argument `x` of `fit` does not say how its batches were drawn, so no ε would be "
                 "true of them. Make them with `tfdp.data.poisson_batches` or "
-                "`tfdp.data.shuffled_epochs` (only `map`, `prefetch` and the like may follow), "
-                "or declare it yourself with `tfdp.data.declare_sampling`."
+                "`tfdp.data.shuffled_epochs` (only `map`, `prefetch` and the like may follow), or "
+                "declare it yourself, `tfdp.data.declare_sampling(dataset, \"shuffled\", "
+                "num_examples=…, expected_batch_size=…)`, which the statement lists as assumed. "
+                f"Received: x={x}"
             )
         if isinstance(x, tf.distribute.DistributedDataset):
             # It has no end, so that no worker waits for one that has reached it.
@@ -205,7 +207,8 @@ def _compare(name, found, expected):
     if abs(found - expected) > 1e-9 * expected:
         raise PrivacyError(
             f"The data have {name}={found}, but the DPOptimizer was given {name}={expected}: the "
-            "ε it would charge is not the ε of this run. Give both the same value."
+            f"ε it would charge is not the ε of this run. Give the DPOptimizer {name}={found}, or "
+            "other data."
         )
 
 
@@ -255,7 +258,7 @@ def check_examples_do_not_mix(model, x, y=None, sample_weight=None):
         PrivacyError: if the examples of a batch change each other's gradients.
     """
     # Imported here: it makes losses as the step does, which is made of what this module has.
-    from tfdp.training import independence
+    from tfdp.training import independence, rule_check
 
     data = x.element_spec if is_dataset(x) else (x, y, sample_weight)
     leaves = [t for t in tf.nest.flatten(data) if t is not None]
@@ -263,14 +266,18 @@ def check_examples_do_not_mix(model, x, y=None, sample_weight=None):
     known, trained = model.checked_independence, tuple(id(v) for v in trained_variables(model))
     if (shapes, trained) in known:
         return known[shapes, trained]
-    if not model.validate_independence or tables_in_engine(model):
-        return Notes(assumptions=(independence.NOT_CHECKED,))
-    found = examples_to_watch(x, y, sample_weight, independence.ROWS)
+    found = None
+    if model.validate_independence and not tables_in_engine(model):
+        found = examples_to_watch(x, y, sample_weight, independence.ROWS)
     if found is None:
-        return Notes(assumptions=(independence.NOT_CHECKED,))
+        rules = rule_check.assumptions_without_check(model)
+        return Notes(assumptions=(independence.NOT_CHECKED, *rules))
     whole = independence.check_independence(model, *found)
+    rules = rule_check.compare_foreign_rules(model, *found, independence.ROWS)
     trained = tuple(id(v) for v in trained_variables(model))  # made by the check, perhaps
-    known[shapes, trained] = Notes(assumptions=() if whole else (independence.NOT_REPEATABLE,))
+    known[shapes, trained] = Notes(
+        assumptions=(*(() if whole else (independence.NOT_REPEATABLE,)), *rules)
+    )
     return known[shapes, trained]
 
 

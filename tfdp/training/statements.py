@@ -27,7 +27,8 @@ def statement_of(model, delta, accountant):
         raise ValueError(
             f"Model {model.name!r} is not compiled with a DPOptimizer, and was trained with "
             "neither DPForwardNoise nor released data, so there is no privacy to state. "
-            f"Received: optimizer={optimizer}"
+            "Compile it with a tfdp.optimizers.DPOptimizer; what was trained so far stays charged. "
+            f"Received: optimizer={type(optimizer).__name__}"
         )
     elif delta is None:
         delta = 0.1 / ledger.num_examples if budget is None else budget.delta

@@ -1,0 +1,104 @@
+"""Whether rules that tfdp does not bring give the gradients of single examples, by numbers.
+
+Row i of what a rule returns must depend on example i alone, and be its gradient; nothing else
+makes clipping bound what an example can do. Rules of tfdp have tests. Those of others are compared
+with the exact fallback on the rows of the check of independence, once for each `compile`.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp._compat.keras import all_layers
+from tfdp.clipping.engine import backward
+from tfdp.clipping.losses import example_mask_of
+from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.recording import is_seed_state
+from tfdp.clipping.registry import find_rule, is_foreign, rules_of_tfdp_alone
+from tfdp.errors import PrivacyError
+
+_TOLERANCE = 1e-3  # of the largest gradient of an example
+
+
+def assumptions_without_check(model):
+    """Sentences about the rules of others that a model uses, where they are not compared."""
+    rules = [find_rule(layer) for layer in all_layers(model)]
+    names = dict.fromkeys(type(rule).__name__ for rule in rules if is_foreign(rule))
+    return tuple(
+        f"the clipping rule {name} gives the gradient of each example: this was not checked"
+        for name in names
+    )
+
+
+def compare_foreign_rules(model, x, y, sample_weight, size):
+    """Compares what rules of others give with the exact fallback.
+
+    Args:
+        model: a compiled `DPModel`.
+        x, y, sample_weight: eager tensors of examples.
+        size: how many examples to look at.
+
+    Returns:
+        Sentences about what could not be compared.
+
+    Raises:
+        PrivacyError: for a rule that gives another gradient of an example.
+    """
+    unchecked = assumptions_without_check(model)
+    if not unchecked:
+        return ()
+    first = tf.nest.flatten(x)[0]
+    count = int(first.nrows() if isinstance(first, tf.RaggedTensor) else first.shape[0])
+    chosen = np.arange(size) % count
+    x, y, sample_weight = tf.nest.map_structure(
+        lambda t: None if t is None else tf.gather(t, chosen), (x, y, sample_weight)
+    )
+    plan = model.clipping_plan(x)
+    try:
+        with rules_of_tfdp_alone():
+            exact = make_clipping_plan(model, x)
+    except PrivacyError:
+        return unchecked  # no call around the layer can be repeated for one example
+    if any(call.seeds for call in exact.calls.values()):
+        return unchecked  # the fallback draws other random numbers than a rule
+    states = [(v, v.numpy()) for v in model.variables if is_seed_state(v)]
+    found = []
+    for one in (plan, exact):
+        found.append(_gradients(model, one, x, y, sample_weight, size))
+        for variable, state in states:
+            variable.assign(state)
+    for i, by_fallback in found[1].items():
+        by_rule = found[0][i]
+        largest = np.max(np.linalg.norm(by_fallback.reshape(size, -1), axis=1))
+        error = np.max(np.linalg.norm((by_rule - by_fallback).reshape(size, -1), axis=1))
+        if not error <= _TOLERANCE * max(largest, 1e-6):
+            variable = model.trainable_variables[i]
+            raise PrivacyError(
+                f"The gradient of variable {variable.path!r} for one example is wrong by "
+                f"{error / max(largest, 1e-6):.3g} of the largest: it was found by the clipping "
+                f"rules {_foreign_names(plan)}, and compared with the exact fallback on {size} "
+                "examples. Row i of what a rule returns must be the gradient of example i alone. "
+                "Correct the rule, or leave it out: the layer then takes the exact fallback."
+            )
+    return ()
+
+
+def _gradients(model, plan, x, y, sample_weight, size):
+    """Dict of the place of a variable to (size, *shape): the gradients of single examples."""
+    regularized = [(v, v.value) for v in model.trainable_variables if v.regularizer is not None]
+
+    def losses_of(outputs):
+        with keras.StatelessScope(regularized):  # metrics of the losses are not counted
+            return model.compute_loss(x, y, outputs, sample_weight, training=True)
+
+    result = backward(model, plan, x, losses_of, example_mask_of(sample_weight, size))
+    finite = tf.ones([size], tf.bool)
+    found = {}
+    for i, gradient, _ in result.gradients:
+        rows = [gradient.clipped_sum(tf.one_hot(k, size), finite) for k in range(size)]
+        found[i] = np.stack([np.asarray(tf.convert_to_tensor(row), np.float64) for row in rows])
+    return found
+
+
+def _foreign_names(plan):
+    return sorted({type(c.rule).__name__ for c in plan.calls.values() if is_foreign(c.rule)})
