@@ -39,12 +39,6 @@ def evaluate(model, data):
     return 100 * float(ndcg.result()), 100 * float(hit.result())
 
 
-def recommender(data, delta):
-    """The whole of it: one private release, and a model that needs no training."""
-    release = tfdp.data.private_transitions(data.train, epsilon=EPSILON, delta=delta)
-    return tfdp.models.TransitionRecommender(release, data.max_length)
-
-
 def transformer(data, delta, epochs, private):
     """DPFormer under the same budget, or the same transformer without privacy."""
     size = data.num_users // 8 if private else 256
@@ -86,20 +80,24 @@ def main():
     delta = 0.5 / data.num_users
     print(f"{data.num_users:,} users, {data.num_items:,} items; one user is one record.\n")
 
+    # The whole of it: one private release, and a model that needs no training.
     begun = time.time()
-    model = recommender(long, delta)
+    release = tfdp.data.private_transitions(long.train, epsilon=EPSILON, delta=delta)
+    model = tfdp.models.TransitionRecommender(release, long.max_length)
     print(f"One release of which item follows which: {time.time() - begun:.0f} seconds.\n")
     print(f"{model.privacy_statement(delta)}\n")
-    seen_left_out = tfdp.models.TransitionRecommender(
-        model.transitions, long.max_length, exclude_seen=True
-    )
-    rows = [
-        ("transitions", model, long),
-        ("transitions, seen items left out", seen_left_out, long),
-    ]
-    rows = [
-        (name, round_up(m.privacy_statement(delta).epsilon), *evaluate(m, d)) for name, m, d in rows
-    ]
+    odds = tfdp.layers.TransitionOdds(release)
+    recommenders = {
+        "transitions": model,
+        "transitions, votes by odds": tfdp.models.TransitionRecommender(odds, long.max_length),
+        "the same, seen items left out": tfdp.models.TransitionRecommender(
+            odds, long.max_length, exclude_seen=True
+        ),
+    }
+    rows = []
+    for name, one in recommenders.items():
+        epsilon = round_up(one.privacy_statement(delta).epsilon)
+        rows.append((name, epsilon, *evaluate(one, long)))
     show(rows)
 
     for name, private in (("DPFormer", True), ("transformer, not private", False)):
