@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp import _validate
 from tfdp.layers.transition_prior import TransitionPrior
 
 
@@ -42,17 +43,11 @@ class TransitionOdds(TransitionPrior):
         popularity_weight=0.03,
         **kwargs,
     ):
-        for name, value, least in (
-            ("popularity_factor", popularity_factor, 0.0),
-            ("offset", offset, 1e-12),
-            ("popularity_weight", popularity_weight, 0.0),
-        ):
-            if not least <= value < float("inf"):
-                raise ValueError(
-                    f"Argument `{name}` must be a finite number of at least {least}. "
-                    f"Received: {name}={value!r}"
-                )
-        self._odds = float(popularity_factor), float(offset), float(popularity_weight)
+        self._odds = (
+            _validate.not_negative("popularity_factor", popularity_factor),
+            _validate.positive("offset", offset),
+            _validate.not_negative("popularity_weight", popularity_weight),
+        )
         super().__init__(release, last_items, decay, smoothing, **kwargs)
 
     def vote(self, share, popularity):
