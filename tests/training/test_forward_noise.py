@@ -252,7 +252,7 @@ def test_data_of_unknown_origin_are_refused(small):
         small.poisson().cache(),
         tfdp.data.shuffled_epochs(small.data(), 10).repeat(),
     ):
-        with pytest.raises(PrivacyError, match="how the batches"):
+        with pytest.raises(PrivacyError, match="how its batches"):
             model.fit(data, verbose=0)
     assert len(model.ledger) == 0
     with pytest.raises(ValueError, match="no privacy"):
