@@ -90,12 +90,13 @@ def release():
     found = read("transition_release")
     if found is None:
         return []
+    busy = " that did other work, too" if found["load"] > 2 else ""
     return [
         f"One release with {found['arguments']['items']:,} items, "
         f"{found['arguments']['users']:,} users and {found['pairs']:,} pairs "
-        f"({found['distinct_pairs']:,} distinct): {found['seconds']:.0f} s on two cores that did "
-        f"other work, too (load {found['load']:.1f}), {found['seconds_of_computing']:.0f} s of "
-        f"computing; at most {found['peak_gib']:.1f} GiB held, {found['gib_before']:.1f} of them "
+        f"({found['distinct_pairs']:,} distinct): {found['seconds']:.0f} s on two cores{busy} "
+        f"(load {found['load']:.1f}), {found['seconds_of_computing']:.0f} s of computing; "
+        f"at most {found['peak_gib']:.1f} GiB held, {found['gib_before']:.1f} of them "
         f"before it began; {found['survivors']:,} survivors at {found['threshold']:.2f}σ.",
         "",
     ]

@@ -61,7 +61,8 @@ def test_the_curve_is_above_the_sampled_gaussian_s_own_and_not_by_much(q, sigma)
     accountant = dp_accounting.rdp.RdpAccountant(ORDERS).compose(event)
     exact = np.asarray(accountant._rdp)
     bound = sampled_rdp(ORDERS, 0.5 / sigma**2, q)
-    assert (bound >= exact * (1 - 1e-9)).all()
+    # Both are logarithms of numbers near 1, which are rounded to 1e-16.
+    assert (bound >= exact * (1 - 1e-9) - 1e-15).all()
     assert (bound <= (2 if q < 0.1 else 4) * exact).all()
 
 
