@@ -47,7 +47,7 @@ def per_example_gradient_norms(model, x, y, loss, sample_weight=None):
 
 
 def explain(model, x=None):
-    """Which rule each layer uses, and what the norms of a step cost.
+    """Which rule each layer uses.
 
     Args:
         model: a built Keras model.
@@ -55,7 +55,7 @@ def explain(model, x=None):
 
     Returns:
         A table as text: one line for each layer call, with its rule ("exact fallback" where it
-        has none), its variables, and the estimated seconds for each 1,000 examples.
+        has none), how many variables it covers, and how many parameters they have.
 
     Raises:
         PrivacyError: as `make_private` does.
