@@ -15,8 +15,8 @@ class PrivacyMeter(keras.callbacks.Callback):
     """Shows ε in the progress bar and the logs (so in TensorBoard, too), and stops at a limit.
 
     ε is what the ledger composes to, everything charged before training included, rounded up to
-    four decimals. It is computed for some steps ahead, an epoch where its length is known: during an
-    epoch the progress bar shows the ε at its end, and never less than was spent.
+    four decimals. It is computed for some steps ahead, an epoch where its length is known: during
+    an epoch the progress bar shows the ε at its end, and never less than was spent.
 
     Args:
         delta: δ at which ε is shown; defaults to the optimizer's, or 1/(10·n).
