@@ -92,6 +92,18 @@ def train(small):
     _RULES.pop(Scale, None)
 
 
+def test_examples_that_are_not_finite_are_no_fault_of_the_rule(small):
+    register_rule(Scale)(Right)
+    try:
+        model = small.model(keras.Sequential([keras.Input((3,)), Scale(), keras.layers.Dense(2)]))
+        x, y = small.data()
+        x[1] = np.nan
+        model.fit(small.poisson((x, y)), verbose=0)
+        assert np.isfinite(model.get_weights()[0]).all()
+    finally:
+        _RULES.pop(Scale, None)
+
+
 def assumed(model, rule):
     return f"rule {rule.__name__} gives" in " ".join(str(model.privacy_statement()).split())
 

@@ -57,11 +57,13 @@ def _times_fixed(varying, fixed):
     for _ in range(missing):
         varying = tf.expand_dims(varying, 1)
     rank = varying.shape.rank
-    if fixed.shape.rank == 2:
+    if all(size == 1 for size in fixed.shape[:-2]):
+        last = fixed.shape[-1]
+        fixed = tf.reshape(fixed, tf.shape(fixed)[-2:])
         rows = tf.matmul(tf.reshape(varying, [-1, tf.shape(varying)[-1]]), fixed)
         shape = tf.concat([tf.shape(varying)[:-1], tf.shape(fixed)[1:]], 0)
         product = tf.reshape(rows, shape)
-        product.set_shape([*varying.shape[:-1], fixed.shape[-1]])
+        product.set_shape([*varying.shape[:-1], last])
         return product
     # (n, ..., M, K) -> (..., n, M, K) -> (..., n M, K)
     varying = tf.transpose(varying, [*range(1, rank - 2), 0, rank - 2, rank - 1])

@@ -1,10 +1,9 @@
 """What a DPOptimizer accepts: each check names the argument, the value, and what to do."""
 
-import numbers
-
 import keras
 
 from tfdp import accounting
+from tfdp._validate import is_number
 
 
 def check_optimizer(optimizer):
@@ -51,7 +50,7 @@ def check_amount(budget, noise_multiplier, steps):
             "will be run. It is epochs times steps per epoch. Received: steps=None"
         )
     if noise_multiplier is not None and not (
-        _is_number(noise_multiplier) and 0 <= noise_multiplier < float("inf")
+        is_number(noise_multiplier) and 0 <= noise_multiplier < float("inf")
     ):
         raise ValueError(
             "Argument `noise_multiplier` must be a finite number ≥ 0. "
@@ -68,12 +67,12 @@ def check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
             "Argument `num_examples` must be a positive integer, the number of training records. "
             f"Received: num_examples={num_examples!r}"
         )
-    if not (_is_number(expected_batch_size) and 0 < expected_batch_size <= num_examples):
+    if not (is_number(expected_batch_size) and 0 < expected_batch_size <= num_examples):
         raise ValueError(
             "Argument `expected_batch_size` must lie in (0, num_examples]. Received: "
             f"expected_batch_size={expected_batch_size!r}, num_examples={num_examples}"
         )
-    if not (_is_number(clip_norm) and 0 < clip_norm < float("inf")):
+    if not (is_number(clip_norm) and 0 < clip_norm < float("inf")):
         raise ValueError(
             f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm!r}"
         )
@@ -84,9 +83,5 @@ def check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
         )
 
 
-def _is_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
 def _is_positive_integer(value):
-    return _is_number(value) and value >= 1 and value == value // 1
+    return is_number(value) and value >= 1 and value == value // 1
