@@ -125,7 +125,10 @@ class BruteForce:
             rows.append([np.asarray(tf.convert_to_tensor(g), np.float64) for g in grads])
         return [np.stack(parts) for parts in zip(*rows, strict=True)]
 
-    def private(self, clip_norm, *clippings, example_mask=None, graph=False, jit_compile=False):
+    def private(
+        self, clip_norm, *clippings, example_mask=None, graph=False, jit_compile=False,
+        rows_per_unit=None,
+    ):  # fmt: skip
         """Squared norms and, for each kind of clipping, (clipped sums, factors).
 
         Eagerly unless told otherwise: a trace takes longer than a step of a small model. The states
@@ -136,7 +139,7 @@ class BruteForce:
             example_mask_of(None, size) if example_mask is None else tf.constant(example_mask)
         )
         states = random_states(self.model)
-        settings = (clip_norm, clippings, graph, jit_compile)
+        settings = (clip_norm, clippings, graph, jit_compile, rows_per_unit)
         key = (self.losses, *settings)
         if key not in self.steps:  # traced once: inputs and the model's state are no part of it
             self.steps[key] = self._step(*settings)
@@ -144,7 +147,7 @@ class BruteForce:
         put_back(states)
         return norms.numpy(), tf.nest.map_structure(lambda t: t.numpy(), found)
 
-    def _step(self, clip_norm, clippings, graph, jit_compile):
+    def _step(self, clip_norm, clippings, graph, jit_compile, rows_per_unit):
         model = self.model
         plan = make_clipping_plan(model, self.x)
 
@@ -153,7 +156,7 @@ class BruteForce:
                 return run(x, example_mask)
 
         def run(x, example_mask):
-            result = backward(model, plan, x, self.losses, example_mask)
+            result = backward(model, plan, x, self.losses, example_mask, rows_per_unit)
             norms, bounds, _ = squared_norms(result)
             raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
             found = []
@@ -163,7 +166,7 @@ class BruteForce:
                     tf.zeros(v.shape) if s is None else tf.convert_to_tensor(s)
                     for v, s in zip(model.trainable_variables, sums, strict=True)
                 ]
-                found.append((sums, clip_factors(raised, example_mask, clip_norm, clipping)[0]))
+                found.append((sums, clip_factors(raised, result.unit_mask, clip_norm, clipping)[0]))
             return tf.add_n(norms), found
 
         if graph or jit_compile:
@@ -178,6 +181,8 @@ class BruteForce:
         clip_norm = float(np.median(true))  # some examples are clipped, some are not
         norms, found = self.private(clip_norm, *clippings, **kwargs)
         np.testing.assert_allclose(np.sqrt(norms), true, rtol=tolerance, atol=1e-12)
+        if not kwargs.get("jit_compile"):  # whose dropout draws otherwise than an eager step
+            self.check_persons(gradients, tolerance)
         for clipping, (sums, _) in zip(clippings, found, strict=True):
             factor = {
                 "flat": np.minimum(1.0, clip_norm / np.maximum(true, 1e-30)),
@@ -195,6 +200,30 @@ class BruteForce:
             ):
                 assert error <= 10 * tolerance * max(norm, 0.001 * total), variable.path
         return true
+
+    def check_persons(self, gradients, tolerance):
+        """The same for persons of several examples each, the last of which is padding.
+
+        Args:
+            gradients: from `gradients`, of an eager step.
+        """
+        size = len(gradients[0])
+        k = 2 if size % 2 == 0 else size
+        present = np.arange(size) != size - 1
+        owned = [g * present.reshape(-1, *[1] * (g.ndim - 1)) for g in gradients]
+        sums = [g.reshape(size // k, k, *g.shape[1:]).sum(1) for g in owned]
+        true = np.sqrt(sum(np.square(s).reshape(len(s), -1).sum(1) for s in sums))
+        clip_norm = float(np.mean(true)) * 0.9
+        norms, ((found, _),) = self.private(
+            clip_norm, "flat", example_mask=present, rows_per_unit=k
+        )
+        np.testing.assert_allclose(np.sqrt(norms), true, rtol=tolerance, atol=1e-12)
+        factors = np.minimum(1.0, clip_norm / np.maximum(true, 1e-30))
+        wanted = [np.tensordot(factors, s, 1) for s in sums]
+        errors = [np.linalg.norm(f - w) for f, w in zip(found, wanted, strict=True)]
+        assert np.linalg.norm(errors) <= tolerance * np.linalg.norm(
+            [np.linalg.norm(w) for w in wanted]
+        )
 
 
 @pytest.fixture(scope="session")

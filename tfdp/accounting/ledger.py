@@ -14,6 +14,7 @@ from tfdp.accounting.adjacency import strongest
 from tfdp.accounting.budget import check_delta
 from tfdp.accounting.composition import compose
 from tfdp.accounting.events import event_from_dict, event_to_dict
+from tfdp.accounting.sampling import PERSON
 from tfdp.accounting.truncation import truncation_delta
 
 
@@ -140,6 +141,16 @@ class Ledger:
         return strongest(e.adjacency for e in self._entries)
 
     @property
+    def unit(self):
+        """One person, if any entry is about persons; else None: whatever a record is."""
+        return PERSON if any(e.details.get("unit") == PERSON for e in self._entries) else None
+
+    @property
+    def mixes_units(self):
+        """Whether some entries are about persons and others are not: no ε holds for all then."""
+        return self.unit is not None and any(e.details.get("unit") != PERSON for e in self._entries)
+
+    @property
     def num_examples(self):
         """n of the largest data that a mechanism in the ledger ran on, or None if none says."""
         known = (entry.num_examples for entry in self._entries)
@@ -158,7 +169,8 @@ class Ledger:
             adjacency: as for `tfdp.accounting.epsilon`; None is that of the ledger.
 
         Returns:
-            A float; 0 for an empty ledger, infinite if delta does not even cover truncation.
+            A float; 0 for an empty ledger, infinite if delta does not even cover truncation, or
+            if the ledger mixes units.
 
         Raises:
             ValueError: as for `tfdp.accounting.epsilon`; if an entry does not hold under the
@@ -174,6 +186,8 @@ class Ledger:
                 "ledger shows which records there are (forward noise). "
                 f"Received: adjacency={adjacency!r}"
             )
+        if self.mixes_units:
+            return math.inf
         event = self.event()
         if accountant is None:
             accountant = best_accountant(event, adjacency, delta)

@@ -11,7 +11,7 @@ import dp_accounting
 
 from tfdp.accounting.composition import training_event
 from tfdp.accounting.ledger import LedgerEntry
-from tfdp.accounting.sampling import Sampling
+from tfdp.accounting.sampling import PERSON, Sampling
 from tfdp.accounting.visible_sampling import VisiblySampledGaussianDpEvent
 
 UNKNOWN_BATCHES = (
@@ -145,6 +145,15 @@ class PrivateTraining(_Mechanism):
     notes: Notes = Notes()
 
     kind = "training"
+
+    def __post_init__(self):
+        drawn = self.sampling
+        if drawn is not None and (drawn.max_records_per_unit is None) == (self.unit == PERSON):
+            raise ValueError(
+                "Arguments `unit` and `sampling` contradict each other: persons are the unit of "
+                "batches that are drawn by person, and of no others. Received: "
+                f"unit={self.unit!r}, max_records_per_unit={drawn.max_records_per_unit}"
+            )
 
     @property
     def is_amplified(self):

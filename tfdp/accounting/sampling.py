@@ -8,11 +8,16 @@ from tfdp.accounting import truncation
 _POISSON_KINDS = ("poisson", "declared_poisson", "microbatches")
 _SHUFFLED_KINDS = ("shuffled", "declared_shuffled")
 KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, "full_batch")
+#: The unit of privacy where batches are drawn by whose records they are.
+PERSON = "one person"
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """How batches were drawn. All fields are public information.
+
+    With `max_records_per_unit` what is drawn are persons, each with at most so many of its
+    records; n, B and the capacity then count persons, and a batch has so many rows for each.
 
     Args:
         kind: "poisson" (each record joins each batch independently with probability q),
@@ -30,6 +35,7 @@ class Sampling:
         microbatches: M, for kind "microbatches".
         workers: number of workers that draw a Poisson batch together, each from its own share of
             the records and with its own share of the capacity.
+        max_records_per_unit: k, for persons; None where each record is a unit of privacy.
 
     Raises:
         ValueError: if a field is out of range or the fields contradict each other.
@@ -44,6 +50,7 @@ class Sampling:
     microbatches: int = 1
     workers: int = 1
     passes: int | None = None
+    max_records_per_unit: int | None = None
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, KINDS)
@@ -62,6 +69,8 @@ class Sampling:
                 f"Received: microbatches={self.microbatches}, kind={self.kind!r}"
             )
         _validate.count("workers", self.workers)
+        if self.max_records_per_unit is not None:
+            _validate.count("max_records_per_unit", self.max_records_per_unit)
         if self.expected_batch_size > self.num_examples:
             raise ValueError(
                 "Argument `expected_batch_size` must be at most `num_examples`. Received: "
@@ -88,6 +97,13 @@ class Sampling:
     def is_poisson(self):
         """Whether Poisson accounting at q is true of these batches (a full batch has q = 1)."""
         return self.kind not in _SHUFFLED_KINDS
+
+    @property
+    def rows(self):
+        """Rows of every batch, padding included; None if that is not fixed."""
+        if self.max_batch_size is None:
+            return None
+        return self.max_batch_size * (self.max_records_per_unit or 1)
 
     @property
     def is_declared(self):

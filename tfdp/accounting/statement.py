@@ -14,6 +14,11 @@ from tfdp.accounting.mechanisms import Notes, doubts, if_poisson
 from tfdp.accounting.sampling import Sampling
 from tfdp.accounting.truncation import truncation_delta
 
+MIXED_UNITS = (
+    "Some of the mechanisms below protect one person with all of its records, others one record: "
+    "together they protect neither. Draw by person everywhere (`privacy_ids`), or nowhere."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
@@ -101,7 +106,8 @@ def privacy_statement(
         accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
         adjacency: as for `tfdp.accounting.epsilon`; a mechanism that asks for a stronger one gets
             it.
-        unit: the unit of privacy: what one record is.
+        unit: the unit of privacy: what one record is. Where the ledger is about persons, they
+            are.
         num_examples: n, where the ledger does not say it, or says less.
         budget: the `PrivacyBudget` that was asked for.
         notes: the `Notes` of what ran, beside those of the ledger's entries.
@@ -118,7 +124,7 @@ def privacy_statement(
     num_examples = max(known, default=None)
     remark = check_delta(delta, num_examples) if known else ""
     notes = Notes(remarks=(remark,) if remark else ()) | (notes or Notes())
-    unstated, trainings = [], []
+    unstated, trainings = [MIXED_UNITS] if ledger.mixes_units else [], []
     for entry in ledger.entries:
         notes |= Notes.from_details(entry.details)
         unstated += [why for why in entry.details.get("unstated", ()) if why not in unstated]
@@ -136,7 +142,7 @@ def privacy_statement(
         epsilon=epsilon,
         delta=delta,
         adjacency=adjacency,
-        unit=unit,
+        unit=ledger.unit or unit,
         accountant=accountant,
         num_examples=num_examples,
         steps=sum(e.details.get("steps", e.count) for e in trainings),

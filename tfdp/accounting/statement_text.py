@@ -5,6 +5,7 @@ import math
 import textwrap
 
 from tfdp.accounting.events import event_from_dict
+from tfdp.accounting.sampling import PERSON
 
 _NEIGHBOURS = {
     "add_or_remove_one": "adding or removing {unit}",
@@ -59,9 +60,10 @@ def _headline(statement):
         f"{statement.delta:.4g}.",
     ]
     if statement.assumed_epsilon is not None:
+        one = statement.unit if statement.unit == PERSON else "a record"
         times = "once" if statement.appearances == 1 else f"{statement.appearances} times"
         lines.append(
-            f"This is the epsilon without amplification by sampling: a record was used at most "
+            f"This is the epsilon without amplification by sampling: {one} was used at most "
             f"{times} in shuffled batches, once per epoch. An epsilon of "
             f"{round_up(statement.assumed_epsilon)} assumes Poisson sampling, which the pipeline "
             "did not do; it is not a guarantee."
@@ -118,10 +120,11 @@ def _batches(statement):
             steps = None
         lines.append(_drawn(sampling, steps))
         if details.get("overflow_probability", 0) > 0:
-            capacities.append(str(sampling["max_batch_size"]))
+            what = "persons" if sampling.get("max_records_per_unit") else "records"
+            capacities.append(f"{sampling['max_batch_size']} {what}")
     if statement.overflow_delta > 0:
         lines.append(
-            f"A batch holds at most {' or '.join(capacities)} records; the chance that a draw is "
+            f"A batch holds at most {' or '.join(capacities)}; the chance that a draw is "
             f"larger takes {statement.overflow_delta:.3g} of the delta above."
         )
     return list(dict.fromkeys(lines))
@@ -130,14 +133,19 @@ def _batches(statement):
 def _drawn(sampling, steps):
     kind = sampling["kind"].removeprefix("declared_")
     size, number = sampling["expected_batch_size"], sampling["num_examples"]
+    probability = size / number
     of = "" if steps is None else f" in each of {steps} steps"
+    most, one = sampling.get("max_records_per_unit"), "record"
+    if most is not None:
+        one, number = "person", f"{number} persons"
+        of += f", with at most {most} of its records"
     if kind == "full_batch":
         every = "step" if steps is None else f"one of {steps} steps"
         return f"Batches: every record in every {every}."
     if kind == "shuffled":
         return f"Batches: shuffled, {size:g} of {number}{of}; not Poisson sampled."
     return (
-        f"Batches: Poisson sampled, each record with probability {size / number:.6g}{of} "
+        f"Batches: Poisson sampled, each {one} with probability {probability:.6g}{of} "
         f"({size:g} of {number} expected)."
     )
 

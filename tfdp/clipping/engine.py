@@ -12,6 +12,8 @@ from tfdp.clipping.gradients import variable_gradient
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.refusals import warn_of_still_variables
 from tfdp.clipping.rule_results import contributions_of
+from tfdp.clipping.surviving_rows import table_name
+from tfdp.clipping.units import of_units, unit_mask
 from tfdp.runtime.strategies import compiled_by_xla
 
 
@@ -23,16 +25,19 @@ class Backward:
         outputs: the model's outputs.
         losses: (B,) losses of the examples.
         example_mask: (B,) bool.
-        gradients: for each trainable variable that is used, (index, gradient object, group).
+        unit_mask: (U,) bool, which units are there: examples, or persons of several.
+        gradients: for each trainable variable that is used, (index, gradient object, group); the
+            gradients are those of the units.
     """
 
     outputs: object
     losses: tf.Tensor
     example_mask: tf.Tensor
+    unit_mask: tf.Tensor
     gradients: list
 
 
-def backward(model, plan, x, losses_of: Callable, example_mask):
+def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=None):
     """Runs the model once and differentiates the examples' losses at the layer outputs.
 
     Args:
@@ -41,10 +46,13 @@ def backward(model, plan, x, losses_of: Callable, example_mask):
         x: inputs.
         losses_of: function of the outputs that gives (B,) losses, each from its own example.
         example_mask: (B,) bool; padding is False.
+        rows_per_unit: k, if k rows after each other are one unit of privacy, whose gradient is the
+            sum of theirs; None if each row is one.
 
     Returns:
         A `Backward`.
     """
+    units = unit_mask(example_mask, rows_per_unit)
     batch_size = (
         example_mask.shape[0] if example_mask.shape[0] is not None else tf.shape(example_mask)[0]
     )
@@ -69,14 +77,16 @@ def backward(model, plan, x, losses_of: Callable, example_mask):
         else:
             pairs = contributions_of(call, s)
         for variable, contribution in pairs:
-            by_variable.setdefault(id(variable), []).append(contribution)
+            is_table = table_name(variable) is not None
+            together = of_units(contribution, example_mask, rows_per_unit, marks_padding=is_table)
+            by_variable.setdefault(id(variable), []).append(together)
             groups.setdefault(id(variable), id(call.planned.layer))
     combined = [
         (i, variable_gradient(v, by_variable[id(v)]), groups[id(v)])
         for i, v in enumerate(trained_variables(model))
         if id(v) in by_variable
     ]
-    return Backward(outputs, losses, example_mask, combined)
+    return Backward(outputs, losses, example_mask, units, combined)
 
 
 def _warn_of_unconnected(recorded, gradients):
@@ -92,7 +102,7 @@ def _warn_of_unconnected(recorded, gradients):
 
 
 def squared_norms(result):
-    """For each group of variables, (B,) float64 squared norms and bounds of their error."""
+    """For each group of variables, (U,) float64 squared norms and bounds of their error."""
     norms, bounds = {}, {}
     for _, gradient, group in result.gradients:
         norm, bound = gradient.squared_norm()
@@ -103,11 +113,12 @@ def squared_norms(result):
 
 
 def clipped_sums(model, result, clip_norm, clipping):
-    """The sum over examples of c_i·g_i for each trainable variable (MATH.md section 1).
+    """The sum over units of c_i·g_i for each trainable variable (MATH.md section 1).
 
-    Formal guarantees: adding or removing one example changes the returned list, seen as one
-    vector, by at most clip_norm·(1 + 1e-6) in l2 norm. The norms are raised by their rounding
-    bound before the factors are taken, so that float32 cancellation cannot break this.
+    Formal guarantees: adding or removing one unit (an example, or a person) changes the returned
+    list, seen as one vector, by at most clip_norm·(1 + 1e-6) in l2 norm. The norms are raised by
+    their rounding bound before the factors are taken, so that float32 cancellation cannot break
+    this.
 
     Args:
         model: the Keras model.
@@ -121,7 +132,7 @@ def clipped_sums(model, result, clip_norm, clipping):
     with tf.name_scope("norms"):
         norms, bounds, order = squared_norms(result)
         raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
-        factors, finite = clip_factors(raised, result.example_mask, clip_norm, clipping)
+        factors, finite = clip_factors(raised, result.unit_mask, clip_norm, clipping)
         factor_of = dict(zip(order, factors, strict=True))
     sums = [None] * len(trained_variables(model))
     with tf.name_scope("clipped_sums"):

@@ -3,6 +3,9 @@
 A record that was not drawn has weight 0 in a batch. A `map` that makes weights of its own would
 bring such rows to life. So presence does not travel in what the `map` returns: the samplers give
 out datasets whose `map` notes which rows were padding before, and makes their weights 0 after.
+
+In a batch of persons the place of a row says whose it is. A `map` is applied to the rows of one
+person at a time: whatever it does, no row comes to stand with another person's.
 """
 
 import functools
@@ -11,15 +14,17 @@ import inspect
 import tensorflow as tf
 
 _GUARDED = "_tfdp_keeps_padding"
+_ROWS = "_tfdp_rows_per_unit"
 # What hands on every batch; what it returns must guard its padding, too.
 _HANDED_ON = ("apply", "prefetch", "take", "with_options")
 
 
-def guard_padding(dataset):
+def guard_padding(dataset, rows_per_unit=None):
     """Lets nothing that is done to the dataset by `map` turn padding into records.
 
     Args:
         dataset: `tf.data.Dataset` of (x, y, sample_weight).
+        rows_per_unit: how many rows after each other are one person's, in a batch of persons.
 
     Returns:
         The same dataset; its `map`, `prefetch`, `take`, `with_options` and `apply` return guarded
@@ -28,18 +33,39 @@ def guard_padding(dataset):
     methods = {name: getattr(dataset, name) for name in ("map", *_HANDED_ON)}
 
     def mapped(map_func, *args, **kwargs):
-        return guard_padding(methods["map"](_keeping_padding(map_func), *args, **kwargs))
+        if (getattr(map_func, "__module__", None) or "").startswith("tensorflow."):
+            return methods["map"](map_func, *args, **kwargs)  # a step of `unbatch`, for one
+        keep = _keeping_padding(map_func)
+        keep = keep if rows_per_unit is None else _by_person(keep, rows_per_unit)
+        return guard_padding(methods["map"](keep, *args, **kwargs), rows_per_unit)
 
     def handed_on(name, *args, **kwargs):
         result = methods[name](*args, **kwargs)
-        return guard_padding(result) if isinstance(result, tf.data.Dataset) else result
+        if not isinstance(result, tf.data.Dataset) or keeps_padding(result):
+            return result  # what `apply` returns is guarded already, or made otherwise
+        return guard_padding(result, rows_per_unit)
 
     dataset.map = functools.wraps(methods["map"])(mapped)
     for name in _HANDED_ON:
         wrapped = functools.partial(handed_on, name)
         setattr(dataset, name, functools.wraps(methods[name])(wrapped))
     setattr(dataset, _GUARDED, True)
+    setattr(dataset, _ROWS, rows_per_unit)
     return dataset
+
+
+def map_batches(dataset, function, **kwargs):
+    """`map` of whole batches, for functions of tfdp, which leave every row in its place.
+
+    Args:
+        dataset: a `tf.data.Dataset`, guarded or not; the result is as it is.
+        function: of (x, y, sample_weight).
+        kwargs: of `tf.data.Dataset.map`.
+    """
+    guarded = keeps_padding(dataset)
+    function = _keeping_padding(function) if guarded else function
+    mapped = type(dataset).map(dataset, function, num_parallel_calls=1, **kwargs)
+    return guard_padding(mapped, getattr(dataset, _ROWS)) if guarded else mapped
 
 
 def keeps_padding(dataset):
@@ -63,6 +89,27 @@ def _with_rows(tensor, rows):
     if rows is None or not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:
         return tensor
     return tf.ensure_shape(tensor, [rows, *tensor.shape[1:]]) if tensor.shape[0] is None else tensor
+
+
+def _by_person(function, k):
+    """A function of a batch that applies `function` to the k rows of each person by themselves."""
+
+    def apply(*batch):
+        persons = tf.nest.map_structure(
+            lambda t: tf.reshape(t, [t.shape[0] // k, k, *t.shape[1:]]), batch
+        )
+        count = tf.nest.flatten(persons)[0].shape[0]
+        each = tf.data.Dataset.from_tensor_slices(persons)
+        each = each.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        together = each.batch(count, drop_remainder=True).get_single_element()
+        return tf.nest.map_structure(_as_rows, together)
+
+    def _as_rows(t):
+        if not t.shape.rank or t.shape.rank < 2 or t.shape[1] != k:
+            return t  # of other rows: refused by `fit`
+        return tf.reshape(t, [t.shape[0] * k, *t.shape[2:]])
+
+    return apply
 
 
 def _keeping_padding(map_func):

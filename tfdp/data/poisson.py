@@ -4,6 +4,7 @@ from tfdp.accounting import Sampling
 from tfdp.accounting.truncation import smallest_capacity
 from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_of_epoch
 from tfdp.data.batches import dataset_of_batches
+from tfdp.data.persons import Persons
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.records import Records
 
@@ -29,7 +30,14 @@ def draw_poisson(generator, num_examples, sampling_probability, capacity):
 
 
 def poisson_batches(
-    data, expected_batch_size, max_batch_size=None, steps_per_epoch=None, seed=None
+    data,
+    expected_batch_size,
+    max_batch_size=None,
+    steps_per_epoch=None,
+    seed=None,
+    *,
+    privacy_ids=None,
+    max_records_per_unit=None,
 ):
     """Batches in which every record takes part independently with probability q.
 
@@ -49,6 +57,19 @@ def poisson_batches(
     model.fit(batches, epochs=10)
     ```
 
+    With `privacy_ids` the unit of privacy is a person: what is drawn are persons, each
+    independently with probability q, and a drawn person takes part with at most k of its records,
+    chosen uniformly and anew each time. n, B and `max_batch_size` then count persons. A batch has k
+    rows for each of `max_batch_size` persons; the rows that a person does not need are padding.
+    Give the `DPOptimizer` `num_examples=` the number of persons, and the same
+    `max_records_per_unit`: a person's gradient is the sum over its records.
+
+    ```python
+    batches = tfdp.data.poisson_batches(
+        (x, y), expected_batch_size=256, privacy_ids=user_ids, max_records_per_unit=10)
+    persons = tfdp.data.sampling_of(batches).num_examples
+    ```
+
     Formal guarantees: one step differs from ideal Poisson sampling with q = B/n by at most
     `sampling_of(batches).overflow_probability` in total variation (MATH.md section 7).
 
@@ -62,16 +83,19 @@ def poisson_batches(
         steps_per_epoch: batches in one pass. Default: n/B, rounded, at least 1.
         seed: integer for tests only. Epochs still differ, but the draws are predictable, and the
             privacy statement says so.
+        privacy_ids: array (number of records,) of integers or strings: whose record each one is.
+        max_records_per_unit: k, the most records of a person that take part in a step.
 
     Returns:
         `tf.data.Dataset` of `(x, y, sample_weight)`, with a known cardinality, tagged for
-        `sampling_of`.
+        `sampling_of`. A `map` after it is applied to the k rows of each person by themselves.
 
     Raises:
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
     """
     records = Records(data)
-    n = records.num_examples
+    persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
+    n = records.num_examples if persons is None else persons.num_persons
     check_expected_batch_size(expected_batch_size, n)
     if max_batch_size is None:
         max_batch_size = min(n, smallest_capacity(n, expected_batch_size / n))
@@ -85,6 +109,7 @@ def poisson_batches(
         max_batch_size=min(n, max_batch_size),
         seeded=source.seeded,
         steps_per_epoch=steps_per_epoch,
+        max_records_per_unit=max_records_per_unit,
     )
 
     def draw_epoch():
@@ -92,4 +117,4 @@ def poisson_batches(
         for _ in range(steps_per_epoch):
             yield draw_poisson(generator, n, sampling.sampling_probability, sampling.max_batch_size)
 
-    return dataset_of_batches(records, sampling, draw_epoch)
+    return dataset_of_batches(records, sampling, draw_epoch, persons, source)

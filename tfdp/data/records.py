@@ -60,13 +60,21 @@ class Records:
             self._arrays,
         )
 
-    def batch(self, chosen, capacity):
-        """The records of indices `chosen`, then rows of zeros with weight 0 up to `capacity`.
+    def batch(self, chosen, capacity, places=None):
+        """The records of indices `chosen`, and rows of zeros with weight 0.
 
         Padding is never a copy of a record: a model that forgot the weights would otherwise
         train on one record many times over.
+
+        Args:
+            chosen: int array of at most `capacity` indices.
+            capacity: number of rows.
+            places: which rows they take; None for the first ones.
         """
-        return tf.nest.map_structure(lambda array: _padded(array, chosen, capacity), self._arrays)
+        places = np.arange(len(chosen)) if places is None else places
+        return tf.nest.map_structure(
+            lambda array: _padded(array, chosen, places, capacity), self._arrays
+        )
 
 
 def _lists_as_tuples(structure):
@@ -103,9 +111,9 @@ def _as_array(leaf):
     return array
 
 
-def _padded(array, chosen, capacity):
+def _padded(array, chosen, places, capacity):
     rows = np.zeros((capacity, *array.shape[1:]), array.dtype)
     if array.dtype == object:  # byte strings, whose zero is the empty string
         rows.fill(b"")
-    rows[: len(chosen)] = array[chosen]
+    rows[places] = array[chosen]
     return rows

@@ -5,11 +5,14 @@ import math
 from tfdp._validate import count
 from tfdp.accounting import Sampling
 from tfdp.data.batches import dataset_of_batches
+from tfdp.data.persons import Persons
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.records import Records
 
 
-def shuffled_epochs(data, batch_size, seed=None):
+def shuffled_epochs(
+    data, batch_size, seed=None, *, privacy_ids=None, max_records_per_unit=None
+):  # fmt: skip
     """Batches that hold each record exactly once in every epoch, in a new order each time.
 
     This is not Poisson sampling: an accountant that amplifies by sampling does not describe it.
@@ -18,8 +21,11 @@ def shuffled_epochs(data, batch_size, seed=None):
 
     Args:
         data: as for `poisson_batches`.
-        batch_size: rows of every batch, at most the number of records.
+        batch_size: rows of every batch, at most the number of records; with `privacy_ids`,
+            persons.
         seed: integer for tests only; the orders of different epochs differ all the same.
+        privacy_ids, max_records_per_unit: as for `poisson_batches`: each *person* once an epoch,
+            with at most so many of its records.
 
     Returns:
         `tf.data.Dataset` of one epoch, `(x, y, sample_weight)`, with a known cardinality, tagged
@@ -30,7 +36,8 @@ def shuffled_epochs(data, batch_size, seed=None):
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
     """
     records = Records(data)
-    n = records.num_examples
+    persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
+    n = records.num_examples if persons is None else persons.num_persons
     count("batch_size", batch_size)
     if batch_size > n:
         raise ValueError(
@@ -45,6 +52,7 @@ def shuffled_epochs(data, batch_size, seed=None):
         max_batch_size=batch_size,
         seeded=source.seeded,
         steps_per_epoch=math.ceil(n / batch_size),
+        max_records_per_unit=max_records_per_unit,
     )
 
     def draw_epoch():
@@ -52,4 +60,4 @@ def shuffled_epochs(data, batch_size, seed=None):
         for start in range(0, n, batch_size):
             yield order[start : start + batch_size]
 
-    return dataset_of_batches(records, sampling, draw_epoch)
+    return dataset_of_batches(records, sampling, draw_epoch, persons, source)

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfdp.data.padding import map_batches
 from tfdp.distribution.host_selection import SelectedInputs
 from tfdp.errors import PrivacyError
 from tfdp.runtime.replicas import is_multi_worker
@@ -128,12 +129,13 @@ def _check_shapes(x):
         )
 
 
-def padded(dataset, replicas):
-    """Batches whose number of rows is a multiple of `replicas`; added rows have weight 0.
+def padded(dataset, replicas, rows_per_unit=None):
+    """Batches that can be divided among replicas, units as a whole; added rows have weight 0.
 
     Args:
         dataset: batches (x, y, sample_weight); anything else is returned as it is.
         replicas: a positive integer.
+        rows_per_unit: number of rows that stay on one replica; None for 1.
     """
     if replicas == 1 or not isinstance(dataset, tf.data.Dataset):
         return dataset
@@ -141,12 +143,13 @@ def padded(dataset, replicas):
     if not (isinstance(spec, tuple) and len(spec) == 3 and spec[2] is not None):
         return dataset  # without weights, what is added would train
     rows = {t.shape[0] for t in tf.nest.flatten(spec)}
-    if None in rows or not any(r % replicas for r in rows):
+    multiple = replicas * (rows_per_unit or 1)
+    if None in rows or not any(r % multiple for r in rows):
         return dataset
 
     def pad(*batch):
         def one(t, value=None):
-            missing = -t.shape[0] % replicas
+            missing = -t.shape[0] % multiple
             value = tf.zeros([], t.dtype) if value is None else value
             paddings = [[0, missing]] + [[0, 0]] * (len(t.shape) - 1)
             return tf.pad(t, paddings, constant_values=value)
@@ -158,4 +161,4 @@ def padded(dataset, replicas):
         filled = one(batch[0].survivors, NO_ROW)
         return rest[0]._replace(survivors=filled), *rest[1:]
 
-    return dataset.map(pad, num_parallel_calls=1)
+    return map_batches(dataset, pad)

@@ -14,6 +14,8 @@ from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.surviving_rows import table_name
+from tfdp.clipping.units import ids_of_units, unit_mask
+from tfdp.data.padding import map_batches
 from tfdp.data.provenance import walk
 from tfdp.errors import PrivacyError
 from tfdp.layers.sparse_embedding import SparseEmbedding
@@ -92,7 +94,7 @@ def select_on_host(batches, model, ids=None):
     held = [table_name(v) for v in trained_variables(model) if is_external(v)]
     # Seeded only where the optimizer is, for tests.
     source = PipelineNoiseSource(None if optimizer.seed is None else optimizer.seed + 1)
-    stddev = optimizer.charging.host_noise_stddev()
+    stddev, k = optimizer.charging.host_noise_stddev(), optimizer.max_records_per_unit
 
     def select(x, y, sample_weight):
         activated = ids(x)
@@ -102,10 +104,15 @@ def select_on_host(batches, model, ids=None):
                 f"name: {sorted(sizes)}. Received: {sorted(activated)}"
             )
         activated = {name: _matrix(activated[name], n) for name, n in sizes.items()}
-        tables = [TableActivity(name, n, activated[name]) for name, n in sizes.items()]
         batch = tf.nest.flatten(x)[0].shape[0]
+        example_mask = example_mask_of(sample_weight, batch)
+        tables = [
+            TableActivity(name, n, ids_of_units(activated[name], example_mask, k))
+            for name, n in sizes.items()
+        ]
         sigma = stddev / optimizer.clip_norm
-        rows = selection.select_padded(tables, example_mask_of(sample_weight, batch), sigma, source)
+        mask = unit_mask(example_mask, k)
+        rows = selection.select_padded(tables, mask, sigma, source)
         starts = offsets(tables)
         joint = [tf.where(r < NO_ROW, r + s, NO_ROW) for r, s in zip(rows, starts, strict=False)]
         packed = tf.concat(joint, 0)
@@ -118,7 +125,7 @@ def select_on_host(batches, model, ids=None):
         }
         return SelectedInputs(x, packed, look_ups or ()), y, sample_weight
 
-    chosen = batches.map(select, num_parallel_calls=1, deterministic=True).prefetch(2)
+    chosen = map_batches(batches, select, deterministic=True).prefetch(2)
     setattr(chosen, _ATTRIBUTE, _choice_of(model))
     return chosen
 

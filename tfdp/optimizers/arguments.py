@@ -3,7 +3,7 @@
 import keras
 
 from tfdp import accounting
-from tfdp._validate import is_number
+from tfdp._validate import count, is_number
 
 
 def check_optimizer(optimizer):
@@ -81,6 +81,24 @@ def check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
             "Argument `microbatch_size` must be a positive integer or None. "
             f"Received: microbatch_size={microbatch_size!r}"
         )
+
+
+def check_records(max_records_per_unit, microbatch_size):
+    """Checks how many rows a person has; none may be divided among micro-batches."""
+    if max_records_per_unit is None:
+        return
+    count("max_records_per_unit", max_records_per_unit)
+    if microbatch_size is not None and microbatch_size % max_records_per_unit:
+        raise ValueError(
+            "Argument `microbatch_size` must be a multiple of `max_records_per_unit`: the records "
+            "of a person are clipped together, in one micro-batch. Received: "
+            f"microbatch_size={microbatch_size}, max_records_per_unit={max_records_per_unit}"
+        )
+
+
+def plain_number(value):
+    """An int, or else a float: numbers of numpy would be lost on their way through JSON."""
+    return int(value) if value == int(value) else float(value)
 
 
 def _is_positive_integer(value):

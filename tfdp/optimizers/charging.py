@@ -10,8 +10,9 @@ from tfdp import accounting
 from tfdp.accounting.adjacency import strongest
 from tfdp.accounting.history import ChargeHistory
 from tfdp.accounting.mechanisms import Notes, PrivateTraining
+from tfdp.accounting.sampling import PERSON
 from tfdp.accounting.truncation import truncation_delta
-from tfdp.errors import BudgetError
+from tfdp.errors import BudgetError, PrivacyError
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime.replicas import of_first_replica
 
@@ -67,6 +68,11 @@ class Charging(RunCharging):
         self.refresh = refresh
 
     @property
+    def unit(self):
+        """What one record of the accounts is: one person, or what the model says."""
+        return self._unit if self._optimizer.max_records_per_unit is None else PERSON
+
+    @property
     def steps(self):
         """Steps of DPOptimizers charged so far, under any settings."""
         return sum(steps for _, steps in self.history.private_runs)
@@ -106,12 +112,15 @@ class Charging(RunCharging):
 
         Raises:
             BudgetError: if the budget is spent, or the steps that are left would exceed it.
+            PrivacyError: if these weights were trained with persons and without.
         """
         self._counter.end()
         self._limit.assign(0)  # what is refused below leaves no step that nobody would charge
         self._cap = self.mechanism = None
         budget = self._optimizer.budget
         if budget is None or sampling is not None:
+            if sampling is not None:
+                self._refuse_other_units()
             if budget is not None:
                 self._check_steps_left(budget)
             self.mechanism = self._mechanism_of(sampling, notes)
@@ -211,7 +220,7 @@ class Charging(RunCharging):
             clip_norm=optimizer.clip_norm,
             sampling=sampling,
             num_examples=optimizer.num_examples,
-            unit=self._unit,
+            unit=self.unit,
             mechanism="gaussian" if selection is None else selection.step_mechanism,
             clipping=optimizer.clipping,
             selection=selection.describe() if selection else None,
@@ -222,7 +231,12 @@ class Charging(RunCharging):
     def _poisson(self):
         """Poisson sampling as the optimizer's arguments describe it."""
         optimizer = self._optimizer
-        return accounting.Sampling("poisson", optimizer.num_examples, optimizer.expected_batch_size)
+        return accounting.Sampling(
+            "poisson",
+            optimizer.num_examples,
+            optimizer.expected_batch_size,
+            max_records_per_unit=optimizer.max_records_per_unit,
+        )
 
     def _noise_multiplier_for(self, sampling):
         """σ of the budget's runs on such batches, or calibrated to what is left."""
@@ -292,6 +306,17 @@ class Charging(RunCharging):
             for mechanism, steps in self.history.private_runs
             if mechanism.budget is not None and mechanism.same_setting(mine)
         ]
+
+    def _refuse_other_units(self):
+        """What is private for a record does not add up with what is private for a person."""
+        for mechanism, _ in self.history.private_runs:
+            if (mechanism.unit == PERSON) != (self.unit == PERSON):
+                raise PrivacyError(
+                    f"These weights were trained with {mechanism.unit} as the unit of privacy, "
+                    f"and would go on with {self.unit}: no ε holds for either then. Give the "
+                    "DPOptimizer and the sampler of every training of a model the same kind of "
+                    "unit (`max_records_per_unit`, `privacy_ids`)."
+                )
 
     def _check_steps_left(self, budget):
         if self.remaining <= 0:

@@ -3,14 +3,13 @@
 import keras
 import tensorflow as tf
 
-from tfdp import accounting
+from tfdp import _validate, accounting
 from tfdp.accounting.budget import check_delta
 from tfdp.clipping.factors import CLIPPING
 from tfdp.clipping.losses import REDUCTIONS
 from tfdp.errors import PrivacyError
 from tfdp.noise import NoiseSource
-from tfdp.optimizers import logical_step
-from tfdp.optimizers.arguments import check_amount, check_optimizer, check_sizes
+from tfdp.optimizers import arguments, logical_step
 from tfdp.optimizers.charging import Charging
 from tfdp.optimizers.run_charging import HistoryState
 from tfdp.optimizers.sparse_training import SparseTraining
@@ -19,8 +18,8 @@ from tfdp.runtime.external_table import is_external
 # What a run was charged by cannot change under it.
 _FIXED = (
     "inner_optimizer", "budget", "num_examples", "expected_batch_size", "steps", "clip_norm",
-    "clipping", "selection", "embedding_optimizer", "microbatch_size", "per_example_reduction",
-    "seed",
+    "clipping", "selection", "embedding_optimizer", "microbatch_size", "max_records_per_unit",
+    "per_example_reduction", "seed",
 )  # fmt: skip
 _CHARGES = "charges"  # of a saved optimizer, beside its variables
 
@@ -48,7 +47,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
             `steps` steps no example is used any more.
         noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`. Exactly
             one of `budget` and `noise_multiplier` must be given.
-        num_examples: n, the number of training records; public.
+        num_examples: n, the number of training records (of persons, where they are the unit);
+            public.
         expected_batch_size: B̄, the divisor, and n times the sampling probability.
         steps: number of steps that will be run in all.
         clip_norm: C, the largest l2 norm of one example's contribution.
@@ -61,6 +61,9 @@ class DPOptimizer(keras.optimizers.Optimizer):
         microbatch_size: examples processed at once inside a step; bounds memory, changes nothing
             else. `None` processes the whole batch at once. With `AdaFEST` it needs rows that
             come with the batches, from `tfdp.distribution.select_on_host`.
+        max_records_per_unit: k, with batches of persons (`privacy_ids=` of the samplers): g_i is
+            the sum over at most k records of person i, and everything else speaks of persons.
+            `None`: each record is a unit of privacy.
         per_example_reduction: "mean" or "sum" over the positions of one example.
         seed: integer that fixes the noise, for tests only; the statement says so.
 
@@ -97,24 +100,19 @@ class DPOptimizer(keras.optimizers.Optimizer):
         selection=None,
         embedding_optimizer=None,
         microbatch_size=None,
+        max_records_per_unit=None,
         per_example_reduction="mean",
         seed=None,
         name=None,
     ):
         super().__init__(learning_rate=0.0, name=name or "dp_optimizer")
         optimizer = keras.optimizers.get(optimizer)
-        check_optimizer(optimizer)
-        check_amount(budget, noise_multiplier, steps)
-        check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size)
-        if clipping not in CLIPPING:
-            raise ValueError(
-                f"Argument `clipping` must be one of {CLIPPING}. Received: clipping={clipping}"
-            )
-        if per_example_reduction not in REDUCTIONS:
-            raise ValueError(
-                f"Argument `per_example_reduction` must be one of {REDUCTIONS}. "
-                f"Received: per_example_reduction={per_example_reduction}"
-            )
+        arguments.check_optimizer(optimizer)
+        arguments.check_amount(budget, noise_multiplier, steps)
+        arguments.check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size)
+        arguments.check_records(max_records_per_unit, microbatch_size)
+        _validate.one_of("clipping", clipping, CLIPPING)
+        _validate.one_of("per_example_reduction", per_example_reduction, REDUCTIONS)
         self._sparse = None
         if selection is not None or embedding_optimizer is not None:
             self._sparse = SparseTraining(selection, embedding_optimizer, microbatch_size)
@@ -122,15 +120,15 @@ class DPOptimizer(keras.optimizers.Optimizer):
             check_delta(budget.delta, num_examples)
         self.inner_optimizer = optimizer
         self.budget = budget
-        # Numbers of numpy would be lost on their way through JSON.
         self.num_examples = int(num_examples)
-        self.expected_batch_size = _plain_number(expected_batch_size)
+        self.expected_batch_size = arguments.plain_number(expected_batch_size)
         self.steps = None if steps is None else int(steps)
         self.clip_norm = float(clip_norm)
         self.clipping = clipping
         self.selection = selection
         self.embedding_optimizer = embedding_optimizer
         self.microbatch_size = microbatch_size
+        self.max_records_per_unit = max_records_per_unit
         self.per_example_reduction = per_example_reduction
         self.seed = seed
         self._noise = NoiseSource(seed)
@@ -329,6 +327,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
             "selection": keras.saving.serialize_keras_object(self.selection),
             "embedding_optimizer": keras.saving.serialize_keras_object(self.embedding_optimizer),
             "microbatch_size": self.microbatch_size,
+            "max_records_per_unit": self.max_records_per_unit,
             "per_example_reduction": self.per_example_reduction,
             "seed": self.seed,
             "name": self.name,
@@ -344,7 +343,3 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if config["budget"] is not None:
             config["budget"] = accounting.PrivacyBudget(*config["budget"])
         return cls(**config)
-
-
-def _plain_number(value):
-    return int(value) if value == int(value) else float(value)

@@ -87,6 +87,12 @@ def mechanism_outside_fit(model):
 
 def _forward_noise(model, x, y, kwargs, notes):
     sampling = preflight.sampling_of_data(x, kwargs)
+    if sampling.max_records_per_unit is not None:
+        raise PrivacyError(
+            "Forward noise releases a noisy copy of every record of a batch, and each copy costs: "
+            f"a person would cost that of {sampling.max_records_per_unit} records, which is not "
+            "accounted for. Draw records (leave `privacy_ids` out), or train with a DPOptimizer."
+        )
     checks.check_data(model.distribute_strategy, x, sampling)
     notes |= Notes(not_covered=(caveats.TRAINING_METRICS,)) | preflight.notes_of_data(x)
     preflight.refuse_other_data(model.privacy_charges(), sampling.num_examples, model.privacy_unit)

@@ -12,9 +12,10 @@ import tensorflow as tf
 from tfdp._compat.keras import all_layers
 from tfdp.accounting import Sampling
 from tfdp.accounting.mechanisms import Notes
+from tfdp.accounting.sampling import PERSON
 from tfdp.clipping.recording import trained_variables
 from tfdp.data import provenance, sampling_of
-from tfdp.data.padding import keeps_padding
+from tfdp.data.padding import keeps_padding, map_batches
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import external_tables
 from tfdp.runtime.strategies import traces_once
@@ -97,8 +98,8 @@ def sampling_of_fit(optimizer, x, y, kwargs):
             "A batch of `tfdp.data.microbatches` may hold one record several times, and each copy "
             "would be clipped by itself. A DPOptimizer needs `tfdp.data.poisson_batches`."
         )
-    _compare("num_examples", sampling.num_examples, optimizer.num_examples)
-    _compare("expected_batch_size", sampling.expected_batch_size, optimizer.expected_batch_size)
+    for name in ("max_records_per_unit", "num_examples", "expected_batch_size"):
+        _compare(name, getattr(sampling, name), getattr(optimizer, name))
     return sampling
 
 
@@ -151,7 +152,7 @@ def _check_rows(dataset, sampling):
             "that the sampler returned, which keep the weights of padding at 0."
         )
     rows = {t.shape[0] if t.shape.rank else None for t in tf.nest.flatten(spec)}
-    if not weighted or len(rows) != 1 or rows != {sampling.max_batch_size or rows.pop()}:
+    if not weighted or len(rows) != 1 or rows != {sampling.rows or rows.pop()}:
         raise PrivacyError(
             "What was done to the dataset after it was sampled has lost its sample weights, which "
             "mark padding, or changed the number of rows: padding would train, or one record "
@@ -187,14 +188,16 @@ def refuse_other_data(releases, num_examples, unit):
         unit: what one record of the training data is.
 
     Raises:
-        PrivacyError: if n differs, or the unit where the release names one.
+        PrivacyError: if n differs, or the unit where the release names one; or must, since the
+            training's is a person.
     """
     for entry in releases:
         for name, found, expected in (
             ("num_examples", entry.num_examples, num_examples),
             ("unit", entry.details.get("unit"), unit),
         ):
-            if found is not None and found != expected:
+            # A release that names no unit is about records.
+            if (found is not None or expected == PERSON) and found != expected:
                 raise PrivacyError(
                     f'The release "{entry.label}" is about {name}={found!r}, but the training '
                     f"data have {name}={expected!r}: a record of one is not a record of the "
@@ -204,7 +207,10 @@ def refuse_other_data(releases, num_examples, unit):
 
 
 def _compare(name, found, expected):
-    if abs(found - expected) > 1e-9 * expected:
+    same = found == expected
+    if not same and None not in (found, expected):
+        same = abs(found - expected) <= 1e-9 * expected
+    if not same:
         raise PrivacyError(
             f"The data have {name}={found}, but the DPOptimizer was given {name}={expected}: the "
             f"ε it would charge is not the ε of this run. Give the DPOptimizer {name}={found}, or "
@@ -241,7 +247,7 @@ def apply_class_weight(x, kwargs):
         shape = tf.concat([tf.shape(sample_weight), [1] * max(missing, 0)], 0)
         return x, y, weights * tf.reshape(tf.cast(sample_weight, tf.float32), shape)
 
-    return x.map(weigh, num_parallel_calls=1)
+    return map_batches(x, weigh)
 
 
 def check_examples_do_not_mix(model, x, y=None, sample_weight=None):

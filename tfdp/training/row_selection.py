@@ -88,7 +88,7 @@ def restrict_to_survivors(model, result, survivors=None):
     activated = activated_rows(model, result)
     if survivors is None:
         survivors = optimizer.select_rows(
-            activated, trained_variables(model), result.example_mask, compiled_by_xla(model)
+            activated, trained_variables(model), result.unit_mask, compiled_by_xla(model)
         )
         model.selection_metrics.count_rows(survivors)
     return restrict(result, survivors)

@@ -18,10 +18,11 @@ def statement_of(model, delta, accountant):
     notes = model.charge_history.notes | caveats.of_model(model)
     notes |= Notes(assumptions=model.weight_origin.assumption())
     budget = getattr(model, "budget", None)
-    num_examples = None
+    num_examples, unit = None, model.privacy_unit
     if isinstance(optimizer, DPOptimizer):
         notes |= caveats.of_optimizer(optimizer)
         budget, num_examples = optimizer.budget, optimizer.num_examples
+        unit = optimizer.charging.unit
         delta = optimizer.default_delta if delta is None else delta
     elif ledger.num_examples is None:
         raise ValueError(
@@ -36,7 +37,7 @@ def statement_of(model, delta, accountant):
         ledger,
         delta=delta,
         accountant=accountant,
-        unit=model.privacy_unit,
+        unit=unit,
         num_examples=num_examples,
         budget=budget,
         notes=notes,

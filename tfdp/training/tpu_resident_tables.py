@@ -33,6 +33,12 @@ def prepare(model, x, callbacks=None, kwargs=None):
     tables = tables_of(model)
     if not tables:
         return x
+    if model.optimizer.max_records_per_unit is not None:
+        raise PrivacyError(
+            f"Tables {sorted(t.name for t in tables)} in a TPU embedding are looked up by record, "
+            "and were not tried with persons as the unit of privacy. Leave their `placement` out. "
+            f"Received: max_records_per_unit={model.optimizer.max_records_per_unit}"
+        )
     frozen = {t.name for t in tables} - {getattr(v, "name", "") for v in trained_variables(model)}
     if frozen:
         raise PrivacyError(

@@ -1,0 +1,144 @@
+"""Batches of persons: who is drawn, with which records, and where they stand in a batch.
+
+Distribution tests fail for no reason with a probability of at most 1e-6 each.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import tfdp
+from tfdp.data.padding import keeps_padding
+from tfdp.data.persons import Persons
+
+FALSE_ALARM = 1e-6
+#: Whose each record is: persons of 1, 2, 3 and 6 records, in no order.
+IDS = np.array([7, 3, 3, 9, 9, 9, 5, 5, 5, 5, 5, 5])[np.random.default_rng(1).permutation(12)]
+RECORDS = np.arange(12)
+
+
+def batches(k=3, size=3, capacity=4, ids=IDS, **kwargs):
+    x = (RECORDS[:, np.newaxis] + 1).astype(np.float32)
+    return tfdp.data.poisson_batches(
+        (x, ids.astype(np.int32)), size, capacity, privacy_ids=ids, max_records_per_unit=k, **kwargs
+    )
+
+
+def test_a_batch_has_k_rows_for_each_person_and_no_other_row():
+    data = batches(steps_per_epoch=200)
+    sampling = tfdp.data.sampling_of(data)
+    assert (sampling.num_examples, sampling.max_batch_size, sampling.rows) == (4, 4, 12)
+    assert sampling.sampling_probability == 0.75
+    for x, y, weight in data.as_numpy_iterator():
+        groups = [t.reshape(4, 3, *t.shape[1:]) for t in (x, y, weight)]
+        owners = []
+        for records, names, weights in zip(*groups, strict=True):
+            there = weights == 1
+            assert np.all(records[~there] == 0) and np.all(names[~there] == 0)
+            if not there.any():
+                continue
+            (owner,) = set(names[there])
+            owners.append(owner)
+            assert there.sum() == min(3, np.sum(IDS == owner))
+            chosen = records[there][:, 0].astype(int) - 1
+            assert len(set(chosen)) == len(chosen) and np.all(IDS[chosen] == owner)
+            assert np.all(np.diff(chosen) > 0)
+        assert len(set(owners)) == len(owners)
+
+
+def test_persons_are_drawn_alike_whatever_they_have_and_subsets_uniformly():
+    ids = np.repeat(np.arange(4), [1, 2, 3, 5])
+    data = tfdp.data.poisson_batches(
+        (np.arange(11) + 1, ids), 2, 4, 1500, privacy_ids=ids, max_records_per_unit=3
+    )
+    drawn, subsets = np.zeros(4), {}
+    for x, y, weight in data.as_numpy_iterator():
+        persons = set(y[weight == 1])
+        drawn[list(persons)] += 1
+        if 3 in persons:
+            subset = tuple(x[(y == 3) & (weight == 1)])
+            subsets[subset] = subsets.get(subset, 0) + 1
+    z = (drawn - 750) / np.sqrt(1500 * 0.25)
+    assert stats.chi2.sf(np.sum(z**2), 4) > FALSE_ALARM
+    assert set(subsets) == set(itertools.combinations(range(7, 12), 3))
+    assert stats.chisquare(list(subsets.values())).pvalue > FALSE_ALARM
+
+
+def test_floyds_subsets_are_those_of_the_size_that_was_asked_for():
+    persons = Persons(np.zeros(1000, int), 1000, 20)
+    generator = np.random.default_rng(0)
+    seen = np.zeros(1000)
+    for _ in range(500):
+        records, places = persons.rows(generator, np.array([0]))
+        assert len(set(records)) == 20 and np.array_equal(places, np.arange(20))
+        seen[records] += 1
+    assert stats.chisquare(seen).pvalue > FALSE_ALARM
+
+
+def test_shuffled_epochs_show_each_person_once():
+    data = tfdp.data.shuffled_epochs(
+        (RECORDS, IDS), 3, privacy_ids=IDS, max_records_per_unit=2
+    )  # fmt: skip
+    assert tfdp.data.sampling_of(data).appearances(2 * len(data)) == 2
+    seen = [set(y[w == 1]) for _, y, w in data.as_numpy_iterator()]
+    assert [len(s) for s in seen] == [3, 1] and set.union(*seen) == set(IDS)
+    assert all(len(w) == 6 for *_, w in data.as_numpy_iterator())
+
+
+def mixed(x, y, weight):
+    """Moves rows, and hands what is in one to all."""
+    return x[::-1] + tf.reduce_sum(x), y[::-1], weight[::-1]
+
+
+def test_a_map_cannot_bring_a_record_to_another_person():
+    plain = batches(seed=3, steps_per_epoch=20)
+    mapped = batches(seed=3, steps_per_epoch=20).map(mixed).prefetch(1)
+    assert keeps_padding(mapped) and tfdp.data.sampling_of(mapped).rows == 12
+    assert mapped.element_spec == plain.element_spec
+    for (x, y, _), (moved, names, weight) in zip(plain, mapped, strict=True):
+        x, y, moved, names = (t.numpy().reshape(4, 3) for t in (x, y, moved, names))
+        np.testing.assert_array_equal(names, y[:, ::-1])
+        np.testing.assert_allclose(moved, x[:, ::-1] + x.sum(1, keepdims=True))
+        assert weight.shape == 12
+
+
+def test_a_map_that_gives_back_other_rows_is_no_batch_of_persons():
+    doubled = batches().map(lambda x, y, w: (tf.repeat(x, 2, 0), tf.repeat(y, 2), tf.repeat(w, 2)))
+    assert {s.shape[0] for s in tf.nest.flatten(doubled.element_spec)} == {4}
+
+
+def test_what_is_done_past_the_methods_is_noticed():
+    assert not keeps_padding(tf.data.Dataset.map(batches(), mixed))
+    assert tfdp.data.sampling_of(batches().unbatch().batch(12)) is None
+    assert keeps_padding(batches().apply(lambda data: data.map(mixed)))
+    inside = batches(seed=1).apply(lambda data: data.map(mixed)).map(mixed)
+    assert inside.element_spec == batches().element_spec
+
+
+@pytest.mark.parametrize("ids", [IDS.astype(str), IDS.astype(object), IDS.astype("S4"), list(IDS)])
+def test_ids_are_integers_or_strings(ids):
+    assert Persons(ids, 12, 2).num_persons == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"privacy_ids": None}, "needs `privacy_ids`"),
+        ({"max_records_per_unit": None}, "`max_records_per_unit` must be given"),
+        ({"max_records_per_unit": 0}, "max_records_per_unit"),
+        ({"max_records_per_unit": 2.0}, "max_records_per_unit"),
+        ({"privacy_ids": IDS[:-1]}, "12 in all"),
+        ({"privacy_ids": IDS.astype(float)}, "float64"),
+        ({"privacy_ids": IDS[:, np.newaxis]}, "shape"),
+        ({"privacy_ids": [None, *map(str, IDS[1:])]}, "none missing"),
+        ({"privacy_ids": np.ma.masked_equal(IDS, 7)}, "none missing"),
+        ({"expected_batch_size": 5}, "at most the number of examples \\(4\\)"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    given = {"expected_batch_size": 2, "privacy_ids": IDS, "max_records_per_unit": 2, **arguments}
+    with pytest.raises(ValueError, match=message):
+        tfdp.data.poisson_batches((RECORDS, IDS), **given)

@@ -1,0 +1,125 @@
+"""Whose record each record is, and batches that are drawn by person (MATH.md section 11)."""
+
+import numpy as np
+
+from tfdp._validate import count
+
+
+class Persons:
+    """Records grouped by the person behind them.
+
+    Args:
+        privacy_ids: array (n,) of integers or strings: whose record each record is.
+        num_records: n.
+        max_records_per_unit: k, the most records of one person that take part at once.
+
+    Attributes:
+        num_persons: number of distinct ids; public, as n is.
+        max_records_per_unit: k.
+
+    Raises:
+        ValueError: for ids of another number or type, ids without k, or a k that is no count.
+    """
+
+    def __init__(self, privacy_ids, num_records, max_records_per_unit):
+        if max_records_per_unit is None:
+            raise ValueError(
+                "Argument `max_records_per_unit` must be given with `privacy_ids`: the most "
+                "records of one person that take part in a step. Received: "
+                "max_records_per_unit=None"
+            )
+        self.max_records_per_unit = count("max_records_per_unit", max_records_per_unit)
+        ids = checked_ids(privacy_ids, num_records)
+        _, persons = np.unique(ids, return_inverse=True)
+        self._records = np.argsort(persons, kind="stable")
+        self._counts = np.bincount(persons)
+        self._starts = np.cumsum(self._counts) - self._counts
+        self.num_persons = len(self._counts)
+
+    @classmethod
+    def of(cls, privacy_ids, num_records, max_records_per_unit):
+        """The `Persons`, or None where both arguments are None: each record is a unit.
+
+        Raises:
+            ValueError: as the constructor does, or for `max_records_per_unit` alone.
+        """
+        if privacy_ids is None and max_records_per_unit is None:
+            return None
+        if privacy_ids is None:
+            raise ValueError(
+                "Argument `max_records_per_unit` bounds what one person gives, and needs "
+                "`privacy_ids`, which say whose record each record is. Received: "
+                f"max_records_per_unit={max_records_per_unit!r}, privacy_ids=None"
+            )
+        return cls(privacy_ids, num_records, max_records_per_unit)
+
+    def rows(self, generator, drawn):
+        """Which records of the drawn persons take part, at most k of each, drawn afresh.
+
+        All subsets of k records of a person are equally likely; the order is that of the data.
+
+        Args:
+            generator: `numpy.random.Generator`.
+            drawn: int array (m,) of distinct persons, from 0.
+
+        Returns:
+            int64 (r,) indices of records, and int64 (r,) their places in m·k rows, of which the
+            k·i-th to the (k·i + k − 1)-th are those of the i-th person.
+        """
+        k, counts = self.max_records_per_unit, self._counts[drawn]
+        slots = np.arange(k)
+        chosen = np.broadcast_to(slots, (len(drawn), k)).copy()
+        many = np.flatnonzero(counts > k)
+        chosen[many] = _subsets(generator, counts[many], k)
+        present = slots < np.minimum(counts, k)[:, np.newaxis]
+        records = self._records[(self._starts[drawn][:, np.newaxis] + chosen)[present]]
+        return records, np.flatnonzero(present)
+
+    def matrix(self, values, generator):
+        """One row for each person: the values of at most k of its records, zeros after them.
+
+        Args:
+            values: int array (n, L).
+            generator: `numpy.random.Generator`, which chooses among more than k.
+
+        Returns:
+            Array (num_persons, k, L).
+        """
+        records, places = self.rows(generator, np.arange(self.num_persons))
+        k = self.max_records_per_unit
+        found = np.zeros((self.num_persons * k, values.shape[1]), values.dtype)
+        found[places] = values[records]
+        return found.reshape(self.num_persons, k, -1)
+
+
+def checked_ids(privacy_ids, num_records):
+    """The ids as an array (n,) of integers or strings.
+
+    Raises:
+        ValueError: for another number of ids, other types, or missing ones.
+    """
+    # What a masked array hides would be taken for an id.
+    masked = np.ma.is_masked(privacy_ids)
+    ids = np.asarray(None if masked else privacy_ids)
+    if ids.dtype == object and ids.ndim == 1:  # of pandas, and byte strings
+        kinds = {type(one) for one in ids.tolist()}
+        if len(kinds) == 1 and kinds <= {str, bytes, int}:
+            ids = np.asarray(ids.tolist())
+    if ids.shape != (num_records,) or ids.dtype.kind not in "iuSU":
+        raise ValueError(
+            "Argument `privacy_ids` must hold one integer or string for each record: whose record "
+            f"it is, {num_records} in all, none missing. Received: an array of shape {ids.shape}, "
+            f"dtype {ids.dtype}"
+        )
+    return ids
+
+
+def _subsets(generator, counts, k):
+    """(m, k) distinct numbers below each of `counts`, sorted: uniform subsets (Floyd 1987)."""
+    chosen = np.full((len(counts), k), -1, np.int64)
+    for i in range(k):
+        last = counts - k + i
+        drawn = generator.integers(0, last + 1)
+        taken = (chosen[:, :i] == drawn[:, np.newaxis]).any(axis=1)
+        chosen[:, i] = np.where(taken, last, drawn)
+    return np.sort(chosen, axis=1)
