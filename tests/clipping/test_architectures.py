@@ -71,7 +71,7 @@ def norm(parts):
 
 
 def deviations(architecture):
-    """Relative deviations of norms, clipped sums, and one update."""
+    """Relative deviations of norms, the norm of a person's sum, clipped sums, and one update."""
     keras.utils.set_random_seed(3)
     generator = np.random.default_rng(3)
     x, y = architecture.data()
@@ -109,6 +109,11 @@ def deviations(architecture):
         np.zeros(s.shape) if f is None else tf.convert_to_tensor(f).numpy()
         for f, s in zip(found, sums, strict=True)
     ]
+    person = backward(
+        model, model.clipping_plan(data), data, losses_of, tf.range(count) < count - 1, count
+    )
+    of_person = np.sqrt(max(sum(float(n[0]) for n in squared_norms(person)[0]), 0))
+    owned = norm([g[:-1].sum(0) for g in gradients])
     before = [v.numpy().astype(np.float64) for v in base.trainable_variables]
     model.train_on_batch(x, y)
     moved = [(b - v.numpy()) * count / rate for b, v in zip(before, base.trainable_variables,
@@ -121,6 +126,7 @@ def deviations(architecture):
             assert error <= allowed, (name, variable.path, error, norm([s]), norm(sums))
     return {
         "norms": float(np.max(np.abs(norms - true) / true)),
+        "person": abs(of_person - owned) / owned,
         "sums": norm([f - s for f, s in zip(found, sums, strict=True)]) / norm(sums),
         "update": norm([m - s for m, s in zip(moved, sums, strict=True)]) / norm(sums),
     }

@@ -20,6 +20,9 @@ from tfdp.clipping.products import (
 )
 from tfdp.runtime.xla import is_compiling
 
+# From so many look-ups of an example on, comparing all pairs of them takes longer than hashing.
+_MANY_IDS = 100
+
 
 def variable_gradient(variable, contributions):
     """Combines contributions to one variable into an object with three members.
@@ -136,10 +139,9 @@ class RowGradients:
         if self.ids.shape[1] == 1:
             self.values = values
             return
-        same = tf.equal(self.ids[:, :, None], self.ids[:, None, :])
-        repeated = tf.reduce_any(_strictly_before(same), axis=2)
-        merged = tf.matmul(tf.cast(same, values.dtype), values)
-        self.values = tf.where(repeated[:, :, None], 0.0, merged)
+        many = (self.ids.shape[1] or 0) >= _MANY_IDS and not is_compiling()
+        merge = _merged_by_hashing if many else _merged_by_pairs
+        self.values = merge(self.ids, values, variable.shape[0])
 
     def squared_norm(self):
         if self.values.shape[1] is None:  # ragged ids: as long as the batch's longest row
@@ -225,6 +227,29 @@ def _size(shape):
     for d in shape:
         size *= d
     return size
+
+
+def _merged_by_pairs(ids, values, _):
+    """(B, T, d) sums of the values of each id of an example in its first place, zeros elsewhere."""
+    same = tf.equal(ids[:, :, None], ids[:, None, :])
+    repeated = tf.reduce_any(_strictly_before(same), axis=2)
+    merged = tf.matmul(tf.cast(same, values.dtype), values)
+    return tf.where(repeated[:, :, None], 0.0, merged)
+
+
+def _merged_by_hashing(ids, values, num_rows):
+    """As `_merged_by_pairs`, in time linear in T; XLA does not know how many ids are distinct."""
+    batch, count = tf.shape(ids)[0], ids.shape[1]
+    # What is no row stays within its example, too.
+    own = tf.clip_by_value(tf.cast(ids, tf.int64), -1, num_rows) + 1
+    example = tf.cast(tf.range(batch)[:, None], tf.int64) * (num_rows + 2)
+    distinct, index = tf.unique(tf.reshape(own + example, [-1]))
+    places = tf.range(batch * count)
+    first = tf.math.unsorted_segment_min(places, index, tf.size(distinct))
+    flat = tf.reshape(values, [-1, values.shape[2]])
+    sums = tf.gather(tf.math.unsorted_segment_sum(flat, index, tf.size(distinct)), index)
+    is_first = tf.equal(tf.gather(first, index), places)
+    return tf.reshape(tf.where(is_first[:, None], sums, 0.0), [-1, count, values.shape[2]])
 
 
 def _strictly_before(same):

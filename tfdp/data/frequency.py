@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdp._validate import positive
 from tfdp.accounting import LedgerEntry
 from tfdp.data._checks import check_sequences, known_num_items
+from tfdp.data.persons import Persons
 from tfdp.noise import Grid, NoiseSource, laplace_of_tail, normal_of_tail
 
 
@@ -44,7 +45,16 @@ class FrequencyRelease:
         return LedgerEntry(self.label, self.event, 1, details)
 
 
-def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_items=None):
+def private_frequency(
+    train,
+    epsilon,
+    delta=None,
+    mechanism="gaussian",
+    num_items=None,
+    *,
+    privacy_ids=None,
+    max_records_per_unit=None,
+):
     """Releases the probability p_j that a sequence contains item j (MATH.md section 4).
 
     Counts, for every item, the records that contain it; adds noise once; divides by n; clips to
@@ -54,7 +64,8 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
     Formal guarantees: a record changes at most L + 1 counts by 1, whatever it holds: under
     add-or-remove-one, ℓ2 sensitivity √(L+1) and ℓ1 sensitivity L + 1. (ε, δ)-DP for
     `"gaussian"`, (ε, 0)-DP for `"laplace"`. n is public. The noise is fresh on every call: two
-    calls are two releases, and both cost.
+    calls are two releases, and both cost. With `privacy_ids` the same of a person, which is what
+    at most k of its records hold together, in place of a record: k·(L + 1) in place of L + 1.
 
     Args:
         train: `SequenceData.train`, or a pair `(x, y)` of integer arrays (n, L); 0 is padding.
@@ -63,20 +74,25 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
         mechanism: `"gaussian"` or `"laplace"`. Gaussian needs less noise unless L is very small.
         num_items: size of the vocabulary. Default: that of `train`. It is public, and never read
             from the ids that occur.
+        privacy_ids, max_records_per_unit: as for `poisson_batches`: the share of persons that
+            have an item, private for persons.
 
     Returns:
-        A `FrequencyRelease`.
+        A `FrequencyRelease`; its `num_examples` is the number of persons, with `privacy_ids`.
 
     Raises:
         ValueError: an argument is out of its range, `num_items` is not known, or an id is outside
             0 … num_items.
     """
     x, y = check_sequences(train)
-    n, length = x.shape
     num_items = known_num_items(train, num_items)
     positive("epsilon", epsilon)
-
-    items_per_record = length + 1
+    # Of y only the last column: L + 1 ids bound what a record changes, whatever it holds.
+    items = np.concatenate([x, y[:, -1:]], axis=1).astype(np.int64)
+    persons = Persons.of(privacy_ids, len(items), max_records_per_unit)
+    if persons is not None:
+        (items,) = persons.matrices([items])
+    n, items_per_record = items.shape
     if mechanism == "gaussian":
         delta = 1 / (10 * n) if delta is None else delta
         if not 0 < delta < 1:
@@ -103,7 +119,7 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
             f"Received: mechanism={mechanism!r}"
         )
 
-    noisy = _noisy(_count_records(x, y, num_items), scale, quantile)
+    noisy = _noisy(_count_records(items, num_items), scale, quantile)
     probabilities = np.clip(noisy / n, 1 / n, 1.0)
     return FrequencyRelease(
         probabilities=np.concatenate([[1.0], probabilities]).astype(np.float32),
@@ -117,14 +133,14 @@ def private_frequency(train, epsilon, delta=None, mechanism="gaussian", num_item
             "sensitivity": float(sensitivity),
             "noise_stddev": float(stddev),
             "release": secrets.token_hex(8),
+            **({} if persons is None else persons.details),
         },
     )
 
 
-def _count_records(x, y, num_items):
-    """float64 (num_items,): records that contain each item; each record counts an item once."""
-    # Of y only the last column: L + 1 ids bound what a record changes, whatever it holds.
-    items = np.sort(np.concatenate([x, y[:, -1:]], axis=1).astype(np.int64), axis=1)
+def _count_records(items, num_items):
+    """float64 (num_items,): rows that contain each item; each row counts an item once."""
+    items = np.sort(items, axis=1)
     if items[:, 0].min() < 0 or items[:, -1].max() > num_items:
         raise ValueError(
             f"Argument `train` must hold ids from 0 (padding) to num_items={num_items}. "

@@ -3,6 +3,8 @@
 import numpy as np
 
 from tfdp._validate import count
+from tfdp.accounting.sampling import PERSON
+from tfdp.data.randomness import GeneratorSource
 
 
 class Persons:
@@ -75,21 +77,30 @@ class Persons:
         records = self._records[(self._starts[drawn][:, np.newaxis] + chosen)[present]]
         return records, np.flatnonzero(present)
 
-    def matrix(self, values, generator):
-        """One row for each person: the values of at most k of its records, zeros after them.
+    def matrices(self, arrays, fill=0):
+        """One row for each person: what at most k of its records hold, the same of each array.
 
         Args:
-            values: int array (n, L).
-            generator: `numpy.random.Generator`, which chooses among more than k.
+            arrays: list of int arrays (n, L).
+            fill: what stands where a person has no record.
 
         Returns:
-            Array (num_persons, k, L).
+            List of arrays (num_persons, k·L).
         """
-        records, places = self.rows(generator, np.arange(self.num_persons))
-        k = self.max_records_per_unit
-        found = np.zeros((self.num_persons * k, values.shape[1]), values.dtype)
-        found[places] = values[records]
-        return found.reshape(self.num_persons, k, -1)
+        # Which records does not have to be secret: a release is private whichever they are.
+        records, places = self.rows(GeneratorSource().fresh(), np.arange(self.num_persons))
+        found = []
+        for array in arrays:
+            rows = self.num_persons * self.max_records_per_unit
+            matrix = np.full((rows, array.shape[1]), fill, array.dtype)
+            matrix[places] = array[records]
+            found.append(matrix.reshape(self.num_persons, -1))
+        return found
+
+    @property
+    def details(self):
+        """What the ledger entry of a release about persons says of them."""
+        return {"unit": PERSON, "max_records_per_unit": self.max_records_per_unit}
 
 
 def checked_ids(privacy_ids, num_records):

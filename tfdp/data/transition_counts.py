@@ -20,9 +20,12 @@ class Histories:
     Args:
         records: int array (n, length) of item ids, oldest first; 0 is padding, wherever it is.
         num_items: M, public.
+        parts: how many histories of the same length stand in each row, one after another: of a
+            person with several records. Items of different ones do not follow each other.
 
     Attributes:
         users, items: int64 (N,): whose item it is, ascending, and its id less 1.
+        histories: int64 (N,): which history it is of, ascending.
         num_users: n.
         longest: the largest number of items that a record can hold, public.
 
@@ -30,7 +33,7 @@ class Histories:
         ValueError: for ids outside of 0 … num_items.
     """
 
-    def __init__(self, records, num_items):
+    def __init__(self, records, num_items, parts=1):
         self.num_users, self.longest = records.shape
         self.num_items = num_items
         if records.size and (records.min() < 0 or records.max() > num_items):
@@ -45,6 +48,7 @@ class Histories:
             )
         self.users, columns = np.nonzero(records)
         self.items = records[self.users, columns].astype(np.int64) - 1
+        self.histories = self.users * parts + columns // (self.longest // parts)
 
 
 def item_sums(histories):
@@ -103,7 +107,8 @@ def transition_sums(histories, window, gap_power, symmetric, within=None, part=1
         stop = int(min(max(stop, user + 1), user + largest, histories.num_users))
         own = slice(starts[user], starts[stop])
         users, items = histories.users[own] - user, histories.items[own]
-        *sums, of_part = _of_users(users, items, stop - user, histories.num_items, settings)
+        own = users, histories.histories[own], items
+        *sums, of_part = _of_users(*own, stop - user, histories.num_items, settings)
         found, kept, user = [*found, sums], kept + of_part, stop
         if len(found) > 8:
             found = [_merged(found)]
@@ -111,13 +116,13 @@ def transition_sums(histories, window, gap_power, symmetric, within=None, part=1
     return places, units / float(UNIT), kept / float(UNIT)
 
 
-def _of_users(users, items, num_users, num_items, settings):
+def _of_users(users, histories, items, num_users, num_items, settings):
     """Places and units of the pairs of some users, numbered from 0, and their two shares' sums."""
     window, gap_power, symmetric, within, most_pairs = settings
     keys, weights = [np.zeros(0, np.int64)], [np.zeros(0)]
     size = num_items**2
     for gap in range(1, min(window, len(items) - 1) + 1):
-        same = users[gap:] == users[:-gap]
+        same = histories[gap:] == histories[:-gap]
         first, second = items[:-gap][same], items[gap:][same]
         if symmetric:
             first, second = np.minimum(first, second), np.maximum(first, second)

@@ -13,6 +13,7 @@ from tfdp import _validate, accounting
 from tfdp.accounting import LedgerEntry
 from tfdp.data import _checks
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
+from tfdp.data.persons import Persons
 from tfdp.data.provenance import Origin
 from tfdp.data.transition_counts import Histories, item_sums
 from tfdp.data.transition_rounds import TransitionRounds
@@ -90,6 +91,8 @@ def private_transitions(
     symmetric=False,
     most_survivors=2**23,
     source=None,
+    privacy_ids=None,
+    max_records_per_unit=None,
 ):
     """Releases how often one item follows another, and how popular items are.
 
@@ -125,9 +128,12 @@ def private_transitions(
         symmetric: whether the order of the two items of a pair counts for nothing.
         most_survivors: bounds the memory.
         source: a `tfdp.noise.NoiseSource` for tests; default: fresh entropy.
+        privacy_ids, max_records_per_unit: as for `poisson_batches`: whose sequence each one is,
+            and how many of a person's count. The transitions of a person are those within its
+            sequences, all of them together a vector of norm 1: the release is private for persons.
 
     Returns:
-        A `TransitionRelease`.
+        A `TransitionRelease`; its `num_examples` is the number of persons, with `privacy_ids`.
 
     Raises:
         ValueError: an argument is out of its range, `num_items` is not known, or an id is outside
@@ -140,9 +146,14 @@ def private_transitions(
     num_items = _checks.known_num_items(train, num_items)
     settings = _checked(window, gap_power, popularity_share, rounds, threshold, symmetric)
     _validate.count("most_survivors", most_survivors)
-    n = len(x)
+    records = np.concatenate([x, y[:, -1:]], axis=1)
+    persons, parts, details = Persons.of(privacy_ids, len(x), max_records_per_unit), 1, {}
+    if persons is not None:
+        (records,) = persons.matrices([records])
+        parts, details = max_records_per_unit, persons.details
+    n = len(records)
     sigma, cost = _noise_multiplier(epsilon, delta, noise_multiplier, n)
-    histories = Histories(np.concatenate([x, y[:, -1:]], axis=1), num_items)
+    histories = Histories(records, num_items, parts)
     source = NoiseSource() if source is None else source
 
     grid = Grid(_part(sigma, popularity_share), 1.0, histories.longest, rounding=0.0)
@@ -179,6 +190,7 @@ def private_transitions(
             "popularity_noise_stddev": float(grid.stddev),
             "release": secrets.token_hex(8),
             **({} if source.seed is None else {"seed": source.seed}),
+            **details,
         },
         origin=Origin.of(train),
     )

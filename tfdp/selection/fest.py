@@ -72,7 +72,8 @@ class FEST(RowSelection):
             }
 
     def adapt(
-        self, features, vocabulary_sizes, *, max_values=None, padding_id=None, source=None
+        self, features, vocabulary_sizes, *, max_values=None, padding_id=None, source=None,
+        privacy_ids=None, max_records_per_unit=None,
     ):  # fmt: skip
         """Chooses the rows privately, from the training data. Every call is charged.
 
@@ -81,7 +82,8 @@ class FEST(RowSelection):
 
         Args:
             features: dict of table name to the ids of the training examples, (n,) or (n, T).
-            vocabulary_sizes, max_values, padding_id, source: as for `private_top_k`.
+            vocabulary_sizes, max_values, padding_id, source, privacy_ids, max_records_per_unit:
+                as for `private_top_k`.
 
         Returns:
             The `TopKRelease`.
@@ -103,6 +105,8 @@ class FEST(RowSelection):
             max_values=max_values,
             padding_id=padding_id,
             source=source,
+            privacy_ids=privacy_ids,
+            max_records_per_unit=max_records_per_unit,
         )
         self._rows = {name: np.asarray(rows) for name, rows in release.rows.items()}
         entry = LedgerEntry(release.label, release.event, 1, release.details)

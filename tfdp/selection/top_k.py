@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import count, positive
+from tfdp.data.persons import Persons
 from tfdp.noise import Grid, NoiseSource, draws, laplace_of_tail
 
 MECHANISMS = ("laplace", "gumbel")
@@ -42,6 +43,8 @@ def private_top_k(
     max_values=None,
     padding_id=None,
     source=None,
+    privacy_ids=None,
+    max_records_per_unit=None,
 ):
     """Releases the k most frequent values of each feature (MATH.md section 3, "DP-FEST").
 
@@ -70,6 +73,9 @@ def private_top_k(
             dict, or None for T. Of more, the smallest ids are kept.
         padding_id: an id that stands for "no value", or None.
         source: a `tfdp.noise.NoiseSource` for tests; default: fresh entropy.
+        privacy_ids, max_records_per_unit: as for `tfdp.data.poisson_batches`: a person, with at
+            most so many of its examples, takes the place of an example. Its values are those of
+            all of them: L_f is at most k·T, unless `max_values` says less.
 
     Returns:
         A `TopKRelease`.
@@ -80,6 +86,15 @@ def private_top_k(
     _check(features, vocabulary_sizes, epsilon, mechanism)
     source = NoiseSource() if source is None else source
     values = {name: _as_matrix(name, ids) for name, ids in features.items()}
+    sizes = {len(ids) for ids in values.values()}
+    persons = Persons.of(privacy_ids, max(sizes), max_records_per_unit)
+    if persons is not None:
+        if len(sizes) > 1:
+            raise ValueError(
+                "Argument `features` must hold as many examples of each feature as there are "
+                f"`privacy_ids`. Received: {sorted(sizes)} examples"
+            )
+        values = dict(zip(values, persons.matrices(list(values.values()), fill=-1), strict=True))
     chosen = {name: count("k", _of(k, name)) for name in values}
     limits = {
         name: count("max_values", _of(max_values, name, ids.shape[1]))
@@ -112,6 +127,7 @@ def private_top_k(
             "num_examples": max(map(len, values.values())),
             # Two calls cost twice, even if nothing else tells them apart.
             "release": secrets.token_hex(8),
+            **({} if persons is None else persons.details),
         },
     )
 
