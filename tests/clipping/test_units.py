@@ -120,8 +120,9 @@ def test_many_look_ups_are_merged_as_few_are(count, jit_compile):
 
 
 def test_ids_that_are_no_rows_stay_with_their_example():
-    ids = np.full((2, gradients._MANY_IDS), 10**9)
-    ids[1, 0], ids[0, 0] = -(10**9), 29
+    # Beyond the table's 30 rows; numbered through, one example's would be the other's.
+    ids = np.stack([np.full(gradients._MANY_IDS, 100), np.full(gradients._MANY_IDS, 68)])
+    ids[1, 0], ids[0, 0] = -7, 29
     values = tf.ones([2, gradients._MANY_IDS, 1])
     gradient = variable_gradient(tf.zeros([30, 1]), [Rows(tf.constant(ids), values)])
     wanted = gradients._merged_by_pairs(tf.constant(ids), values, 30)

@@ -6,7 +6,7 @@ from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_o
 from tfdp.data.batches import dataset_of_batches
 from tfdp.data.persons import Persons
 from tfdp.data.randomness import GeneratorSource
-from tfdp.data.records import Records
+from tfdp.data.sources import records_of
 
 
 def draw_poisson(generator, num_examples, sampling_probability, capacity):
@@ -36,6 +36,7 @@ def poisson_batches(
     steps_per_epoch=None,
     seed=None,
     *,
+    parse=None,
     privacy_ids=None,
     max_records_per_unit=None,
 ):
@@ -70,19 +71,32 @@ def poisson_batches(
     persons = tfdp.data.sampling_of(batches).num_examples
     ```
 
+    With `parse`, `data` is a source that need not fit in memory: np.memmap, array_record and grain
+    sources, Hugging Face datasets, or any object with a length whose records are had by their
+    number. Only records that are drawn are read, while the step before them runs.
+
+    ```python
+    rows = np.memmap("clicks.bin", np.float32, "r").reshape(-1, 40)
+    batches = tfdp.data.poisson_batches(rows, 1024, parse=lambda row: (row[:39], row[39]))
+    ```
+
     Formal guarantees: one step differs from ideal Poisson sampling with q = B/n by at most
     `sampling_of(batches).overflow_probability` in total variation (MATH.md section 7).
 
     Args:
         data: tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or nestings (dict, tuple, list)
             of arrays, with the same leading axis of length n. The user's own weights may have
-            shape `(n,)` or `(n, T)`.
+            shape `(n,)` or `(n, T)`. Or, with `parse`, a random-access source: an object with
+            `__len__`, and `__getitem__` or `__getitems__`.
         expected_batch_size: mean number of records B of a batch; q = B/n.
         max_batch_size: rows of every batch, at least `expected_batch_size`. Default: the smallest
             number that a draw exceeds with probability at most 1e-20, and never more than n.
         steps_per_epoch: batches in one pass. Default: n/B, rounded, at least 1.
         seed: integer for tests only. Epochs still differ, but the draws are predictable, and the
             privacy statement says so.
+        parse: function of one record of a source that returns `(x, y)` or `(x, y,
+            sample_weight)`: arrays of the same shapes and dtypes for each record, without a batch
+            axis. A lambda that returns its argument does for a source of such tuples.
         privacy_ids: array (number of records,) of integers or strings: whose record each one is.
         max_records_per_unit: k, the most records of a person that take part in a step.
 
@@ -93,7 +107,7 @@ def poisson_batches(
     Raises:
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
     """
-    records = Records(data)
+    records = records_of(data, parse)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
     n = records.num_examples if persons is None else persons.num_persons
     check_expected_batch_size(expected_batch_size, n)

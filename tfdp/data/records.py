@@ -29,7 +29,7 @@ class Records:
                 f"Received: data of type {type(data).__name__}{length}"
             )
         self.origin = Origin.of(data)
-        structure = _lists_as_tuples((data[0], data[1]))
+        structure = lists_as_tuples((data[0], data[1]))
         leaves = [_as_array(leaf) for leaf in tf.nest.flatten(structure)]
         lengths = sorted({len(leaf) for leaf in leaves})
         if len(lengths) != 1 or lengths[0] == 0:
@@ -77,13 +77,13 @@ class Records:
         )
 
 
-def _lists_as_tuples(structure):
+def lists_as_tuples(structure):
     if isinstance(structure, dict):
-        return {key: _lists_as_tuples(value) for key, value in structure.items()}
+        return {key: lists_as_tuples(value) for key, value in structure.items()}
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*map(_lists_as_tuples, structure))
+        return type(structure)(*map(lists_as_tuples, structure))
     if isinstance(structure, (list, tuple)):
-        return tuple(map(_lists_as_tuples, structure))
+        return tuple(map(lists_as_tuples, structure))
     return structure
 
 

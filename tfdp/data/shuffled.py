@@ -7,11 +7,11 @@ from tfdp.accounting import Sampling
 from tfdp.data.batches import dataset_of_batches
 from tfdp.data.persons import Persons
 from tfdp.data.randomness import GeneratorSource
-from tfdp.data.records import Records
+from tfdp.data.sources import records_of
 
 
 def shuffled_epochs(
-    data, batch_size, seed=None, *, privacy_ids=None, max_records_per_unit=None
+    data, batch_size, seed=None, *, parse=None, privacy_ids=None, max_records_per_unit=None
 ):  # fmt: skip
     """Batches that hold each record exactly once in every epoch, in a new order each time.
 
@@ -24,6 +24,7 @@ def shuffled_epochs(
         batch_size: rows of every batch, at most the number of records; with `privacy_ids`,
             persons.
         seed: integer for tests only; the orders of different epochs differ all the same.
+        parse: as for `poisson_batches`.
         privacy_ids, max_records_per_unit: as for `poisson_batches`: each *person* once an epoch,
             with at most so many of its records.
 
@@ -35,7 +36,7 @@ def shuffled_epochs(
     Raises:
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
     """
-    records = Records(data)
+    records = records_of(data, parse)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
     n = records.num_examples if persons is None else persons.num_persons
     count("batch_size", batch_size)

@@ -1,0 +1,180 @@
+"""Batches from random-access sources: the records that were drawn, and no others, are read."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tfdp.data.mapped_rows import MappedRows
+from tfdp.data.sources import SourceRecords
+
+N = 50
+
+
+class Source:
+    """Records that know when they are read."""
+
+    def __init__(self, size=N):
+        self.size, self.read, self.readers, self.together = size, [], 0, 0
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        assert isinstance(index, int)
+        self.readers += 1
+        self.together = max(self.together, self.readers)
+        self.read.append(index)
+        time.sleep(1e-5)
+        self.readers -= 1
+        return index
+
+
+class ManyAtOnce(Source):
+    def __getitem__(self, index):
+        raise AssertionError("asked for one")
+
+    def __getitems__(self, indices):
+        assert isinstance(indices, list) and indices == sorted(indices)
+        self.read += indices
+        return [i for i in indices]
+
+
+def parse(i):
+    x = {"a": np.full(3, i, np.float32), "b": [np.int64(i), np.asarray(b"%d" % i)]}
+    return x, np.int32(i % 3)
+
+
+def arrays():
+    i = np.arange(N)
+    x = {
+        "a": np.repeat(i[:, None], 3, 1).astype(np.float32),
+        "b": (i, i.astype("S").astype(object)),
+    }
+    return x, (i % 3).astype(np.int32)
+
+
+@pytest.mark.parametrize("make", [Source, ManyAtOnce])
+def test_batches_are_those_of_the_same_arrays(make):
+    kwargs = {"steps_per_epoch": 4, "seed": 3}
+    source = make()
+    found = tfdp.data.poisson_batches(source, 10, parse=parse, **kwargs)
+    wanted = tfdp.data.poisson_batches(arrays(), 10, **kwargs)
+    assert found.element_spec == wanted.element_spec
+    assert tfdp.data.sampling_of(found) == tfdp.data.sampling_of(wanted)
+    source.read.clear()
+    drawn = []
+    for one, other in zip(found, wanted, strict=True):
+        for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True):
+            np.testing.assert_array_equal(a, b)
+        drawn += other[0]["b"][0].numpy()[other[2].numpy() == 1].tolist()
+    assert sorted(source.read) == sorted(drawn)
+
+
+@pytest.mark.parametrize("weight", [0.5, np.arange(4)])
+def test_records_bring_weights_of_their_own(weight):
+    records = SourceRecords(Source(), lambda i: (i, i, weight))
+    _, y, found = records.batch(np.array([7, 2]), 3)
+    np.testing.assert_array_equal(y, [7, 2, 0])
+    np.testing.assert_array_equal(found, np.float32([weight, weight, np.zeros_like(weight)]))
+    assert found.dtype == np.float32
+
+
+def test_persons_and_memory_maps(tmp_path):
+    rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(N, 4))
+    rows[:] = np.arange(N)[:, None]
+    ids = np.arange(N) // 5
+    batches = tfdp.data.poisson_batches(
+        rows, 4, 10, 5, parse=lambda row: (row[:3], row[3]), privacy_ids=ids, max_records_per_unit=2
+    )
+    for x, y, weight in batches.as_numpy_iterator():
+        there = weight.reshape(10, 2).astype(bool)
+        owners = (y // 5).reshape(10, 2)
+        assert np.all(x == np.where(weight > 0, y, 0)[:, None])
+        for own, present in zip(owners, there, strict=True):
+            assert len(set(own[present])) <= 1
+    assert tfdp.data.shuffled_epochs(rows, 10, parse=lambda r: (r[:3], r[3])).cardinality() == 5
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_rows_of_a_map_and_of_its_parts_are_those_of_the_file(tmp_path, mode):
+    wanted = np.arange(7 + 60, dtype=np.float32)
+    wanted.tofile(tmp_path / "rows")
+    whole = np.memmap(tmp_path / "rows", np.float32, mode, offset=28)
+    rows = whole.reshape(20, 3)
+    copied = mode == "c"
+    for part in (rows, rows[3:], rows[4:15:2], rows[:, 1:], rows[2:].reshape(9, 2, 3), whole[5:]):
+        source = MappedRows.of(part)
+        assert isinstance(source, MappedRows) != copied and len(source) == len(part)
+        for i in (0, len(part) - 1):
+            np.testing.assert_array_equal(source[i], part[i])
+            assert np.asarray(source[i]).dtype == part.dtype
+    if mode == "r+":
+        rows[2] = 99.0
+        np.testing.assert_array_equal(MappedRows.of(rows)[2], rows[2])
+    for other in (np.asarray(rows), rows[::-1], rows.T, rows[[1, 2]], [1, 2]):
+        assert MappedRows.of(other) is other
+
+
+def test_one_thread_reads_at_a_time():
+    source = Source()
+    records = SourceRecords(source, parse)
+    threads = [
+        threading.Thread(target=records.batch, args=(np.arange(N), N)) for _ in range(4)
+    ]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert source.together == 1 and len(source.read) == 4 * N + 1
+
+
+def test_a_model_trains_from_a_source(small):
+    x, y = small.data()
+    source = np.concatenate([x, y[:, None]], axis=1)
+    model = small.model()
+    batches = tfdp.data.poisson_batches(source, 10, parse=lambda r: (r[:3], r[3].astype(np.int32)))
+    model.fit(batches, verbose=0)
+    assert model.optimizer.steps_taken == 4 and model.privacy_statement().num_examples == 40
+
+
+@pytest.mark.parametrize(
+    ("data", "how", "message"),
+    [
+        ((np.zeros(3), np.zeros(3)), parse, "random-access source"),
+        ({"x": np.zeros(3)}, parse, "random-access source"),
+        (iter([1, 2]), parse, "random-access source"),
+        (Source(), "parse", "`parse` must be a function"),
+        (Source(0), parse, "hold records"),
+        (Source(), lambda i: [i, i], "tuple"),
+        (Source(), lambda i: (i,), "tuple"),
+        (Source(), lambda i: (i, object()), "TensorFlow knows"),
+        (Source(), lambda i: (i, i, np.ones((2, 2))), "sample weight"),
+        (np.zeros((3, 2)), None, "tuple \\(x, y\\)"),
+    ],
+)
+def test_other_sources_are_refused(data, how, message):
+    with pytest.raises(ValueError, match=message):
+        tfdp.data.poisson_batches(data, 2, parse=how)
+
+
+@pytest.mark.parametrize(
+    "other", [np.zeros(2, np.float32), np.zeros(3), np.zeros((3, 1), np.float32)]
+)
+def test_a_record_of_another_form_is_refused(other):
+    records = SourceRecords(Source(), lambda i: (np.zeros(3, np.float32) if i < 5 else other, i))
+    records.batch(np.arange(5), 5)
+    with pytest.raises(ValueError, match="record 5"):
+        records.batch(np.arange(6), 6)
+
+
+def test_a_source_that_loses_records_is_refused():
+    class Short(ManyAtOnce):
+        def __getitems__(self, indices):
+            return indices[:1]
+
+    with pytest.raises(ValueError, match="1 records for 2"):
+        SourceRecords(Short(), lambda i: (i, i)).batch(np.arange(2), 2)

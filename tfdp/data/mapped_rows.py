@@ -1,0 +1,61 @@
+"""Rows of an np.memmap, read by their place in the file.
+
+Pages of a mapped file that were read once count as the process' memory, and each brings those
+around it: sampling from a large file would come to hold all of it. Reads of single rows do not.
+"""
+
+import mmap
+import os
+
+import numpy as np
+
+
+class MappedRows:
+    """The rows of an array that lies in a file, as a random-access source.
+
+    Args:
+        path: of the file.
+        offset: of the first row, in bytes.
+        stride: from one row to the next, in bytes.
+        array: an array whose length, dtype and shape of a row are those of the file's.
+    """
+
+    def __init__(self, path, offset, stride, array):
+        self._file = open(path, "rb", buffering=0)  # open as long as the source lives
+        self._offset, self._stride, self._size = offset, stride, len(array)
+        self._dtype, self._shape = array.dtype, array.shape[1:]
+        self._bytes = array.dtype.itemsize * int(np.prod(self._shape))
+
+    @classmethod
+    def of(cls, source):
+        """The `MappedRows` of an np.memmap, or of a part or a reshaped view of one.
+
+        Returns:
+            The source itself, if it is something else, or rows that do not lie in one piece.
+        """
+        if not isinstance(source, np.memmap) or not source.ndim or not len(source):
+            return source
+        root = source
+        while isinstance(root.base, np.memmap):
+            root = root.base
+        in_one_piece = source[0].flags.c_contiguous and source.strides[0] >= 0
+        shared = root.mode in ("r", "r+", "w+")  # what was changed is in the file, too
+        if not (isinstance(root.base, mmap.mmap) and root.filename and in_one_piece and shared):
+            return source
+        # `offset` of a view is that of the whole map: numpy does not follow slices.
+        place = root.offset + source.ctypes.data - root.ctypes.data
+        return cls(root.filename, place, source.strides[0], source)
+
+    def __len__(self):
+        return self._size
+
+    def __getitem__(self, index):
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices):
+        """Array (m, ...) of the rows of these numbers."""
+        file, size, offset, stride = self._file.fileno(), self._bytes, self._offset, self._stride
+        found = b"".join([os.pread(file, size, offset + i * stride) for i in indices])
+        if len(found) != size * len(indices):
+            raise ValueError(f"The file {self._file.name} has become shorter than its map.")
+        return np.frombuffer(found, self._dtype).reshape(len(indices), *self._shape)

@@ -1,0 +1,169 @@
+"""Records that do not fit in memory: any random-access source, of which drawn records are read."""
+
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp._validate import is_integer
+from tfdp.data.mapped_rows import MappedRows
+from tfdp.data.provenance import Origin
+from tfdp.data.records import Records, lists_as_tuples
+
+
+def records_of(data, parse=None):
+    """What batches are cut from: `Records` in memory, or `SourceRecords` where `parse` is given.
+
+    Args:
+        data: as for `tfdp.data.poisson_batches`.
+        parse: function of one record of a source, or None for arrays.
+    """
+    return Records(data) if parse is None else SourceRecords(data, parse)
+
+
+class SourceRecords:
+    """n records behind an object with `__len__` and `__getitem__`, or `__getitems__`.
+
+    One thread reads at a time, whatever iterators there are: sources that share a file position
+    between reads are as safe as any other. Records are asked for in ascending order.
+
+    Args:
+        source: the object. `source[i]` is record i; `source.__getitems__(list)`, used where there
+            is one, a list of records.
+        parse: function of one record that returns `(x, y)` or `(x, y, sample_weight)`, nestings of
+            arrays or numbers whose shapes and dtypes are the same for every record; record 0 shows
+            them. Bytes and strings become tf.string.
+
+    Raises:
+        ValueError: for another kind of source, one without records, or a `parse` that does not
+            return such a tuple.
+    """
+
+    def __init__(self, source, parse):
+        source = MappedRows.of(source)
+        many, one = (hasattr(type(source), name) for name in ("__getitems__", "__getitem__"))
+        if isinstance(source, (tuple, dict)) or not (many or one) or not hasattr(source, "__len__"):
+            raise ValueError(
+                "Argument `data` must be a random-access source if `parse` is given: an object "
+                "with `__len__`, and `__getitem__` or `__getitems__` of integers. A tuple of "
+                f"arrays needs no `parse`. Received: data of type {type(source).__name__}"
+            )
+        if not callable(parse):
+            raise ValueError(
+                "Argument `parse` must be a function of one record that returns (x, y) or "
+                f"(x, y, sample_weight). Received: parse={parse!r}"
+            )
+        size = len(source)
+        if not is_integer(size) or size < 1:
+            raise ValueError(f"Argument `data` must hold records. Received: a length of {size}")
+        self.num_examples = int(size)
+        origin = getattr(source, "origin", None)
+        self.origin = origin if isinstance(origin, Origin) else Origin()
+        self._source, self._parse, self._reads_many = source, parse, many
+        self._lock = threading.Lock()
+        (parsed,) = self._parsed([0])
+        weight = np.float32(1.0) if len(parsed) == 2 else parsed[2]
+        first = lists_as_tuples((*parsed[:2], weight))
+        self._structure = tf.nest.map_structure(lambda _: None, first)
+        self._length = len(parsed)
+        self._shape = tf.nest.map_structure(lambda _: 0, parsed)
+        leaves = [_as_array(leaf) for leaf in tf.nest.flatten(first)]
+        self._specs = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        if leaves[-1].ndim > 1 or tf.nest.is_nested(weight):
+            raise ValueError(
+                "Argument `parse` must return a sample weight that is a number, or one for each "
+                f"position. Received: weights of shape {leaves[-1].shape}"
+            )
+        self._specs[-1] = (leaves[-1].shape, np.dtype(np.float32))
+
+    def signature(self, capacity):
+        """Nested `tf.TensorSpec` of a batch of `capacity` rows."""
+        specs = [tf.TensorSpec((capacity, *s), tf.as_dtype(d)) for s, d in self._specs]
+        return tf.nest.pack_sequence_as(self._structure, specs)
+
+    def batch(self, chosen, capacity, places=None):
+        """The records of indices `chosen`, and rows of zeros with weight 0; as `Records.batch`."""
+        chosen = np.asarray(chosen)
+        places = np.arange(len(chosen)) if places is None else places
+        arrays = [np.zeros((capacity, *shape), dtype) for shape, dtype in self._specs]
+        for array in arrays:
+            if array.dtype.hasobject:  # byte strings, whose zero is the empty string
+                array.fill(b"")
+        order = np.argsort(chosen, kind="stable")
+        indices = chosen[order].tolist()
+        if indices:
+            with self._lock:
+                parsed = list(self._parsed(indices))
+            for array, column in zip(arrays, self._columns(parsed, indices), strict=True):
+                array[places[order]] = column
+        return tf.nest.pack_sequence_as(self._structure, arrays)
+
+    def _parsed(self, indices):
+        """What `parse` makes of the records, one after another."""
+        if self._reads_many:
+            found = self._source.__getitems__(indices)
+            if len(found) != len(indices):
+                raise ValueError(
+                    f"The source returned {len(found)} records for {len(indices)} indices: "
+                    "`__getitems__` must return one for each, in their order."
+                )
+        else:
+            found = (self._source[i] for i in indices)
+        for index, record in zip(indices, found, strict=True):
+            parsed = self._parse(record)
+            if not isinstance(parsed, tuple) or len(parsed) not in (2, 3):
+                raise ValueError(
+                    "Argument `parse` must return a tuple (x, y) or (x, y, sample_weight). "
+                    f"Received, for record {index}: {type(parsed).__name__}"
+                )
+            yield parsed
+
+    def _columns(self, parsed, indices):
+        """The arrays (m, ...) of m parsed records, which must all be like the first one."""
+        tf.nest.assert_same_structure(parsed, [self._shape] * len(parsed))
+        leaves = tf.nest.flatten(parsed)
+        count = len(leaves) // len(parsed)
+        columns = [leaves[i::count] for i in range(count)]
+        if self._length == 2:
+            columns.append([_ONE] * len(parsed))
+        else:
+            columns[-1] = [np.asarray(weight, np.float32) for weight in columns[-1]]
+        return [
+            _stacked(column, *spec, indices)
+            for column, spec in zip(columns, self._specs, strict=True)
+        ]
+
+
+_ONE = np.float32(1.0)
+
+
+def _stacked(column, shape, dtype, indices):
+    """(m, *shape) of the values of m records."""
+    column = [_strings_as_objects(np.asarray(one)) for one in column]
+    for index, one in zip(indices, column, strict=True):
+        if one.shape != shape or one.dtype != dtype:
+            raise ValueError(
+                "Argument `parse` must return arrays of the same shapes and dtypes for every "
+                f"record: record 0 has {shape}, {dtype}. Received, for record {index}: "
+                f"{one.shape}, {one.dtype}"
+            )
+    return np.stack(column)
+
+
+def _strings_as_objects(array):
+    return array.astype(object) if array.dtype.kind in "SU" else array
+
+
+def _as_array(leaf):
+    array = _strings_as_objects(np.asarray(leaf))
+    known = not array.dtype.hasobject or all(isinstance(one, (bytes, str)) for one in array.flat)
+    try:
+        tf.as_dtype(array.dtype)
+    except TypeError:
+        known = False
+    if not known:
+        raise ValueError(
+            "Argument `parse` must return arrays of a dtype that TensorFlow knows. Received: "
+            f"{array.dtype}, in a value of type {type(leaf).__name__}"
+        )
+    return array
