@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import json
 import math
 
@@ -70,6 +71,12 @@ class LedgerEntry:
         return self.details.get("adjacency")
 
     @property
+    def period(self):
+        """(registry, name) of the period whose persons alone the mechanism saw, or None."""
+        period = (self.details.get("sampling") or {}).get("period")
+        return None if period is None else tuple(period)
+
+    @property
     def num_examples(self):
         """n of the data that the mechanism ran on, or None."""
         known = self.details.get("num_examples")
@@ -135,6 +142,49 @@ class Ledger:
         """Everything in the ledger as one `dp_accounting.DpEvent`, in its smallest form."""
         return compose((entry.event, entry.count) for entry in self._entries)
 
+    def parallel(self, adjacency):
+        """The mechanisms that saw one and the same person, in every way that is possible.
+
+        A person whose records lie in one of several disjoint periods was seen by the mechanisms of
+        that period, and by those that are of none (parallel composition, McSherry 2009): what
+        happened in the other periods has the same distribution with that person and without.
+        Replacing a person by one of another period changes two, so that nothing is left out under
+        replace-one.
+
+        Args:
+            adjacency: one of `tfdp.accounting.ADJACENCIES`.
+
+        Returns:
+            List of `Ledger`s, of which each holds under its own costs; ε is the largest of theirs.
+        """
+        periods = {}
+        for entry in self._entries:
+            if entry.period is not None:
+                registry, name = entry.period
+                periods.setdefault(registry, {})[name] = entry.period
+        if not periods or adjacency == "replace_one":
+            return [self]
+        choices = itertools.product(*(of_one.values() for of_one in periods.values()))
+        return [
+            Ledger(e for e in self._entries if e.period is None or e.period in chosen)
+            for chosen in choices
+        ]
+
+    def beside(self, period, adjacency):
+        """The mechanisms that may have seen a person of a period; of None, all of them."""
+        if period is None or adjacency == "replace_one":
+            return self
+        # Of other registries' periods a person may be in any.
+        return Ledger(
+            e for e in self._entries
+            if e.period is None or e.period[0] != period[0] or e.period == period
+        )  # fmt: skip
+
+    @property
+    def periods(self):
+        """(registry, name) of the disjoint periods of its mechanisms, in order."""
+        return tuple(dict.fromkeys(e.period for e in self._entries if e.period is not None))
+
     @property
     def adjacency(self):
         """The weakest change of a record that everything in the ledger protects against."""
@@ -158,6 +208,8 @@ class Ledger:
 
     def epsilon(self, delta, accountant=None, adjacency=None):
         """The epsilon at which everything in the ledger is (epsilon, delta)-private.
+
+        Of disjoint periods it is that of the costliest (`parallel`).
 
         Formal guarantees: with delta_M(.) the privacy curve of the composed events, and P_i the
         probability that a batch of entry i was cut off,
@@ -188,10 +240,17 @@ class Ledger:
             )
         if self.mixes_units:
             return math.inf
-        event = self.event()
         if accountant is None:
-            accountant = best_accountant(event, adjacency, delta)
-        composed = compose_accountant(event, accountant, adjacency)
+            accountant = best_accountant(self.event(), adjacency, delta)
+        seen = {}
+        for ledger in self.parallel(adjacency):
+            key = tuple((repr(e.event), e.count, e.overflow_probability) for e in ledger.entries)
+            if key not in seen:
+                seen[key] = ledger._epsilon_of_all(delta, accountant, adjacency)
+        return max(seen.values(), default=0.0)
+
+    def _epsilon_of_all(self, delta, accountant, adjacency):
+        composed = compose_accountant(self.event(), accountant, adjacency)
         epsilon = epsilon_of(composed, delta)
         overflow = math.fsum(e.count * e.overflow_probability for e in self._entries)
         # Reserve delta for truncation until the reserve covers what it costs at the epsilon

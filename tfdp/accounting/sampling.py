@@ -36,6 +36,8 @@ class Sampling:
         workers: number of workers that draw a Poisson batch together, each from its own share of
             the records and with its own share of the capacity.
         max_records_per_unit: k, for persons; None where each record is a unit of privacy.
+        period: (name of a registry, name of a period in it), where no person has records in
+            another of its periods; None for data that may overlap with any other.
 
     Raises:
         ValueError: if a field is out of range or the fields contradict each other.
@@ -51,6 +53,7 @@ class Sampling:
     workers: int = 1
     passes: int | None = None
     max_records_per_unit: int | None = None
+    period: tuple | None = None
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, KINDS)
@@ -71,6 +74,13 @@ class Sampling:
         _validate.count("workers", self.workers)
         if self.max_records_per_unit is not None:
             _validate.count("max_records_per_unit", self.max_records_per_unit)
+        if self.period is not None:
+            object.__setattr__(self, "period", checked_period(self.period))
+            if self.max_records_per_unit is None:
+                raise ValueError(
+                    "Argument `period` is for batches of persons: only of persons it is known that "
+                    "they are in no other period. Received: max_records_per_unit=None"
+                )
         if self.expected_batch_size > self.num_examples:
             raise ValueError(
                 "Argument `expected_batch_size` must be at most `num_examples`. Received: "
@@ -145,3 +155,19 @@ class Sampling:
     def from_dict(cls, fields):
         """The inverse of `to_dict`."""
         return cls(**fields)
+
+
+def checked_period(period):
+    """(name of a registry, name of a period) as a tuple of two strings.
+
+    Args:
+        period: such a tuple, or list, or a `tfdp.data.Period`, whose `key` it is.
+    """
+    key = getattr(period, "key", period)
+    pair = isinstance(key, (tuple, list)) and len(key) == 2
+    if not pair or not all(isinstance(part, str) and part for part in key):
+        raise ValueError(
+            "Argument `period` must be a period of a `tfdp.data.DisjointPeriods`, or None. "
+            f"Received: period={period!r}"
+        )
+    return tuple(key)

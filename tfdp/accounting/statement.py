@@ -19,6 +19,11 @@ MIXED_UNITS = (
     "together they protect neither. Draw by person everywhere (`privacy_ids`), or nowhere."
 )
 
+DISJOINT = (
+    "The records of every person lie in one period only, which was checked by ids when the batches "
+    "were made: of the {count} disjoint periods the costliest is stated, and not their sum."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
@@ -134,6 +139,8 @@ def privacy_statement(
         if entry.details.get("kind") == "training":
             trainings.append(entry)
     adjacency = strongest([adjacency, ledger.adjacency])
+    if len(ledger.parallel(adjacency)) > 1:
+        notes |= Notes(remarks=(DISJOINT.format(count=len(ledger.periods)),))
     if accountant is None:
         accountant = best_accountant(ledger.event(), adjacency, delta)
     epsilon = ledger.epsilon(delta, accountant, adjacency)

@@ -81,8 +81,10 @@ def _budget(statement):
 def _entry(entry):
     selection = entry["details"].get("selection")
     chosen = f", rows of sparse tables chosen by {selection['name']}" if selection else ""
+    period = (entry["details"].get("sampling") or {}).get("period")
+    of = f", period {period[1]!r}" if period else ""
     event = describe(event_from_dict(entry["event"]))
-    return f"  - {entry['label']}: {entry['count']} x {event}{chosen}"
+    return f"  - {entry['label']}{of}: {entry['count']} x {event}{chosen}"
 
 
 def describe(event):

@@ -10,6 +10,7 @@ from tfdp.data.datasets.synthetic_clicks import synthetic_clicks
 from tfdp.data.frequency import FrequencyRelease, private_frequency
 from tfdp.data.frequent_items import FrequentItems
 from tfdp.data.microbatches import microbatches
+from tfdp.data.periods import DisjointPeriods, Period
 from tfdp.data.poisson import poisson_batches
 from tfdp.data.provenance import declare_sampling, sampling_of
 from tfdp.data.representations import Release, release_mixtures, release_once
@@ -19,8 +20,10 @@ from tfdp.data.transitions import TransitionRelease, private_transitions
 __all__ = [
     "CRITEO_VOCABULARY_SIZES",
     "ClickData",
+    "DisjointPeriods",
     "FrequencyRelease",
     "FrequentItems",
+    "Period",
     "Release",
     "SST2Data",
     "SequenceData",

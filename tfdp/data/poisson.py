@@ -4,6 +4,7 @@ from tfdp.accounting import Sampling
 from tfdp.accounting.truncation import smallest_capacity
 from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_of_epoch
 from tfdp.data.batches import dataset_of_batches
+from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.sources import records_of
@@ -39,6 +40,7 @@ def poisson_batches(
     parse=None,
     privacy_ids=None,
     max_records_per_unit=None,
+    period=None,
 ):
     """Batches in which every record takes part independently with probability q.
 
@@ -99,6 +101,8 @@ def poisson_batches(
             axis. A lambda that returns its argument does for a source of such tuples.
         privacy_ids: array (number of records,) of integers or strings: whose record each one is.
         max_records_per_unit: k, the most records of a person that take part in a step.
+        period: a `Period` of `DisjointPeriods`, which checks that none of these persons is in
+            another one.
 
     Returns:
         `tf.data.Dataset` of `(x, y, sample_weight)`, with a known cardinality, tagged for
@@ -106,9 +110,11 @@ def poisson_batches(
 
     Raises:
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
+        PrivacyError: a person is in another period, too.
     """
     records = records_of(data, parse)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
+    key = claimed(period, privacy_ids)
     n = records.num_examples if persons is None else persons.num_persons
     check_expected_batch_size(expected_batch_size, n)
     if max_batch_size is None:
@@ -124,6 +130,7 @@ def poisson_batches(
         seeded=source.seeded,
         steps_per_epoch=steps_per_epoch,
         max_records_per_unit=max_records_per_unit,
+        period=key,
     )
 
     def draw_epoch():

@@ -5,13 +5,15 @@ import math
 from tfdp._validate import count
 from tfdp.accounting import Sampling
 from tfdp.data.batches import dataset_of_batches
+from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.sources import records_of
 
 
 def shuffled_epochs(
-    data, batch_size, seed=None, *, parse=None, privacy_ids=None, max_records_per_unit=None
+    data, batch_size, seed=None, *, parse=None, privacy_ids=None, max_records_per_unit=None,
+    period=None,
 ):  # fmt: skip
     """Batches that hold each record exactly once in every epoch, in a new order each time.
 
@@ -24,7 +26,7 @@ def shuffled_epochs(
         batch_size: rows of every batch, at most the number of records; with `privacy_ids`,
             persons.
         seed: integer for tests only; the orders of different epochs differ all the same.
-        parse: as for `poisson_batches`.
+        parse, period: as for `poisson_batches`.
         privacy_ids, max_records_per_unit: as for `poisson_batches`: each *person* once an epoch,
             with at most so many of its records.
 
@@ -35,9 +37,11 @@ def shuffled_epochs(
 
     Raises:
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
+        PrivacyError: a person is in another period, too.
     """
     records = records_of(data, parse)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
+    key = claimed(period, privacy_ids)
     n = records.num_examples if persons is None else persons.num_persons
     count("batch_size", batch_size)
     if batch_size > n:
@@ -54,6 +58,7 @@ def shuffled_epochs(
         seeded=source.seeded,
         steps_per_epoch=math.ceil(n / batch_size),
         max_records_per_unit=max_records_per_unit,
+        period=key,
     )
 
     def draw_epoch():

@@ -83,9 +83,15 @@ def check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
         )
 
 
-def check_records(max_records_per_unit, microbatch_size):
+def check_records(max_records_per_unit, microbatch_size, period):
     """Checks how many rows a person has; none may be divided among micro-batches."""
     if max_records_per_unit is None:
+        if period is not None:
+            raise ValueError(
+                "Argument `period` is for persons, of whom it is known that they are in no other "
+                "period: give `max_records_per_unit`, as the sampler was given. Received: "
+                f"period={period!r}, max_records_per_unit=None"
+            )
         return
     count("max_records_per_unit", max_records_per_unit)
     if microbatch_size is not None and microbatch_size % max_records_per_unit:

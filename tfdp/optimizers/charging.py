@@ -236,6 +236,7 @@ class Charging(RunCharging):
             optimizer.num_examples,
             optimizer.expected_batch_size,
             max_records_per_unit=optimizer.max_records_per_unit,
+            period=optimizer.period,
         )
 
     def _noise_multiplier_for(self, sampling):
@@ -245,6 +246,9 @@ class Charging(RunCharging):
             if mechanism.is_amplified == setting.is_amplified:
                 return mechanism.noise_multiplier
         ledger = self.history.ledger()
+        ledger = ledger.beside(
+            self._optimizer.period, strongest([ledger.adjacency, setting.adjacency])
+        )
         key = (ledger.to_json(), self.remaining, sampling)
         if key not in self._calibrations:
             self._calibrations[key] = self._calibrate(setting, ledger)
@@ -304,7 +308,9 @@ class Charging(RunCharging):
         return [
             (mechanism, steps)
             for mechanism, steps in self.history.private_runs
-            if mechanism.budget is not None and mechanism.same_setting(mine)
+            if mechanism.budget is not None
+            and mechanism.same_setting(mine)
+            and getattr(mechanism.sampling, "period", None) == self._optimizer.period
         ]
 
     def _refuse_other_units(self):

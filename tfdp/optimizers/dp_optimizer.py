@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfdp import _validate, accounting
 from tfdp.accounting.budget import check_delta
+from tfdp.accounting.sampling import checked_period
 from tfdp.clipping.factors import CLIPPING
 from tfdp.clipping.losses import REDUCTIONS
 from tfdp.errors import PrivacyError
@@ -19,7 +20,7 @@ from tfdp.runtime.external_table import is_external
 _FIXED = (
     "inner_optimizer", "budget", "num_examples", "expected_batch_size", "steps", "clip_norm",
     "clipping", "selection", "embedding_optimizer", "microbatch_size", "max_records_per_unit",
-    "per_example_reduction", "seed",
+    "period", "per_example_reduction", "seed",
 )  # fmt: skip
 _CHARGES = "charges"  # of a saved optimizer, beside its variables
 
@@ -64,6 +65,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         max_records_per_unit: k, with batches of persons (`privacy_ids=` of the samplers): g_i is
             the sum over at most k records of person i, and everything else speaks of persons.
             `None`: each record is a unit of privacy.
+        period: a `tfdp.data.Period`, that of the batches: the steps cost nobody of another one.
         per_example_reduction: "mean" or "sum" over the positions of one example.
         seed: integer that fixes the noise, for tests only; the statement says so.
 
@@ -101,6 +103,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         embedding_optimizer=None,
         microbatch_size=None,
         max_records_per_unit=None,
+        period=None,
         per_example_reduction="mean",
         seed=None,
         name=None,
@@ -110,7 +113,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         arguments.check_optimizer(optimizer)
         arguments.check_amount(budget, noise_multiplier, steps)
         arguments.check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size)
-        arguments.check_records(max_records_per_unit, microbatch_size)
+        arguments.check_records(max_records_per_unit, microbatch_size, period)
         _validate.one_of("clipping", clipping, CLIPPING)
         _validate.one_of("per_example_reduction", per_example_reduction, REDUCTIONS)
         self._sparse = None
@@ -129,6 +132,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         self.embedding_optimizer = embedding_optimizer
         self.microbatch_size = microbatch_size
         self.max_records_per_unit = max_records_per_unit
+        self.period = None if period is None else checked_period(period)
         self.per_example_reduction = per_example_reduction
         self.seed = seed
         self._noise = NoiseSource(seed)
@@ -328,6 +332,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
             "embedding_optimizer": keras.saving.serialize_keras_object(self.embedding_optimizer),
             "microbatch_size": self.microbatch_size,
             "max_records_per_unit": self.max_records_per_unit,
+            "period": None if self.period is None else list(self.period),
             "per_example_reduction": self.per_example_reduction,
             "seed": self.seed,
             "name": self.name,

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
+from tfdp._validate import is_number
 from tfdp.accounting import Sampling
 from tfdp.accounting.mechanisms import Notes
 from tfdp.accounting.sampling import PERSON
@@ -98,7 +99,7 @@ def sampling_of_fit(optimizer, x, y, kwargs):
             "A batch of `tfdp.data.microbatches` may hold one record several times, and each copy "
             "would be clipped by itself. A DPOptimizer needs `tfdp.data.poisson_batches`."
         )
-    for name in ("max_records_per_unit", "num_examples", "expected_batch_size"):
+    for name in ("period", "max_records_per_unit", "num_examples", "expected_batch_size"):
         _compare(name, getattr(sampling, name), getattr(optimizer, name))
     return sampling
 
@@ -207,10 +208,8 @@ def refuse_other_data(releases, num_examples, unit):
 
 
 def _compare(name, found, expected):
-    same = found == expected
-    if not same and None not in (found, expected):
-        same = abs(found - expected) <= 1e-9 * expected
-    if not same:
+    numbers = is_number(found) and is_number(expected)
+    if found != expected and not (numbers and abs(found - expected) <= 1e-9 * expected):
         raise PrivacyError(
             f"The data have {name}={found}, but the DPOptimizer was given {name}={expected}: the "
             f"ε it would charge is not the ε of this run. Give the DPOptimizer {name}={found}, or "

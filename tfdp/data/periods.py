@@ -1,0 +1,203 @@
+"""Periods of a stream whose persons are in one of them only, so that their costs do not add up."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pathlib
+import secrets
+
+import numpy as np
+
+from tfdp.data.persons import checked_ids
+from tfdp.errors import PrivacyError
+
+
+class DisjointPeriods:
+    """Knows whose records lie in which period, and refuses a person who is in two.
+
+    What trains on one period learns nothing of the persons of the others: of disjoint periods the
+    ledger states the costliest, and not their sum (parallel composition).
+
+    Example, of weeks that are trained on one after the other:
+
+    ```python
+    periods = tfdp.data.DisjointPeriods("periods.npz")
+    for name, (x, y, user_ids) in weeks:
+        week = periods.period(name)
+        batches = tfdp.data.poisson_batches(
+            (x, y), 256, privacy_ids=user_ids, max_records_per_unit=10, period=week)
+        n = tfdp.data.sampling_of(batches).num_examples
+        model.compile(tfdp.optimizers.DPOptimizer(
+            keras.optimizers.Adam(1e-3), budget=tfdp.PrivacyBudget(3, 1e-6), num_examples=n,
+            expected_batch_size=256, max_records_per_unit=10, steps=100, period=week))
+        model.fit(batches)
+    ```
+
+    Formal guarantees: the ids of all periods of one registry are disjoint, as they are written:
+    the integer 7 and the string "7" are the same id. That one person has one id, in all periods, is
+    for the user to see to. A registry of which there are two copies that go on by themselves is
+    two registries under one name: keep one file.
+
+    Args:
+        path: file that the registry is kept in, read if it exists; it holds keyed digests of the
+            ids, and is as private as they are. `None` keeps it in this process alone.
+
+    Raises:
+        ValueError: if the file is no registry.
+    """
+
+    def __init__(self, path=None):
+        self._path = None if path is None else pathlib.Path(path)
+        self._name, self._owners = secrets.token_hex(8), {}
+        with self._locked():
+            if not self._load():
+                self._save()
+
+    @property
+    def name(self):
+        """The random name of the registry, by which ledgers know its periods."""
+        return self._name
+
+    def period(self, name):
+        """The `Period` of a name; the same one for the same name.
+
+        Raises:
+            ValueError: if the name is no string, or empty.
+        """
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"Argument `name` must be a string. Received: name={name!r}")
+        return Period(self, name)
+
+    def claim(self, name, privacy_ids):
+        """Enters the persons of a period; called when batches are made.
+
+        Args:
+            name: of the period.
+            privacy_ids: array of integers or strings; repetitions allowed.
+
+        Raises:
+            PrivacyError: if a person is in another period already. Nothing is entered then.
+        """
+        ids = np.unique(checked_ids(privacy_ids, len(privacy_ids))).tolist()
+        key = bytes.fromhex(self._name)
+        digests = {hashlib.blake2b(_written(i), digest_size=16, key=key).digest() for i in ids}
+        with self._locked():
+            self._load()
+            if bytes.fromhex(self._name) != key:
+                raise PrivacyError(
+                    f"The file {str(self._path)!r} holds another registry than the one it was "
+                    "opened as: what is in its periods says nothing about this one's. Make the "
+                    "`DisjointPeriods`, and its periods, anew."
+                )
+            elsewhere = sum(self._owners.get(digest, name) != name for digest in digests)
+            if elsewhere:
+                raise PrivacyError(
+                    f"{elsewhere} of {len(digests)} persons of period {name!r} are in another "
+                    "period of this registry: what was learned of them there adds up with what "
+                    "this period would learn, so that the periods are not disjoint. Leave their "
+                    "records out of one of the periods, or leave `period` out: costs are added up "
+                    "then."
+                )
+            self._owners |= dict.fromkeys(digests, name)
+            self._save()
+
+    @contextlib.contextmanager
+    def _locked(self):
+        if self._path is None:
+            yield
+            return
+        with open(self._path.with_name(self._path.name + ".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _load(self):
+        """Reads the file, which another process may have written; whether there is one."""
+        if self._path is None or not self._path.exists():
+            return False
+        try:
+            with np.load(self._path, allow_pickle=False) as stored:
+                name, names = str(stored["registry"]), stored["names"].tolist()
+                digests, owners = stored["digests"], stored["owners"].tolist()
+        except (ValueError, KeyError, OSError) as error:
+            raise ValueError(
+                "Argument `path` must name a file of a `tfdp.data.DisjointPeriods`, or none that "
+                f"exists. Received: path={str(self._path)!r}"
+            ) from error
+        self._name = name
+        rows = (row.tobytes() for row in digests)
+        self._owners = {row: names[i] for row, i in zip(rows, owners, strict=True)}
+        return True
+
+    def _save(self):
+        if self._path is None:
+            return
+        names = list(dict.fromkeys(self._owners.values()))
+        places = {name: i for i, name in enumerate(names)}
+        digests = np.frombuffer(b"".join(self._owners), np.uint8).reshape(-1, 16)
+        written = self._path.with_name(self._path.name + ".new")
+        with open(written, "wb") as file:
+            np.savez(
+                file,
+                registry=self._name,
+                names=np.array(names, dtype=str),
+                digests=digests,
+                owners=np.array([places[n] for n in self._owners.values()], np.int64),
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(written, self._path)
+
+
+class Period:
+    """One period of a `DisjointPeriods`; what samplers and `DPOptimizer` take as `period`.
+
+    Args:
+        periods: the `DisjointPeriods`.
+        name: of the period.
+
+    Attributes:
+        key: (name of the registry, name of the period), as the ledger has it.
+    """
+
+    def __init__(self, periods, name):
+        self._periods, self._name = periods, name
+        self.key = (periods.name, name)
+
+    def claim(self, privacy_ids):
+        """As `DisjointPeriods.claim`."""
+        self._periods.claim(self._name, privacy_ids)
+
+    def __repr__(self):
+        return f"Period({self._name!r})"
+
+
+def claimed(period, privacy_ids):
+    """The key of a period in which the persons were entered, or None for none.
+
+    Raises:
+        ValueError: for a period without `privacy_ids`, or of another kind.
+        PrivacyError: if a person is in another period.
+    """
+    if period is None:
+        return None
+    if not isinstance(period, Period):
+        raise ValueError(
+            "Argument `period` must be what `DisjointPeriods.period(name)` returns. Received: "
+            f"period={period!r}"
+        )
+    if privacy_ids is None:
+        raise ValueError(
+            "Argument `period` needs `privacy_ids`: only by them it is seen that nobody is in two "
+            "periods. Give records that are nobody's an id each, with max_records_per_unit=1. "
+            f"Received: period={period!r}, privacy_ids=None"
+        )
+    period.claim(privacy_ids)
+    return period.key
+
+
+def _written(one):
+    """An id as bytes, alike for the same id as a number, a string and bytes."""
+    if isinstance(one, bytes):
+        return one
+    return str(one).encode("utf-8", "surrogateescape")
