@@ -131,7 +131,7 @@ def step_times(paths, repeats):
 def write_array_record(path, records):
     from array_record.python import array_record_module
 
-    writer = array_record_module.ArrayRecordWriter(path, "group_size:1")
+    writer = array_record_module.ArrayRecordWriter(path, "group_size:1,uncompressed")
     generator = np.random.default_rng(0)
     for _ in range(records):
         writer.write(generator.normal(size=FEATURES + 1).astype(np.float32).tobytes())

@@ -289,3 +289,49 @@ def test_settings_are_drawn_uniformly_and_once():
 def test_bad_arguments_are_named(call, named):
     with pytest.raises(ValueError, match=f"`{named}`"):
         call()
+
+
+PERSONS = np.arange(40) // 2
+
+
+def of_persons(small, k=2):
+    def train(hp):
+        batches = small.poisson(batch=5, privacy_ids=PERSONS, max_records_per_unit=k)
+        model = small.model(
+            inner=keras.optimizers.SGD(hp.Choice("learning_rate", RATES)), noise_multiplier=2.0,
+            num_examples=20, expected_batch_size=5, max_records_per_unit=k,
+        )  # fmt: skip
+        model.fit(batches, verbose=0)
+        return model
+
+    return train
+
+
+def test_persons_are_the_unit_of_trainings_and_score_or_of_neither(small, runs):
+    runs(2)
+    values = lambda model: np.ones(40)  # noqa: E731
+    of_records = PrivateMean(values, num_examples=40, noise_multiplier=10.0)
+    scored = PrivateMean(values, num_examples=20, noise_multiplier=10.0, privacy_ids=PERSONS)
+    with pytest.raises(PrivacyError, match="same unit"):
+        tune(of_persons(small), of_records)
+    with pytest.raises(PrivacyError, match="same unit"):
+        tune(trainer(small), scored)
+    best = tune(of_persons(small), scored)
+    statement = best.model.privacy_statement(delta=DELTA)
+    assert statement.unit == "one person" and np.isfinite(statement.epsilon)
+    mixed = iter([of_persons(small), trainer(small, num_examples=40, expected_batch_size=10)])
+    with pytest.raises(PrivacyError, match="must cost the same"):
+        tune(lambda hp: next(mixed)(hp), lambda model: 0.0)
+
+
+def test_a_person_counts_with_the_mean_score_of_its_records():
+    ids = ["a", "b", "b", "b"]
+    score = PrivateMean(
+        lambda model: np.array([1.0, 0.0, 1.0, 7.0]), num_examples=2, noise_multiplier=1e-6,
+        bound=1.0, privacy_ids=ids,
+    )  # fmt: skip
+    assert score(None) == pytest.approx((1 + 2 / 3) / 2, abs=1e-4)
+    with pytest.raises(ValueError, match="num_examples"):
+        PrivateMean(len, num_examples=4, noise_multiplier=1, privacy_ids=ids)
+    with pytest.raises(ValueError, match="records of `privacy_ids`"):
+        PrivateMean(lambda m: np.ones(3), num_examples=2, noise_multiplier=1, privacy_ids=ids)(0)

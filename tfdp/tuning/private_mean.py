@@ -5,6 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import _validate
+from tfdp.data.persons import checked_ids
 from tfdp.noise import Grid, NoiseSource
 
 
@@ -13,20 +14,24 @@ class PrivateMean:
 
     Formal guarantees: one record changes the sum by at most `bound`; noise of standard deviation
     `noise_multiplier`·bound on the sum is one Gaussian mechanism, `.event`. The sum is divided by
-    `num_examples`, which is public. Scores that are not finite count as 0.
+    `num_examples`, which is public. Scores that are not finite count as 0. With `privacy_ids` the
+    mean over persons, each of whom counts with the mean score of its records: one person changes
+    the sum by at most `bound`.
 
     Args:
         values: function from a trained model to one score for each record, an array (n,). Record
             i's score may depend on record i and the model only.
-        num_examples: n.
+        num_examples: n, of persons if they are the unit.
         noise_multiplier: σ; the error of the mean is σ·bound/n.
         bound: largest score of a record.
+        privacy_ids: array (number of records,) of integers or strings: whose record each one is.
+            Needed to choose among trainings whose unit of privacy is a person.
 
     Raises:
         ValueError: if an argument is out of range.
     """
 
-    def __init__(self, values, *, num_examples, noise_multiplier, bound=1.0):
+    def __init__(self, values, *, num_examples, noise_multiplier, bound=1.0, privacy_ids=None):
         if not callable(values):
             raise ValueError(
                 "Argument `values` must be a function from a model to one score for each record. "
@@ -36,6 +41,21 @@ class PrivateMean:
         self.num_examples = _validate.count("num_examples", num_examples)
         self.noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
         self.bound = _validate.positive("bound", bound)
+        self._persons = None
+        if privacy_ids is not None:
+            ids = checked_ids(privacy_ids, len(privacy_ids))
+            self._persons = np.unique(ids, return_inverse=True)[1]
+            persons = int(self._persons.max(initial=-1)) + 1
+            if persons != self.num_examples:
+                raise ValueError(
+                    "Argument `num_examples` must be the number of persons with `privacy_ids`. "
+                    f"Received: num_examples={num_examples} and ids of {persons} persons"
+                )
+
+    @property
+    def is_about_persons(self):
+        """Whether a person, and not a record, is what the mean is taken over."""
+        return self._persons is not None
 
     @property
     def event(self):
@@ -51,8 +71,20 @@ class PrivateMean:
                 f"Received: an array of shape {values.shape}"
             )
         values = np.where(np.isfinite(values), np.clip(values, 0.0, self.bound), 0.0)
+        if self._persons is not None:
+            values = self._of_persons(values)
         # NumPy adds pairwise in float64: its error is far below the grid.
         total = tf.constant([values.sum()], tf.float64)
         grid = Grid(self.noise_multiplier * self.bound, self.bound, 1)
         (noisy,) = NoiseSource().release([total], grid, dtype=tf.float64)
         return float(noisy[0]) / self.num_examples
+
+    def _of_persons(self, values):
+        if values.shape != self._persons.shape:
+            raise ValueError(
+                "Argument `values` must give one score for each of the records of `privacy_ids`, "
+                f"{len(self._persons)}. Received: {len(values)} scores"
+            )
+        counts = np.bincount(self._persons)
+        # A mean is no more than its largest part, but for rounding.
+        return np.minimum(np.bincount(self._persons, values) / counts, self.bound)

@@ -9,6 +9,7 @@ from tfdp.accounting import LedgerEntry
 from tfdp.accounting.composition import compose
 from tfdp.accounting.history import runs_begun
 from tfdp.accounting.ledger import Ledger
+from tfdp.accounting.sampling import PERSON
 from tfdp.errors import PrivacyError
 from tfdp.tuning.hyper_parameters import HyperParameters
 from tfdp.tuning.number_of_runs import NumberOfRuns
@@ -101,6 +102,17 @@ def tune(train, score, number_of_runs=8.0):
     return TuningResult(best.model, best.setting, best.score, entry)
 
 
+def _refuse_score_of_records(charged, score):
+    """A person with many records would move a mean over records by all of them."""
+    if isinstance(score, PrivateMean) and score.is_about_persons != (charged.unit == PERSON):
+        raise PrivacyError(
+            "Argument `score` must be about the same unit as the trainings: a PrivateMean with "
+            "`privacy_ids` where a person is the unit, and without where a record is. Received: "
+            f"a PrivateMean of {'persons' if score.is_about_persons else 'records'} for trainings "
+            f"whose unit is {charged.unit or 'a record'}"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Run:
     """One trained model; `cost` is what two runs must agree on."""
@@ -134,6 +146,7 @@ def _run(train, score, earlier):
     charged = Ledger()
     for name in steps:
         charged.merge(history.ledger_of(name))
+    _refuse_score_of_records(charged, score)
     value = float(score(model))
     beside = tuple(_without_run(e) for e in history.ledger_without(steps).entries)
     cost = (tuple(_without_run(entry) for entry in charged.entries), beside)
@@ -145,7 +158,8 @@ def _run(train, score, earlier):
 def _without_run(entry):
     """What an entry says of its cost, comparable between runs."""
     release = entry.details.get("release")
-    return entry.event, entry.count, entry.overflow_probability, entry.adjacency, release
+    cost = entry.event, entry.count, entry.overflow_probability, entry.adjacency
+    return *cost, release, entry.details.get("unit")
 
 
 def _entry(run, score, number_of_runs):
