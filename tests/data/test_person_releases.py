@@ -25,7 +25,10 @@ def test_frequencies_are_those_of_persons(mechanism):
     of = {"gaussian": np.sqrt, "laplace": lambda count: count}[mechanism]
     release = tfdp.data.private_frequency((X, Y), 50.0, None, mechanism, 3, **PERSONS)
     np.testing.assert_allclose(release.probabilities, [1, 1, 1, 1 / 200], atol=0.1)
-    assert release.num_examples == 200 and release.entry.details["unit"] == "one person"
+    assert (
+        release.num_examples == 200
+        and release.entry.details["unit"] == "one person with all of its records"
+    )
     assert release.details["sensitivity"] == pytest.approx(of(9))
     one = tfdp.data.private_frequency(
         (X, Y), 50.0, None, mechanism, 3, privacy_ids=IDS, max_records_per_unit=1
@@ -41,14 +44,17 @@ def test_top_k_counts_each_value_of_a_person_once():
     release = private_top_k(
         features, sizes, 2, 100.0, padding_id=0, source=NoiseSource(1), **PERSONS
     )
-    assert release.details["num_examples"] == 200 and release.details["unit"] == "one person"
+    assert (
+        release.details["num_examples"] == 200
+        and release.details["unit"] == "one person with all of its records"
+    )
     assert release.details["max_values"] == 3 * 2 + 3 * 1
     np.testing.assert_array_equal(release.rows["a"], [1, 2])
     with pytest.raises(ValueError, match="as many examples"):
         private_top_k({"a": X, "b": X[:10]}, {"a": 5, "b": 5}, 1, 1.0, **PERSONS)
     fest = FEST(k=2, epsilon=100.0)
     fest.adapt({"a": X}, {"a": 5}, padding_id=0, **PERSONS)
-    assert fest.privacy_releases[0].details["unit"] == "one person"
+    assert fest.privacy_releases[0].details["unit"] == "one person with all of its records"
 
 
 def test_values_of_persons_do_not_count_as_those_of_absent_records():
@@ -78,10 +84,10 @@ def test_a_person_of_many_sequences_gives_norm_1_to_the_transitions():
     )
     norm = np.sqrt(np.sum(np.square(release.values, dtype=np.float64)))
     assert norm == pytest.approx(200, rel=1e-2) and release.num_examples == 200
-    assert release.details["unit"] == "one person"
+    assert release.details["unit"] == "one person with all of its records"
     model = tfdp.models.TransitionRecommender(tfdp.layers.TransitionOdds(release))
     statement = model.privacy_statement(delta=1e-3)
-    assert statement.unit == "one person" and statement.num_examples == 200
+    assert statement.unit == "one person with all of its records" and statement.num_examples == 200
 
 
 def test_a_release_about_persons_goes_with_batches_of_persons_alone():
@@ -98,4 +104,4 @@ def test_a_release_about_persons_goes_with_batches_of_persons_alone():
     with pytest.raises(PrivacyError, match="unit"):
         compile_for()
     compile_for(max_records_per_unit=3)
-    assert model.privacy_statement().unit == "one person"
+    assert model.privacy_statement().unit == "one person with all of its records"

@@ -114,6 +114,9 @@ def test_what_is_done_past_the_methods_is_noticed():
     assert not keeps_padding(tf.data.Dataset.map(batches(), mixed))
     assert tfdp.data.sampling_of(batches().unbatch().batch(12)) is None
     assert keeps_padding(batches().apply(lambda data: data.map(mixed)))
+    assert keeps_padding(batches().apply(tf.data.experimental.assert_cardinality(1)))
+    past = lambda data: tf.data.Dataset.map(data, mixed).prefetch(1)  # noqa: E731
+    assert not keeps_padding(batches().apply(past))
     inside = batches(seed=1).apply(lambda data: data.map(mixed)).map(mixed)
     assert inside.element_spec == batches().element_spec
 

@@ -53,8 +53,11 @@ def gradients_of_records(base, x, y):
     return [np.stack(parts).astype(np.float64) for parts in zip(*rows, strict=True)]
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 12])
-def test_a_step_sums_the_records_of_a_person_and_clips_the_sum(small, microbatch_size):
+XLA = {"compile_kwargs": {"run_eagerly": False, "jit_compile": True}}
+
+
+@pytest.mark.parametrize("how", [{}, {"microbatch_size": 12}, XLA], ids=["whole", "parts", "xla"])
+def test_a_step_sums_the_records_of_a_person_and_clips_the_sum(small, how):
     data, ids = records([1, 3, 2, 4, 1])
     base = small.base()
     gradients = gradients_of_records(base, *data)
@@ -63,7 +66,7 @@ def test_a_step_sums_the_records_of_a_person_and_clips_the_sum(small, microbatch
     clip_norm = float(np.median(norms))
     factors = np.minimum(1, clip_norm / norms)
     assert (factors < 1).any() and (factors == 1).any()
-    model = compiled(small, 5, 4, base=base, clip_norm=clip_norm, microbatch_size=microbatch_size)
+    model = compiled(small, 5, 4, base=base, clip_norm=clip_norm, **how)
     found = moved(model, everybody(data, ids, 4))
     for change, g in zip(found, persons, strict=True):
         np.testing.assert_allclose(change, np.tensordot(factors, g, 1) / 5, atol=1e-6)
@@ -128,10 +131,10 @@ def test_statement_meter_and_budget_speak_of_persons(small):
     meter = tfdp.callbacks.PrivacyMeter()
     history = model.fit(batches, epochs=2, verbose=0, callbacks=[meter]).history
     statement = model.privacy_statement()
-    assert statement.unit == "one person" and statement.num_examples == 300
+    assert statement.unit == "one person with all of its records" and statement.num_examples == 300
     assert 1.9 < statement.epsilon <= 2.0 and abs(history["epsilon"][-1] - statement.epsilon) < 1e-3
     text = " ".join(str(statement).split())
-    assert "Unit of privacy: one person, of 300." in text
+    assert "Unit of privacy: one person with all of its records, of 300." in text
     assert "each person with probability 0.2 in each of 10 steps, with at most 2 of its" in text
     assert "60 of 300 persons expected" in text and "persons; the chance" in text
     # The same steps on as many records, as if each were a person, cost the same.
@@ -201,7 +204,10 @@ def test_the_unit_survives_saving(small, tmp_path):
     model.fit(everybody(data, ids, 3), verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.privacy_statement().unit == "one person" and loaded.ledger == model.ledger
+    assert (
+        loaded.privacy_statement().unit == "one person with all of its records"
+        and loaded.ledger == model.ledger
+    )
 
 
 def test_weights_train_for_persons_or_for_records_and_never_for_both(small):
@@ -209,7 +215,7 @@ def test_weights_train_for_persons_or_for_records_and_never_for_both(small):
     model = compiled(small, 40, 2, noise_multiplier=1.0)
     model.fit(everybody(data, ids, 2), verbose=0)
     model.compile(small.optimizer(num_examples=80), loss=small.loss)
-    assert model.privacy_statement().unit == "one person"
+    assert model.privacy_statement().unit == "one person with all of its records"
     with pytest.raises(PrivacyError, match="unit of privacy"):
         model.fit(tfdp.data.poisson_batches(data, 10), verbose=0)
     assert np.isfinite(model.privacy_statement().epsilon)
@@ -221,15 +227,15 @@ def sampled(unit, k=None):
 
 
 def test_no_epsilon_is_stated_for_a_mixture_of_units():
-    persons, examples = sampled("one person", 3), sampled("one example")
+    persons, examples = sampled("one person with all of its records", 3), sampled("one example")
     assert np.isfinite(Ledger(persons).epsilon(1e-3))
     both = Ledger([*persons, *examples])
     assert both.epsilon(1e-3) == np.inf
     statement = tfdp.accounting.privacy_statement(both, delta=1e-3)
     assert statement.epsilon == np.inf and "neither" in statement.unstated[0]
     of_persons = tfdp.accounting.privacy_statement(Ledger(persons), delta=1e-3, unit="one example")
-    assert of_persons.unit == "one person"
-    for unit, k in (("one person", None), ("one example", 3)):
+    assert of_persons.unit == "one person with all of its records"
+    for unit, k in (("one person with all of its records", None), ("one example", 3)):
         with pytest.raises(ValueError, match="contradict"):
             sampled(unit, k)
 
@@ -238,11 +244,14 @@ def test_a_release_about_records_does_not_serve_persons(small):
     base = small.base()
     event = tfdp.accounting.LedgerEntry("a", sampled("one example")[0].event, 1, {})
     base.layers[0].privacy_releases = [event]
-    with pytest.raises(PrivacyError, match="unit='one person'"):
+    with pytest.raises(PrivacyError, match="unit='one person with all of its records'"):
         compiled(small, 40, 2, base=base)
-    details = {"unit": "one person", "num_examples": 40}
+    details = {"unit": "one person with all of its records", "num_examples": 40}
     base.layers[0].privacy_releases = [LedgerEntry("a", event.event, 1, details)]
-    assert compiled(small, 40, 2, base=base).privacy_statement().unit == "one person"
+    assert (
+        compiled(small, 40, 2, base=base).privacy_statement().unit
+        == "one person with all of its records"
+    )
 
 
 def test_forward_noise_is_not_given_persons(small):

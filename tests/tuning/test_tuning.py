@@ -318,7 +318,7 @@ def test_persons_are_the_unit_of_trainings_and_score_or_of_neither(small, runs):
         tune(trainer(small), scored)
     best = tune(of_persons(small), scored)
     statement = best.model.privacy_statement(delta=DELTA)
-    assert statement.unit == "one person" and np.isfinite(statement.epsilon)
+    assert statement.unit == "one person with all of its records" and np.isfinite(statement.epsilon)
     mixed = iter([of_persons(small), trainer(small, num_examples=40, expected_batch_size=10)])
     with pytest.raises(PrivacyError, match="must cost the same"):
         tune(lambda hp: next(mixed)(hp), lambda model: 0.0)

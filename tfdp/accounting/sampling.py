@@ -9,7 +9,7 @@ _POISSON_KINDS = ("poisson", "declared_poisson", "microbatches")
 _SHUFFLED_KINDS = ("shuffled", "declared_shuffled")
 KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, "full_batch")
 #: The unit of privacy where batches are drawn by whose records they are.
-PERSON = "one person"
+PERSON = "one person with all of its records"
 
 
 @dataclasses.dataclass(frozen=True)

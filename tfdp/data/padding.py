@@ -13,6 +13,8 @@ import inspect
 
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import inputs_of
+
 _GUARDED = "_tfdp_keeps_padding"
 _ROWS = "_tfdp_rows_per_unit"
 # What hands on every batch; what it returns must guard its padding, too.
@@ -42,7 +44,9 @@ def guard_padding(dataset, rows_per_unit=None):
     def handed_on(name, *args, **kwargs):
         result = methods[name](*args, **kwargs)
         if not isinstance(result, tf.data.Dataset) or keeps_padding(result):
-            return result  # what `apply` returns is guarded already, or made otherwise
+            return result
+        if name == "apply" and _was_mapped(result, dataset):
+            return result  # by another `map` than this one's: not guarded, and refused by `fit`
         return guard_padding(result, rows_per_unit)
 
     dataset.map = functools.wraps(methods["map"])(mapped)
@@ -52,6 +56,16 @@ def guard_padding(dataset, rows_per_unit=None):
     setattr(dataset, _GUARDED, True)
     setattr(dataset, _ROWS, rows_per_unit)
     return dataset
+
+
+def _was_mapped(dataset, since):
+    """Whether a dataset was made from another one by more than handing on its batches."""
+    while dataset is not since:
+        inputs = inputs_of(dataset)
+        if "Map" in type(dataset).__name__ or len(inputs) != 1:
+            return True
+        (dataset,) = inputs
+    return False
 
 
 def map_batches(dataset, function, **kwargs):
