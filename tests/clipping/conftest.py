@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdp.clipping import engine
 from tfdp.clipping.engine import backward, clipped_sums, squared_norms
 from tfdp.clipping.factors import clip_factors
+from tfdp.clipping.gradients import variable_gradient
 from tfdp.clipping.losses import PerExampleLoss, example_mask_of
 from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.units import of_units
 from tfdp.optimizers import DPOptimizer
 from tfdp.runtime.xla import compiling
 from tfdp.training.independence import check_independence
@@ -106,7 +109,7 @@ class BruteForce:
                 keras.config.set_dtype_policy(policy)
             self.double(as_tensors(x, True))
         self.float64 = float64
-        self.steps = {}
+        self.steps, self.seen = {}, []
 
     def gradients(self, jit_compile=False):
         """For each trainable variable a float64 array (B, ...), zero where it is not used."""
@@ -125,10 +128,7 @@ class BruteForce:
             rows.append([np.asarray(tf.convert_to_tensor(g), np.float64) for g in grads])
         return [np.stack(parts) for parts in zip(*rows, strict=True)]
 
-    def private(
-        self, clip_norm, *clippings, example_mask=None, graph=False, jit_compile=False,
-        rows_per_unit=None,
-    ):  # fmt: skip
+    def private(self, clip_norm, *clippings, example_mask=None, graph=False, jit_compile=False):
         """Squared norms and, for each kind of clipping, (clipped sums, factors).
 
         Eagerly unless told otherwise: a trace takes longer than a step of a small model. The states
@@ -139,7 +139,7 @@ class BruteForce:
             example_mask_of(None, size) if example_mask is None else tf.constant(example_mask)
         )
         states = random_states(self.model)
-        settings = (clip_norm, clippings, graph, jit_compile, rows_per_unit)
+        settings = (clip_norm, clippings, graph, jit_compile)
         key = (self.losses, *settings)
         if key not in self.steps:  # traced once: inputs and the model's state are no part of it
             self.steps[key] = self._step(*settings)
@@ -147,7 +147,7 @@ class BruteForce:
         put_back(states)
         return norms.numpy(), tf.nest.map_structure(lambda t: t.numpy(), found)
 
-    def _step(self, clip_norm, clippings, graph, jit_compile, rows_per_unit):
+    def _step(self, clip_norm, clippings, graph, jit_compile):
         model = self.model
         plan = make_clipping_plan(model, self.x)
 
@@ -156,7 +156,8 @@ class BruteForce:
                 return run(x, example_mask)
 
         def run(x, example_mask):
-            result = backward(model, plan, x, self.losses, example_mask, rows_per_unit)
+            with self.watched(graph or jit_compile):
+                result = backward(model, plan, x, self.losses, example_mask)
             norms, bounds, _ = squared_norms(result)
             raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
             found = []
@@ -166,12 +167,28 @@ class BruteForce:
                     tf.zeros(v.shape) if s is None else tf.convert_to_tensor(s)
                     for v, s in zip(model.trainable_variables, sums, strict=True)
                 ]
-                found.append((sums, clip_factors(raised, result.unit_mask, clip_norm, clipping)[0]))
+                found.append((sums, clip_factors(raised, example_mask, clip_norm, clipping)[0]))
             return tf.add_n(norms), found
 
         if graph or jit_compile:
             return tf.function(step, autograph=False, jit_compile=jit_compile)
         return step
+
+    @contextlib.contextmanager
+    def watched(self, traced):
+        """Keeps what examples contribute to each variable, of an eager step."""
+        seen, original = [], engine.variable_gradient
+
+        def variable_gradient(variable, contributions):
+            seen.append((variable, contributions))
+            return original(variable, contributions)
+
+        engine.variable_gradient = variable_gradient
+        try:
+            yield
+        finally:
+            engine.variable_gradient = original
+            self.seen = [] if traced else seen
 
     def check(self, clippings=("flat",), tolerance=1e-5, **kwargs):
         """Norms and clipped sums against brute force; returns the true norms."""
@@ -181,7 +198,8 @@ class BruteForce:
         clip_norm = float(np.median(true))  # some examples are clipped, some are not
         norms, found = self.private(clip_norm, *clippings, **kwargs)
         np.testing.assert_allclose(np.sqrt(norms), true, rtol=tolerance, atol=1e-12)
-        if not kwargs.get("jit_compile"):  # whose dropout draws otherwise than an eager step
+        # Compiled dropout draws otherwise than an eager step.
+        if len(true) > 1 and not kwargs.get("jit_compile"):
             self.check_persons(gradients, tolerance)
         for clipping, (sums, _) in zip(clippings, found, strict=True):
             factor = {
@@ -206,6 +224,7 @@ class BruteForce:
 
         Args:
             gradients: from `gradients`, of an eager step.
+            tolerance: as for `check`.
         """
         size = len(gradients[0])
         k = 2 if size % 2 == 0 else size
@@ -213,17 +232,21 @@ class BruteForce:
         owned = [g * present.reshape(-1, *[1] * (g.ndim - 1)) for g in gradients]
         sums = [g.reshape(size // k, k, *g.shape[1:]).sum(1) for g in owned]
         true = np.sqrt(sum(np.square(s).reshape(len(s), -1).sum(1) for s in sums))
-        clip_norm = float(np.mean(true)) * 0.9
-        norms, ((found, _),) = self.private(
-            clip_norm, "flat", example_mask=present, rows_per_unit=k
-        )
-        np.testing.assert_allclose(np.sqrt(norms), true, rtol=tolerance, atol=1e-12)
-        factors = np.minimum(1.0, clip_norm / np.maximum(true, 1e-30))
-        wanted = [np.tensordot(factors, s, 1) for s in sums]
-        errors = [np.linalg.norm(f - w) for f, w in zip(found, wanted, strict=True)]
-        assert np.linalg.norm(errors) <= tolerance * np.linalg.norm(
-            [np.linalg.norm(w) for w in wanted]
-        )
+        factors = np.minimum(1.0, 0.9 * np.mean(true) / np.maximum(true, 1e-30))
+        if not self.seen:
+            self.private(1.0)
+        norms, finite, errors = [], tf.fill([size // k], True), []
+        places = {id(v): i for i, v in enumerate(self.model.trainable_variables)}
+        for variable, contributions in self.seen:
+            units = [of_units(c, tf.constant(present), k) for c in contributions]
+            gradient = variable_gradient(variable, units)
+            norms.append(gradient.squared_norm()[0].numpy())
+            found = gradient.clipped_sum(tf.constant(factors, tf.float32), finite)
+            wanted = np.tensordot(factors, sums[places[id(variable)]], 1)
+            errors.append(np.linalg.norm(tf.convert_to_tensor(found) - wanted))
+        np.testing.assert_allclose(np.sqrt(np.sum(norms, 0)), true, rtol=tolerance, atol=1e-12)
+        total = np.linalg.norm([np.linalg.norm(np.tensordot(factors, s, 1)) for s in sums])
+        assert np.linalg.norm(errors) <= tolerance * total
 
 
 @pytest.fixture(scope="session")
