@@ -1,6 +1,5 @@
 """Fault 20: no file holds the state of the noise or of the sampling; no process replays either."""
 
-
 import keras
 import numpy as np
 import processes

@@ -1,6 +1,5 @@
 """Poisson batches: distributions are tested with a false-alarm rate of 1e-6 each."""
 
-
 import numpy as np
 import processes
 import pytest

@@ -1,6 +1,5 @@
 """The layer: what is clipped, what is added, when, and how fresh it is."""
 
-
 import keras
 import numpy as np
 import processes

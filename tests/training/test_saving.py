@@ -1,6 +1,5 @@
 """However a model is saved and restored, its ledger stays exact."""
 
-
 import dp_accounting
 import keras
 import numpy as np
