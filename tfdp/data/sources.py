@@ -67,6 +67,7 @@ class SourceRecords:
         self._structure = tf.nest.map_structure(lambda _: None, first)
         self._length = len(parsed)
         self._shape = tf.nest.map_structure(lambda _: 0, parsed)
+        self._is_nested = any(tf.nest.is_nested(part) for part in parsed)
         leaves = [_as_array(leaf) for leaf in tf.nest.flatten(first)]
         self._specs = [(leaf.shape, leaf.dtype) for leaf in leaves]
         if leaves[-1].ndim > 1 or tf.nest.is_nested(weight):
@@ -120,21 +121,23 @@ class SourceRecords:
 
     def _columns(self, parsed, indices):
         """The arrays (m, ...) of m parsed records, which must all be like the first one."""
-        tf.nest.assert_same_structure(parsed, [self._shape] * len(parsed))
-        leaves = tf.nest.flatten(parsed)
-        count = len(leaves) // len(parsed)
-        columns = [leaves[i::count] for i in range(count)]
-        if self._length == 2:
-            columns.append([_ONE] * len(parsed))
+        if {len(one) for one in parsed} == {self._length} and not self._is_nested:
+            columns = [list(column) for column in zip(*parsed, strict=True)]
         else:
-            columns[-1] = [np.asarray(weight, np.float32) for weight in columns[-1]]
-        return [
+            tf.nest.assert_same_structure(parsed, [self._shape] * len(parsed))
+            leaves = tf.nest.flatten(parsed)
+            count = len(leaves) // len(parsed)
+            columns = [leaves[i::count] for i in range(count)]
+        if self._length == 2:
+            weights = np.ones(len(parsed), np.float32)
+        else:
+            weights = [np.asarray(weight, np.float32) for weight in columns.pop()]
+            weights = _stacked(weights, *self._specs[-1], indices)
+        found = [
             _stacked(column, *spec, indices)
-            for column, spec in zip(columns, self._specs, strict=True)
+            for column, spec in zip(columns, self._specs[:-1], strict=True)
         ]
-
-
-_ONE = np.float32(1.0)
+        return [*found, weights]
 
 
 def _stacked(column, shape, dtype, indices):
