@@ -31,6 +31,20 @@ def test_charges_outlive_what_charged_them(small, then):
     assert model.privacy_statement(DELTA).epsilon == math.inf
 
 
+def test_an_optimizer_knows_of_charges_that_came_since_it_was_compiled(small):
+    """Its model shares a layer that another one has built and trained; nobody asked the model."""
+    encoder = keras.layers.Dense(4)
+    first, second = (
+        tfdp.make_private(keras.Sequential([encoder, keras.layers.Dense(2)])) for _ in range(2)
+    )
+    for model in (first, second):
+        model.compile(small.optimizer(noise_multiplier=2.0), loss=small.loss)
+    first.fit(small.poisson(), verbose=0)
+    assert second.optimizer.epsilon(DELTA) == pytest.approx(
+        by_hand(poisson(2.0, 0.25, 4)), rel=1e-6
+    )
+
+
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_model_that_its_first_batch_builds_keeps_its_ledger(small, plain):
     """An encoder trained there, then frozen and reused, brings what it cost."""
