@@ -1,5 +1,6 @@
 """A release is charged once to whoever uses it, or what was made from it."""
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
@@ -66,3 +67,12 @@ def test_the_ways_of_an_encoded_sequence_carry_the_release():
         (x[:5], y[:5]),
     ):
         assert [e.label for e in tfdp.data.provenance.releases_of(found)] == ["item frequencies"]
+
+
+def test_a_release_about_another_unit_is_refused(small):
+    base = small.base()
+    event, details = dp_accounting.GaussianDpEvent(3.0), {"num_examples": N, "unit": "one user"}
+    release = tfdp.accounting.LedgerEntry("release", event, 1, details)
+    base.layers[0].privacy_releases = [release]
+    with pytest.raises(PrivacyError, match="unit='one user'.*unit='one example'"):
+        small.model(base)
