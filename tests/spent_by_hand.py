@@ -55,7 +55,8 @@ class Spent:
             *((one, Q) for one in [*self.poisson.items(), *further]),
             *((one, 1) for one in self.gaussian.items()),
         ]:
-            losses = losses.compose(_gaussian(sigma, q).self_compose(steps))
+            if steps:  # a fit that is resumed at its end has none
+                losses = losses.compose(_gaussian(sigma, q).self_compose(steps))
         for scale, releases in self.laplace.items():
             losses = losses.compose(_laplace(scale).self_compose(releases))
         found = []
