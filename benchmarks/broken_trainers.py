@@ -185,7 +185,7 @@ BROKEN = {
     "transitions with half of the noise": (half_of_the_noise, "transitions", 4000),
     "top-k without noise": (top_k_without_noise, "top-k (FEST)", 500),
     "each layer clipped by itself": (
-        clipped_by_each_layer_alone, "tests/clipping/test_sensitivity.py", 0),
+        clipped_by_each_layer_alone, "tests/clipping/test_exactness.py", 0),
     "tied tables clipped by branch": (tied_tables_clipped_by_branch, FAULTS + "12", 0),
     "padding counted in the map": (padding_counted, "tests/selection/test_contribution_map.py", 0),
     "not a number let through": (
