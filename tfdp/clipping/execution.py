@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdp.clipping import fallback
 from tfdp.clipping.planning import PlannedCall
-from tfdp.clipping.probes import copy_of, with_probes
+from tfdp.clipping.probes import Probe, copy_of, with_probes
 from tfdp.clipping.recording import (
     Recorder,
     call_model,
@@ -18,12 +18,13 @@ from tfdp.errors import PrivacyError
 
 @dataclasses.dataclass(eq=False)
 class RecordedCall:
-    """A planned call, as it ran: its inputs and the tensors where gradients are needed."""
+    """A planned call, as it ran: its inputs, the tensors where gradients are needed, what is kept."""
 
     planned: PlannedCall
     args: tuple
     kwargs: dict
     probes: list
+    kept: list = dataclasses.field(default_factory=list)
     seeds: object = None
     training: bool | None = None
 
@@ -46,7 +47,7 @@ class Execution(Recorder):
         recorded = RecordedCall(planned, call.args, call.kwargs, [], training=call.training)
         self.recorded.append(recorded)
 
-        def probe(tensor):
+        def mark(tensor):
             if planned.broadcast:
                 shape = [self.batch_size, *tensor.shape[-2:]]
                 tensor = tf.broadcast_to(tensor, shape)
@@ -56,6 +57,8 @@ class Execution(Recorder):
             return tensor
 
         if planned.rule is not None:
+            probe = Probe(mark)
+            recorded.kept = probe.kept
             return planned.rule.call(call.layer, run, call.args, call.kwargs, probe)
         self._opaque = True
         try:
@@ -66,7 +69,7 @@ class Execution(Recorder):
                 outputs = run(*call.args, **call.kwargs)
         finally:
             self._opaque = False
-        return with_probes(outputs, probe)
+        return with_probes(outputs, mark)
 
 
 def record_forward(model, plan, tape, x, batch_size):

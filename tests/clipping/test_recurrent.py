@@ -1,0 +1,163 @@
+"""The rule of recurrent layers: exact for every option, and taken only where it is."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfdp.clipping.engine import backward, squared_norms
+from tfdp.clipping.losses import example_mask_of
+from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.rules.dense import DenseRule
+from tfdp.clipping.rules.recurrent import RecurrentRule
+
+B, T, P, U = 3, 4, 3, 4
+BOTH = {"dropout": 0.4, "recurrent_dropout": 0.4}
+LSTM, GRU, SIMPLE = layers.LSTM, layers.GRU, layers.SimpleRNN
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+class Reads(keras.Model):
+    """Calls a recurrent layer, perhaps with a mask or initial states, and uses all of its outputs."""
+
+    def __init__(self, layer, masked=False, states=()):
+        super().__init__()
+        self.recurrent, self.masked = layer, masked
+        self.before = layers.Dense(P)
+        self.starts = [layers.Dense(units) for units in states]
+        self.out = layers.Dense(1)
+
+    def call(self, x, training=None):
+        kwargs = {"training": training}
+        if self.masked:
+            kwargs["mask"] = x[:, :, 0] > 0
+        if self.starts:
+            kwargs["initial_state"] = [start(x[:, 0]) for start in self.starts]
+        outputs = tf.nest.flatten(self.recurrent(self.before(x), **kwargs))
+        return self.out(tf.concat([layers.Flatten()(t) for t in outputs], -1))
+
+
+def losses(outputs):
+    return tf.reduce_sum(tf.square(outputs - 5.0), 1)
+
+
+def of(layer, *args, masked=False, states=(), **kwargs):
+    return lambda: Reads(layer(*args, **kwargs), masked, states)
+
+
+def cells(*made, **kwargs):
+    return lambda: Reads(layers.RNN([make() for make in made], return_state=True), **kwargs)
+
+
+SEQUENCES = {"return_sequences": True, "return_state": True}
+BACK = {**SEQUENCES, "go_backwards": True, "masked": True}
+CASES = {
+    "simple": of(SIMPLE, U, masked=True, states=[U], **BOTH),
+    "simple, plain": of(SIMPLE, U, activation="relu", use_bias=False),
+    "lstm": of(LSTM, U),
+    "lstm, all options": of(LSTM, U, states=[U, U], **BACK, **BOTH),
+    "lstm, zero outputs": of(LSTM, U, zero_output_for_mask=True, masked=True, states=[U, U]),
+    "lstm, dropout": of(LSTM, U, dropout=0.4, return_state=True),
+    "lstm, first implementation": of(LSTM, U, implementation=1, use_bias=False, unroll=True),
+    "lstm, own functions": of(
+        LSTM, U, activation=lambda x: tf.sin(x), recurrent_activation="hard_sigmoid"
+    ),
+    "gru": of(GRU, U, return_sequences=True),
+    "gru, all options": of(GRU, U, states=[U], **BACK, **BOTH),
+    "gru, no bias": of(GRU, U, use_bias=False, dropout=0.4),
+    "gru, reset before": of(GRU, U, reset_after=False, masked=True, states=[U], **BOTH),
+    "gru, reset before, plain": of(GRU, U, reset_after=False, use_bias=False, unroll=True),
+    "both ways": lambda: Reads(layers.Bidirectional(GRU(U, **SEQUENCES)), masked=True),
+    "one cell": lambda: Reads(layers.RNN(layers.LSTMCell(U), return_state=True), states=[U, U]),
+    "cells": cells(lambda: layers.LSTMCell(U, **BOTH), lambda: layers.GRUCell(2, **BOTH),
+                   lambda: layers.SimpleRNNCell(3, **BOTH), masked=True),
+}  # fmt: skip
+
+
+def generators(model):
+    return [v for v in model.variables if v.name == "seed_generator_state"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recurrent_layers_compute_what_they_did_and_are_exact(brute_force, name):
+    check = brute_force(CASES[name], normal(B, T, P), losses)
+    plan, states = make_clipping_plan(check.model, check.x), generators(check.model)
+    assert {type(planned.rule) for planned in plan.calls.values()} == {RecurrentRule, DenseRule}
+    before = [state.numpy() for state in states]
+    wanted, after = check.model(check.x, training=True), [state.numpy() for state in states]
+    for state, value in zip(states, before, strict=True):
+        state.assign(value)
+    found = backward(check.model, plan, check.x, losses, example_mask_of(None, B)).outputs
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal([state.numpy() for state in states], after)
+    check.check()
+
+
+def test_steps_at_both_ends_are_masked():
+    mask = normal(B, T, P)[:, :, 0] > 0
+    assert not mask[:, 0].all() and not mask[:, -1].all() and mask.any(1).all()
+
+
+class OwnCell(layers.LSTMCell):
+    def call(self, inputs, states, training=False):
+        output, states = super().call(inputs, states, training)
+        return 2.0 * output, states
+
+
+def with_weight():
+    layer = layers.Dense(1)
+    layer.build((None, 1))
+    return lambda x: x * layer.kernel[0, 0]
+
+
+OTHERS = {
+    "cell of one's own": lambda: layers.RNN(OwnCell(U)),
+    "activation with a weight": lambda: LSTM(U, activation=layers.PReLU()),
+    "activation that reads a weight": lambda: LSTM(U, activation=with_weight()),
+    "cells in another dtype": lambda: layers.RNN(
+        layers.LSTMCell(U, dtype="bfloat16", recurrent_initializer="zeros")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_the_rule_does_not_cover_is_left_to_the_fallback(name):
+    model = Reads(OTHERS[name]())
+    rules = {
+        type(planned.rule): planned.layer
+        for planned in make_clipping_plan(model, tf.zeros((B, T, P))).calls.values()
+    }
+    assert RecurrentRule not in rules and type(None) in rules
+
+
+@pytest.mark.parametrize("name", ["lstm, all options", "gru, reset before", "cells"])
+def test_recurrent_layers_are_exact_in_a_graph(brute_force, name):
+    brute_force(CASES[name], normal(B, T, P), losses).check(graph=True)
+
+
+def test_recurrent_layers_are_exact_under_xla(brute_force):
+    brute_force(CASES["lstm, zero outputs"], normal(B, T, P), losses).check(jit_compile=True)
+
+
+def test_unknown_lengths_are_exact(brute_force):
+    def build():
+        x = keras.Input((None, P), dtype=keras.config.dtype_policy().compute_dtype)
+        return keras.Model(x, layers.Dense(1)(GRU(U)(x)))
+
+    check = brute_force(build, normal(B, T, P), losses)
+    plan = make_clipping_plan(check.model, tf.TensorSpec([None, None, P], tf.float32))
+    rules = {type(planned.rule) for planned in plan.calls.values()}
+    assert rules == {RecurrentRule, DenseRule}
+    step = tf.function(
+        lambda x: squared_norms(backward(check.model, plan, x, losses, example_mask_of(None, B)))[
+            0
+        ],
+        input_signature=[tf.TensorSpec([B, None, P])],
+        autograph=False,
+    )
+    true = sum(np.square(g).reshape(B, -1).sum(1) for g in check.gradients())
+    np.testing.assert_allclose(tf.add_n(step(check.x)), true, rtol=1e-5)
