@@ -1,7 +1,7 @@
 """Where privacy could cost much: one private step against one plain Keras step of small models.
 
-Recurrent layers, convolutions, layers without a rule, with and without dropout. Both steps are timed
-alternately in one process, so that whatever else the machine does hits both. Writes JSON.
+Recurrent layers, convolutions, layers without a rule, with and without dropout. Both steps are
+timed alternately in one process, so that whatever else the machine does hits both. Writes JSON.
 
     python benchmarks/cliffs.py [--only LSTM GRU] [--out benchmarks/results/cliffs.json]
 """

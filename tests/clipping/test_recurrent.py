@@ -22,7 +22,7 @@ def normal(*shape, seed=0):
 
 
 class Reads(keras.Model):
-    """Calls a recurrent layer, perhaps with a mask or initial states, and uses all of its outputs."""
+    """Calls a recurrent layer, perhaps with a mask or initial states; uses all its outputs."""
 
     def __init__(self, layer, masked=False, states=()):
         super().__init__()
@@ -34,7 +34,7 @@ class Reads(keras.Model):
     def call(self, x, training=None):
         kwargs = {"training": training}
         if self.masked:
-            kwargs["mask"] = x[:, :, 0] > 0
+            kwargs["mask"] = tf.reduce_mean(x, list(range(2, len(x.shape)))) > 0
         if self.starts:
             kwargs["initial_state"] = [start(x[:, 0]) for start in self.starts]
         outputs = tf.nest.flatten(self.recurrent(self.before(x), **kwargs))
@@ -82,9 +82,26 @@ def generators(model):
     return [v for v in model.variables if v.name == "seed_generator_state"]
 
 
+CONVOLUTIONAL = {
+    "rows": (of(layers.ConvLSTM1D, 2, 2, masked=True, **BOTH, **SEQUENCES), (4, 2)),
+    "images": (of(layers.ConvLSTM2D, 2, (3, 2), strides=2, padding="same", go_backwards=True),
+               (5, 4, 2)),
+    "volumes": (of(layers.ConvLSTM3D, 2, 2, use_bias=False, dropout=0.4), (3, 3, 3, 2)),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_recurrent_layers_compute_what_they_did_and_are_exact(brute_force, name):
-    check = brute_force(CASES[name], normal(B, T, P), losses)
+    assert_same_and_exact(brute_force(CASES[name], normal(B, T, P), losses))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_convolutional_lstms_compute_what_they_did_and_are_exact(brute_force, name):
+    build, shape = CONVOLUTIONAL[name]
+    assert_same_and_exact(brute_force(build, normal(B, 3, *shape), losses))
+
+
+def assert_same_and_exact(check):
     plan, states = make_clipping_plan(check.model, check.x), generators(check.model)
     assert {type(planned.rule) for planned in plan.calls.values()} == {RecurrentRule, DenseRule}
     before = [state.numpy() for state in states]
@@ -98,7 +115,7 @@ def test_recurrent_layers_compute_what_they_did_and_are_exact(brute_force, name)
 
 
 def test_steps_at_both_ends_are_masked():
-    mask = normal(B, T, P)[:, :, 0] > 0
+    mask = normal(B, T, P).mean(2) > 0
     assert not mask[:, 0].all() and not mask[:, -1].all() and mask.any(1).all()
 
 

@@ -14,18 +14,20 @@ from tfdp.clipping.recording import (
 )
 from tfdp.clipping.refusals import CALLS_DIFFER
 from tfdp.errors import PrivacyError
+from tfdp.runtime.strategies import compiled_by_xla
 
 
 @dataclasses.dataclass(eq=False)
 class RecordedCall:
-    """A planned call, as it ran: its inputs, the tensors where gradients are needed, what is kept."""
+    """A planned call, as it ran: its inputs, where gradients are needed, and what its rule kept."""
 
     planned: PlannedCall
     args: tuple
     kwargs: dict
     probes: list
     kept: list = dataclasses.field(default_factory=list)
-    seeds: object = None
+    seeds: list = dataclasses.field(default_factory=list)
+    drawn_at_once: bool = False
     training: bool | None = None
 
 
@@ -62,11 +64,7 @@ class Execution(Recorder):
             return planned.rule.call(call.layer, run, call.args, call.kwargs, probe)
         self._opaque = True
         try:
-            if planned.seeds:
-                recorded.seeds = fallback.example_seeds(planned, self.batch_size)
-                outputs = fallback.run_by_example(recorded)
-            else:
-                outputs = run(*call.args, **call.kwargs)
+            outputs = fallback.run(recorded, run, self.batch_size, compiled_by_xla(self.model))
         finally:
             self._opaque = False
         return with_probes(outputs, mark)

@@ -11,7 +11,7 @@ _LARGEST_SLICED = 64
 
 
 def patches(inputs, size, strides, dilation, padding):
-    """(B, *outputs, size·c): what meets the kernel at each output position.
+    """(B, *outputs, size·c): what meets the kernel at each output position, maybe with axes of 1.
 
     Args:
         inputs: (B, *spatial, c).
@@ -24,10 +24,8 @@ def patches(inputs, size, strides, dilation, padding):
         if padding == "causal":
             inputs = tf.pad(inputs, [[0, 0], [dilation[0] * (size[0] - 1), 0], [0, 0]])
             padding = "valid"
-        wide = patches(
-            inputs[:, tf.newaxis], *((1, *v) for v in (size, strides, dilation)), padding
-        )
-        return tf.squeeze(wide, 1)
+        inputs = inputs[:, tf.newaxis]
+        size, strides, dilation = ((1, *v) for v in (size, strides, dilation))
     sizes, steps, rates = ([1, *v, 1] for v in (size, strides, dilation))
     return tf.image.extract_patches(inputs, sizes, steps, rates, padding.upper())
 

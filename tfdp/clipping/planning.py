@@ -10,7 +10,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow
+from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
 from tfdp.clipping.draws import Draws
 from tfdp.clipping.recording import ensure_built, trained_variables
 from tfdp.clipping.refusals import CALLS_DIFFER, WAY_OUT, refuse_named_layers
@@ -34,6 +34,7 @@ class PlannedCall:
         broadcast: the output lacks the batch axis and is broadcast to it.
         aligned: for each tensor among the arguments, whether it has the batch axis.
         seeds: states of the random generators used inside (fallback only).
+        draws_at_once: whether what they give is drawn for all examples at once (fallback only).
     """
 
     key: tuple
@@ -43,6 +44,7 @@ class PlannedCall:
     broadcast: bool = False
     aligned: list = dataclasses.field(default_factory=list)
     seeds: list = dataclasses.field(default_factory=list)
+    draws_at_once: bool = False
 
 
 @dataclasses.dataclass
@@ -105,7 +107,9 @@ def make_clipping_plan(model, x):
     draws = Draws(first.graph) if any(planned.rule is None for planned in calls) else None
     for planned in calls:
         if planned.rule is None:
-            draws.refuse_unrepeatable(pairs[planned.key][0], planned.seeds)
+            call, twin = pairs[planned.key]
+            draws.refuse_unrepeatable(call, planned.seeds)
+            planned.draws_at_once = draws.of_each_example(call, twin)
     covered = {id(v) for planned in calls for v in planned.variables}
     unused = [v for v in trained_variables(model) if id(v) not in covered]
     aligned = {
@@ -227,14 +231,9 @@ def _by_rule(call, pairs, flow):
 def _alignment(call, pairs, get):
     """Whether each tensor has the batch axis first."""
     return [
-        _has_batch_axis(a, b)
+        has_batch_axis(a, b)
         for a, b in zip(*(_tensors(get(c)) for c in pairs[call.key]), strict=True)
     ]
-
-
-def _has_batch_axis(a, b):
-    """Whether a tensor of the two traces has the batch axis first."""
-    return bool(a.shape.rank) and (a.shape[0], b.shape[0]) == BATCH_SIZES
 
 
 def _divides_by_example(calls):
@@ -247,7 +246,7 @@ def _divides_by_example(calls):
     first, second = (tf.nest.flatten((c.args, c.kwargs)) for c in calls)
     tensors = [(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, tf.Tensor)]
     return not _composites(first) and all(
-        _has_batch_axis(a, b) or (a.shape.is_fully_defined() and a.shape == b.shape)
+        has_batch_axis(a, b) or (a.shape.is_fully_defined() and a.shape == b.shape)
         for a, b in tensors
     )
 

@@ -1,8 +1,8 @@
 """Keras' recurrent cells as dense or convolutional layers over time.
 
-A cell adds what its inputs and its state give to each gate: z = inputs·kernel + bias, of all steps at
-once, and m = state·recurrent_kernel, step by step. The gradients of the kernels are then those of
-two layers, from the gradients at the gates.
+A cell adds what its inputs and its state give to each gate: z = inputs·kernel + bias, of all steps
+at once, and m = state·recurrent_kernel, step by step. The gradients of the kernels are then those
+of two layers, from the gradients at the gates.
 
 Shapes: B examples, T steps, p inputs, u units, g gates.
 """
@@ -10,8 +10,9 @@ Shapes: B examples, T steps, p inputs, u units, g gates.
 import keras
 import tensorflow as tf
 
+from tfdp._compat.keras import ConvLSTMCell
 from tfdp.clipping.contributions import PerExampleGradients, reduce_to_shape
-from tfdp.clipping.rules.gate_kernels import DenseKernel
+from tfdp.clipping.rules.gate_kernels import ConvKernel, DenseKernel
 
 CELLS = {}
 
@@ -30,6 +31,9 @@ def describes(cell_class):
 class Cell:
     """One call of a cell: h = activation(z + m).
 
+    Attributes:
+        gates: into how many parts the kernels' last axis falls.
+
     Args:
         cell: the Keras cell.
         inputs: (B, T, ...), of the whole call.
@@ -37,11 +41,17 @@ class Cell:
         training: whether dropout is active. Its masks are drawn in any case, as Keras does.
     """
 
+    gates = 1
+
     def __init__(self, cell, inputs, states, training):
         self.cell = cell
         drawn = self._draw(inputs[:, 0], states[0])
         self.masks, self.recurrent_masks = drawn if training else (None, None)
-        self.kernel = DenseKernel(self.gates(cell))
+        self.kernel, self.recurrent_kernel = self._kernels()
+
+    def _kernels(self):
+        kernel = DenseKernel(self.gates)
+        return kernel, kernel
 
     def _draw(self, inputs, state):
         try:
@@ -51,13 +61,8 @@ class Cell:
             self.cell.reset_recurrent_dropout_mask()
 
     @staticmethod
-    def gates(cell):
-        """Into how many parts the kernels' last axis falls."""
-        return 1
-
-    @staticmethod
-    def draws_as_keras_does(cell):
-        """Whether the masks that the cell draws are those that it uses."""
+    def covers(cell):
+        """Whether a cell computes what is described here, with all masks that it draws."""
         return cell.dropout < 1 and cell.recurrent_dropout < 1
 
     def weights(self):
@@ -66,7 +71,7 @@ class Cell:
 
     def project(self, inputs):
         """z of all steps, from inputs (B, T, ...)."""
-        z = self.kernel.of_all_steps(inputs, self.cell.kernel, self.masks)
+        z = self.kernel(inputs, tf.convert_to_tensor(self.cell.kernel.value), self.masks)
         return z if self.cell.bias is None else z + self.input_bias()
 
     def input_bias(self):
@@ -74,7 +79,7 @@ class Cell:
 
     def recur(self, h, weights):
         """m from the first state (B, ...)."""
-        return self.kernel(h, weights[0], self.recurrent_masks)
+        return self.recurrent_kernel(h, weights[0], self.recurrent_masks)
 
     def update(self, z, m, states, weights):
         """The new states."""
@@ -101,7 +106,7 @@ class Cell:
 
     def recurrent_contribution(self, z, m, before, of_m):
         kernel = self.cell.recurrent_kernel
-        return self.kernel.contribution(before, of_m, kernel, self.recurrent_masks)
+        return self.recurrent_kernel.contribution(before, of_m, kernel, self.recurrent_masks)
 
     def bias_contribution(self, s, of_m):
         return PerExampleGradients(reduce_to_shape(s, self.cell.bias.shape))
@@ -109,18 +114,16 @@ class Cell:
 
 class _Gated(Cell):
     @staticmethod
-    def draws_as_keras_does(cell):
+    def covers(cell):
         by_gate = cell.implementation == 1
-        return Cell.draws_as_keras_does(cell) and (by_gate or cell.recurrent_dropout == 0)
+        return Cell.covers(cell) and (by_gate or cell.recurrent_dropout == 0)
 
 
 @describes(keras.layers.LSTMCell)
 class LSTM(_Gated):
     """c = f·c + i·activation(g), h = o·activation(c), with i, f, g, o from z + m."""
 
-    @staticmethod
-    def gates(cell):
-        return 4
+    gates = 4
 
     def update(self, z, m, states, weights):
         cell = self.cell
@@ -130,6 +133,21 @@ class LSTM(_Gated):
         return [cell.recurrent_activation(o) * cell.activation(c), c]
 
 
+@describes(ConvLSTMCell)
+class ConvLSTM(LSTM):
+    """An LSTM whose products are convolutions."""
+
+    @staticmethod
+    def covers(cell):
+        return Cell.covers(cell) and cell.data_format == "channels_last"
+
+    def _kernels(self):
+        cell = self.cell
+        ones = (1,) * cell.rank
+        inputs = (cell.kernel_size, cell.strides, cell.dilation_rate, cell.padding)
+        return ConvKernel(4, inputs), ConvKernel(4, (cell.kernel_size, ones, ones, "same"))
+
+
 @describes(keras.layers.GRUCell)
 class GRU(_Gated):
     """h = u·h + (1 - u)·activation(z_c + r·m_c), with u, r from z + m.
@@ -137,9 +155,7 @@ class GRU(_Gated):
     `reset_after=False` multiplies before the product: m_c = (r·h)·recurrent_kernel_c.
     """
 
-    @staticmethod
-    def gates(cell):
-        return 3
+    gates = 3
 
     def weights(self):
         after = self.cell.reset_after and self.cell.bias is not None

@@ -3,9 +3,11 @@
 Shapes: B examples, T steps, p inputs, u units, g gates.
 """
 
+import keras
 import tensorflow as tf
 
-from tfdp.clipping.contributions import OuterProduct, PerExampleGradients, flatten_time
+from tfdp.clipping.contributions import Layout, OuterProduct, PerExampleGradients, flatten_time
+from tfdp.clipping.patches import patches
 
 
 class DenseKernel:
@@ -27,10 +29,6 @@ class DenseKernel:
         kernels = tf.split(kernel, self.gates, axis=-1)
         parts = [self.product(masked(x, m), k) for m, k in zip(masks, kernels, strict=True)]
         return tf.concat(parts, -1)
-
-    def of_all_steps(self, x, kernel, masks):
-        """As a call, for x of (B, T, ...)."""
-        return self(x, kernel, masks)
 
     def product(self, x, kernel):
         return tf.matmul(x, kernel)
@@ -57,6 +55,60 @@ class DenseKernel:
             return matrix
         by_gate = tf.cast(tf.stack(masks, -1), tf.float32)  # the masks are the same in all steps
         return matrix * tf.repeat(by_gate, kernel.shape[-1] // self.gates, axis=-1)
+
+
+class ConvKernel(DenseKernel):
+    """Convolutions by a kernel (*size, p, g·u), of x (B, *spatial, p) or (B, T, *spatial, p).
+
+    Args:
+        gates: g.
+        geometry: kernel size, strides, dilation rate and padding.
+    """
+
+    def __init__(self, gates, geometry):
+        super().__init__(gates)
+        self.geometry = geometry
+
+    def product(self, x, kernel):
+        _, strides, dilation, padding = self.geometry
+        found = keras.ops.conv(
+            x if len(x.shape) == len(kernel.shape) else _merged(x),
+            kernel,
+            strides=strides,
+            padding=padding,
+            dilation_rate=dilation,
+        )
+        return found if len(x.shape) == len(kernel.shape) else _apart(found, x)
+
+    def contribution(self, x, s, kernel, masks):
+        if isinstance(masks, list):
+            return PerExampleGradients(self.per_example(x, s, kernel, masks))
+        rank = len(kernel.shape) - 2
+        layout = Layout(tuple(range(rank + 1)), (rank + 1,))
+        return OuterProduct(self._patches(masked(x, masks)), flatten_time(s, 1), layout)
+
+    def per_example(self, x, s, kernel, masks):
+        matrices = [
+            tf.matmul(self._patches(masked(x, mask)), flatten_time(part, 1), transpose_a=True)
+            for mask, part in zip(masks, tf.split(s, self.gates, axis=-1), strict=True)
+        ]
+        return tf.reshape(tf.concat(matrices, -1), [-1, *kernel.shape])
+
+    def _patches(self, x):
+        """(B, T·positions, size·p), from (B, T, *spatial, p)."""
+        return flatten_time(_apart(patches(_merged(x), *self.geometry), x), 1)
+
+
+def _merged(x):
+    """(B·T, ...) from (B, T, ...)."""
+    return tf.reshape(x, tf.concat([[-1], tf.shape(x)[2:]], 0))
+
+
+def _apart(x, like):
+    """(B, T, ...) from (B·T, ...)."""
+    shape = [*like.shape[:2], *x.shape[1:]]
+    x = tf.reshape(x, tf.concat([tf.shape(like)[:2], tf.shape(x)[1:]], 0))
+    return tf.ensure_shape(x, shape)
 
 
 def masked(x, mask):

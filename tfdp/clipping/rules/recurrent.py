@@ -12,8 +12,14 @@ _ARGUMENTS = ("sequences", "initial_state", "mask", "training")
 
 
 @register_rule(
-    keras.layers.RNN, keras.layers.SimpleRNN, keras.layers.LSTM, keras.layers.GRU
-)  # fmt: skip
+    keras.layers.RNN,
+    keras.layers.SimpleRNN,
+    keras.layers.LSTM,
+    keras.layers.GRU,
+    keras.layers.ConvLSTM1D,
+    keras.layers.ConvLSTM2D,
+    keras.layers.ConvLSTM3D,
+)
 class RecurrentRule(Rule):
     """The inputs' part in the gates is computed, and probed, for all steps at once.
 
@@ -50,7 +56,7 @@ class RecurrentRule(Rule):
             mask = None if mask is None else tf.reverse(mask, [1])
         states = initial
         if initial is None:
-            states = layer.get_initial_state(batch_size=tf.shape(x)[0])
+            states = layer.get_initial_state(batch_size=keras.ops.shape(x)[0])
         states = _listed(states)
         last = []
         for cell, of_cell in zip(_cells(layer), _by_cell(layer, states), strict=True):
@@ -119,16 +125,16 @@ def _is_covered(layer, cell):
     return (
         all(isinstance(w, keras.Variable) for w in weights)
         and cell.compute_dtype == layer.compute_dtype
-        and described.draws_as_keras_does(cell)
+        and described.covers(cell)
         and all(f is None or _is_closed(f, cell) for f in functions)
     )
 
 
 def _is_closed(function, cell):
     """Whether an activation depends on its argument alone: other tensors would get no gradient."""
-    if getattr(function, "__module__", "").startswith("keras.src.activations"):
+    if function is getattr(keras.activations, getattr(function, "__name__", ""), None):
         return True
-    spec = tf.TensorSpec([None, cell.units], cell.compute_dtype)
+    spec = tf.TensorSpec([None, getattr(cell, "units", 1)], cell.compute_dtype)
     graph = tf.function(function, autograph=False).get_concrete_function(spec).graph
     return not graph.captures and not any(
         op.op_def.is_stateful for op in graph.get_operations() if op.op_def is not None
@@ -144,9 +150,8 @@ def _fits(layer, cells, states, x):
     by_cell = _by_cell(layer, _listed(states))
     if len(by_cell) != len(cells):
         return False
-    sizes = [_listed(cell.state_size) for cell in cells]
     return all(
-        len(given) == len(wanted)
+        len(given) == len(cell.get_initial_state(batch_size=1))
         and all(isinstance(s, tf.Tensor) and s.shape[0] == x.shape[0] for s in given)
-        for given, wanted in zip(by_cell, sizes, strict=True)
+        for given, cell in zip(by_cell, cells, strict=True)
     )
