@@ -6,10 +6,12 @@ in both is shared by the whole batch, whatever its size. Nothing is computed.
 """
 
 import dataclasses
+import math
 
 import keras
 import tensorflow as tf
 
+from tfdp.clipping import cost
 from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
 from tfdp.clipping.draws import Draws
 from tfdp.clipping.recording import ensure_built, trained_variables
@@ -20,6 +22,9 @@ from tfdp.clipping.rules.position import register_keras_hub
 from tfdp.clipping.tracing import kind, loop_steps, trace
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import is_external
+
+# A length that depends on the data, for estimates.
+_UNKNOWN = 64
 
 
 @dataclasses.dataclass(eq=False)
@@ -35,6 +40,7 @@ class PlannedCall:
         aligned: for each tensor among the arguments, whether it has the batch axis.
         seeds: states of the random generators used inside (fallback only).
         draws_at_once: whether what they give is drawn for all examples at once (fallback only).
+        slowdown: about how often as long a step takes for want of a rule (fallback only).
     """
 
     key: tuple
@@ -45,6 +51,7 @@ class PlannedCall:
     aligned: list = dataclasses.field(default_factory=list)
     seeds: list = dataclasses.field(default_factory=list)
     draws_at_once: bool = False
+    slowdown: float = 1.0
 
 
 @dataclasses.dataclass
@@ -110,6 +117,7 @@ def make_clipping_plan(model, x):
             call, twin = pairs[planned.key]
             draws.refuse_unrepeatable(call, planned.seeds)
             planned.draws_at_once = draws.of_each_example(call, twin)
+    _estimate_fallbacks(calls, pairs)
     covered = {id(v) for planned in calls for v in planned.variables}
     unused = [v for v in trained_variables(model) if id(v) not in covered]
     aligned = {
@@ -121,7 +129,34 @@ def make_clipping_plan(model, x):
         if call.graph is first.graph
     }
     return ClippingPlan(
-        {planned.key: planned for planned in calls}, unused, aligned, loop_steps(first.graph)
+        {planned.key: planned for planned in calls},
+        unused,
+        aligned,
+        loop_steps(first.graph.get_operations()),
+    )
+
+
+def _estimate_fallbacks(calls, pairs):
+    """Notes about how much the calls without a rule slow a step down."""
+    work = {planned.key: _work(planned, pairs[planned.key][0]) for planned in calls}
+    for planned in calls:
+        if planned.rule is None:
+            apart = bool(planned.seeds) and not planned.draws_at_once
+            planned.slowdown = cost.slowdown(work[planned.key], apart, work.values())
+
+
+def _work(planned, call):
+    operations = call.graph.get_operations()[call.operations.start : call.operations.stop]
+    steps = loop_steps(operations)
+    places = [
+        math.prod(size or _UNKNOWN for size in t.shape[1:-1])
+        for t in _tensors(call.outputs)
+        if t.shape.rank
+    ]
+    return cost.Work(
+        sum(math.prod(v.shape) for v in planned.variables),
+        max(places, default=1),
+        max(1, int(steps) if math.isfinite(steps) else _UNKNOWN),
     )
 
 

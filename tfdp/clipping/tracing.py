@@ -76,10 +76,10 @@ def _spec(tensor, batch_size):
     return tf.TensorSpec(shape, tensor.dtype)
 
 
-def loop_steps(graph):
+def loop_steps(operations):
     """The most steps that a loop makes: 0 without loops, infinity if that depends on the data."""
     steps = [0.0]
-    for op in graph.get_operations():
+    for op in operations:
         if op.type in ("While", "StatelessWhile"):
             limit = op.inputs[1]  # the second of a loop's own two variables
             if limit.op.type == "Max":  # Keras' recurrent layers give that of a constant
