@@ -275,8 +275,8 @@ def test_fallbacks_that_make_a_step_much_longer_are_warned_of_once(small, recwar
         private.clipping_plan(tf.zeros((2, width)))
     found = [str(w.message) for w in recwarn if "'wide'" in str(w.message)]
     assert len(found) == (1 if slow else 0)
-    assert all("about 9 times" in message for message in found)
-    assert "exact fallback (~" + ("8.7x)" if slow else "1.1x)") in explain(model)
+    assert all("about 8 times" in message for message in found)
+    assert "exact fallback (~" + ("7.9x)" if slow else "1.1x)") in explain(model)
 
 
 def test_fallbacks_in_loops_and_by_example_cost_more():

@@ -156,6 +156,21 @@ def test_recurrent_layers_are_exact_in_a_graph(brute_force, name):
     brute_force(CASES[name], normal(B, T, P), losses).check(graph=True)
 
 
+class Twice(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.out = GRU(P, return_sequences=True, dropout=0.4), layers.Dense(1)
+
+    def call(self, x, training=None):
+        for _ in range(2):
+            x = self.recurrent(x, training=training)
+        return self.out(layers.Flatten()(x))
+
+
+def test_a_layer_that_is_called_twice_is_exact(brute_force):
+    brute_force(Twice, normal(B, T, P), losses).check()
+
+
 def test_recurrent_layers_are_exact_under_xla(brute_force):
     brute_force(CASES["lstm, zero outputs"], normal(B, T, P), losses).check(jit_compile=True)
 
