@@ -58,7 +58,6 @@ BACK = {**SEQUENCES, "go_backwards": True, "masked": True}
 CASES = {
     "simple": of(SIMPLE, U, masked=True, states=[U], **BOTH),
     "simple, plain": of(SIMPLE, U, activation="relu", use_bias=False),
-    "lstm": of(LSTM, U),
     "lstm, all options": of(LSTM, U, states=[U, U], **BACK, **BOTH),
     "lstm, zero outputs": of(LSTM, U, zero_output_for_mask=True, masked=True, states=[U, U]),
     "lstm, dropout": of(LSTM, U, dropout=0.4, return_state=True),
@@ -66,7 +65,6 @@ CASES = {
     "lstm, own functions": of(
         LSTM, U, activation=lambda x: tf.sin(x), recurrent_activation="hard_sigmoid"
     ),
-    "gru": of(GRU, U, return_sequences=True),
     "gru, all options": of(GRU, U, states=[U], **BACK, **BOTH),
     "gru, no bias": of(GRU, U, use_bias=False, dropout=0.4),
     "gru, reset before": of(GRU, U, reset_after=False, masked=True, states=[U], **BOTH),
@@ -131,7 +129,17 @@ def with_weight():
     return lambda x: x * layer.kernel[0, 0]
 
 
+def with_another_call():
+    layer = LSTM(U)
+    original = layer.cell.call
+    object.__setattr__(
+        layer.cell, "call", lambda x, states, **kwargs: original(2.0 * x, states, **kwargs)
+    )
+    return layer
+
+
 OTHERS = {
+    "another call of the cell": with_another_call,
     "cell of one's own": lambda: layers.RNN(OwnCell(U)),
     "activation with a weight": lambda: LSTM(U, activation=layers.PReLU()),
     "activation that reads a weight": lambda: LSTM(U, activation=with_weight()),
@@ -151,7 +159,50 @@ def test_what_the_rule_does_not_cover_is_left_to_the_fallback(name):
     assert RecurrentRule not in rules and type(None) in rules
 
 
-@pytest.mark.parametrize("name", ["lstm, all options", "gru, reset before", "cells"])
+def drops_states_later():
+    layer = LSTM(U)
+    layer.cell.recurrent_dropout = 0.5  # of which Keras draws masks that it does not use
+    return layer
+
+
+X, STATE, ONES = tf.zeros((B, T, P)), tf.zeros((B, U)), tf.ones((B, T))
+ACCEPTS = {
+    "plain": (True, LSTM, {}),
+    "given states": (True, LSTM, {"initial_state": [STATE, STATE], "mask": ONES}),
+    "given state": (True, GRU, {"initial_state": STATE}),
+    "too few states": (False, LSTM, {"initial_state": [STATE]}),
+    "states of other rows": (False, GRU, {"initial_state": tf.zeros((1, U))}),
+    "a mask of other rows": (False, GRU, {"mask": ONES[:1]}),
+    "a list of masks": (False, GRU, {"mask": [ONES]}),
+    "training as a tensor": (False, GRU, {"training": tf.constant(True)}),
+    "another dtype": (False, lambda units: GRU(units, dtype="float64"), {}),
+    "one state for both cells": (
+        False,
+        lambda units: layers.RNN([layers.GRUCell(units)] * 2),
+        {"initial_state": STATE},
+    ),
+    "states from before": (False, lambda units: GRU(units, stateful=True), {}),
+    "cuDNN alone": (False, lambda units: GRU(units, use_cudnn=True), {}),
+    "masks that are not used": (False, lambda _: drops_states_later(), {}),
+    "channels first": (
+        False,
+        lambda units: layers.ConvLSTM1D(units, 1, data_format="channels_first"),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTS)
+def test_only_what_is_covered_is_accepted(name):
+    accepted, make, kwargs = ACCEPTS[name]
+    layer, x = make(U), X
+    if isinstance(layer, layers.ConvLSTM1D):
+        x = tf.zeros((B, T, P, 2))
+    layer.build(x.shape)
+    assert RecurrentRule().accepts(layer, (x,), kwargs) == accepted
+
+
+@pytest.mark.parametrize("name", ["lstm, all options", "cells"])
 def test_recurrent_layers_are_exact_in_a_graph(brute_force, name):
     brute_force(CASES[name], normal(B, T, P), losses).check(graph=True)
 

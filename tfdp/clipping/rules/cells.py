@@ -63,7 +63,7 @@ class Cell:
     @staticmethod
     def covers(cell):
         """Whether a cell computes what is described here, with all masks that it draws."""
-        return cell.dropout < 1 and cell.recurrent_dropout < 1
+        return True
 
     def weights(self):
         """What the loop reads."""
@@ -115,8 +115,7 @@ class Cell:
 class _Gated(Cell):
     @staticmethod
     def covers(cell):
-        by_gate = cell.implementation == 1
-        return Cell.covers(cell) and (by_gate or cell.recurrent_dropout == 0)
+        return cell.implementation == 1 or cell.recurrent_dropout == 0
 
 
 @describes(keras.layers.LSTMCell)
@@ -139,7 +138,7 @@ class ConvLSTM(LSTM):
 
     @staticmethod
     def covers(cell):
-        return Cell.covers(cell) and cell.data_format == "channels_last"
+        return cell.data_format == "channels_last"
 
     def _kernels(self):
         cell = self.cell
