@@ -222,6 +222,24 @@ def test_a_layer_that_is_called_twice_is_exact(brute_force):
     brute_force(Twice, normal(B, T, P), losses).check()
 
 
+class Derivative(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = LSTM(U)
+
+    def call(self, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = tf.reduce_sum(self.recurrent(x))
+        return tf.reduce_sum(tape.gradient(outputs, x), [1, 2])[:, None]
+
+
+def test_derivatives_of_a_recurrent_layer_are_left_to_the_model_around():
+    model = Derivative()
+    (planned,) = make_clipping_plan(model, X).calls.values()
+    assert planned.rule is None and planned.layer is model
+
+
 def test_recurrent_layers_are_exact_under_xla(brute_force):
     brute_force(CASES["lstm, zero outputs"], normal(B, T, P), losses).check(jit_compile=True)
 
@@ -235,12 +253,11 @@ def test_unknown_lengths_are_exact(brute_force):
     plan = make_clipping_plan(check.model, tf.TensorSpec([None, None, P], tf.float32))
     rules = {type(planned.rule) for planned in plan.calls.values()}
     assert rules == {RecurrentRule, DenseRule}
-    step = tf.function(
-        lambda x: squared_norms(backward(check.model, plan, x, losses, example_mask_of(None, B)))[
-            0
-        ],
-        input_signature=[tf.TensorSpec([B, None, P])],
-        autograph=False,
-    )
+
+    @tf.function(input_signature=[tf.TensorSpec([B, None, P])], autograph=False)
+    def step(x):
+        result = backward(check.model, plan, x, losses, example_mask_of(None, B))
+        return squared_norms(result)[0]
+
     true = sum(np.square(g).reshape(B, -1).sum(1) for g in check.gradients())
     np.testing.assert_allclose(tf.add_n(step(check.x)), true, rtol=1e-5)
