@@ -1,114 +1,33 @@
-"""Writes the tables of docs/benchmarks.md that come from JSON, between their marks.
+"""Writes the tables of docs/benchmarks.md from the JSON in benchmarks/results, between their marks.
 
 python benchmarks/render.py
 """
 
-import json
 import pathlib
 
-HERE = pathlib.Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+import tables
+import tables_transitions
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- {name}: written by benchmarks/render.py -->\n", "<!-- end of {name} -->\n"
-PAPER = {  # DPFormer, tables 1 and 2: NDCG@10 of DPFormer, whose accounting is not stated
-    "movielens": {5: 5.88, 8: 7.70, 10: 8.42},
-    "amazon_games": {5: 1.64},
-}
-PAPER |= {f"{name}_odds": numbers for name, numbers in PAPER.items()}
-TITLES = {
-    "movielens": "MovieLens-1M",
-    "movielens_odds": "MovieLens-1M, votes by odds (`TransitionOdds`)",
-    "amazon_games": "Amazon Games",
-    "amazon_games_odds": "Amazon Games, votes by odds",
+SECTIONS = {
+    "step time": tables.step_time,
+    "movielens": tables.movielens,
+    "transitions": tables_transitions.everything,
+    "sst2": tables.sst2,
+    "sst2 from scratch": tables.sst2_scratch,
 }
 
 
-def read(name):
-    path = HERE / "results" / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def number(value):
-    if value["half_width"] is None:
-        return f"{value['mean']:.2f}"
-    return f"{value['mean']:.2f} ± {value['half_width']:.2f}"
-
-
-def transitions():
-    lines = []
-    for name, title in TITLES.items():
-        found = read(f"transitions_{name}")
-        if found is None:
-            continue
-        protocol = found["protocol"]
-        lines += [
-            f"{title}: {protocol['num_users']:,} users, {protocol['num_items']:,} items, "
-            f"δ = 1/{protocol['num_users']:,}.",
-            "",
-            "| model | ε | runs | NDCG@10 % | HIT@10 % | seen left out: NDCG@10 % | HIT@10 % "
-            "| paper's DPFormer, NDCG@10 % |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for row in found["rows"]:
-            cells = [number(row["summary"][key]) for key in
-                     ("ndcg_10", "hit_10", "ndcg_10_unseen", "hit_10_unseen")]  # fmt: skip
-            epsilon = "∞" if row["epsilon"] is None else f"{row['epsilon']:g}"
-            paper = ""
-            if row["model"] == "transitions" and row["epsilon"]:
-                paper = str(PAPER[name].get(row["epsilon"], ""))
-            lines.append(
-                f"| {row['model']} | {epsilon} | {len(row['runs'])} | "
-                + " | ".join(cells)
-                + f" | {paper} |"
-            )
-        lines.append("")
-    return lines
-
-
-def dpformer():
-    found = read("transitions_dpformer")
-    if found is None:
-        return []
-    arguments, summary = found["arguments"], found["summary"]
-    lines = [
-        f"DPFormer around the release, ε = {arguments['epsilon']:g} in all; the release has "
-        f"{100 * arguments['share']:g}% of 1/σ² and {arguments['steps']} steps of "
-        f"{arguments['batch_size']:,} expected users the rest; {len(found['runs'])} paired runs.",
-        "",
-        "| NDCG@10 %, MovieLens-1M | mean |",
-        "|---|---|",
-    ]
-    names = {
-        "release_alone": "the release alone",
-        "re_attention": "DPFormer around it",
-        "vanilla": "the same without Re-Attention",
-        "re_attention - vanilla": "what Re-Attention adds, paired",
-    }
-    return [*lines, *(f"| {text} | {number(summary[key])} |" for key, text in names.items()), ""]
-
-
-def release():
-    found = read("transition_release")
-    if found is None:
-        return []
-    busy = " that did other work, too" if found["load"] > 2 else ""
-    return [
-        f"One release with {found['arguments']['items']:,} items, "
-        f"{found['arguments']['users']:,} users and {found['pairs']:,} pairs "
-        f"({found['distinct_pairs']:,} distinct): {found['seconds']:.0f} s on two cores{busy} "
-        f"(load {found['load']:.1f}), {found['seconds_of_computing']:.0f} s of computing; "
-        f"at most {found['peak_gib']:.1f} GiB held, {found['gib_before']:.1f} of them "
-        f"before it began; {found['survivors']:,} survivors at {found['threshold']:.2f}σ.",
-        "",
-    ]
-
-
-def write(name, lines):
-    page = PAGE.read_text()
-    begin, end = (mark.format(name=name) for mark in (BEGIN, END))
-    before, rest = page.split(begin)
-    _, after = rest.split(end)
-    PAGE.write_text(before + begin + "\n" + "\n".join(lines) + "\n" + end + after)
+def rendered(page):
+    """The text `page` with all of its tables made anew."""
+    for name, lines in SECTIONS.items():
+        begin, end = (mark.format(name=name) for mark in (BEGIN, END))
+        before, rest = page.split(begin)
+        _, after = rest.split(end)
+        page = before + begin + "\n" + "\n".join(lines()) + "\n" + end + after
+    return page
 
 
 if __name__ == "__main__":
-    write("transitions", [*transitions(), *dpformer(), *release()])
+    PAGE.write_text(rendered(PAGE.read_text()))

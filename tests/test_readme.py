@@ -6,6 +6,8 @@ import re
 import numpy as np
 import pytest
 
+import tfdp
+
 README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 
 
@@ -65,6 +67,15 @@ def test_texts(tmp_path, monkeypatch):
     code = blocks("python")[4].replace("epochs=20", "epochs=2, verbose=0")
     exec("import keras, tfdp\n" + code, names)
     assert 2.99 < names["model"].privacy_statement(1e-5).epsilon <= 3
+
+
+def test_the_page_on_tuning(monkeypatch, capsys):
+    monkeypatch.setattr(tfdp.tuning.NumberOfRuns, "draw", lambda self: 2)
+    names = {}
+    (code,) = blocks("python", README.parent / "docs" / "tuning.md")
+    exec(code, names)
+    assert "best of a random number" in capsys.readouterr().out
+    assert 1 < names["best"].model.privacy_statement(1e-4).epsilon < 10
 
 
 def test_the_page_on_transitions(tmp_path, monkeypatch, capsys):

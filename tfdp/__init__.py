@@ -22,6 +22,7 @@ _SUBPACKAGES = (
     "optimizers",
     "selection",
     "serving",
+    "tuning",
 )
 _EXPORTS = {
     "BudgetError": "errors",

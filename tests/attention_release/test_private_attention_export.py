@@ -2,13 +2,11 @@
 
 import concurrent.futures
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
@@ -37,20 +35,15 @@ def model():
     return keras.Model(inputs, layer(inputs))
 
 
-def serve_in_new_processes(path, processes):
-    command = [sys.executable, "-c", SERVER, str(path)]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        for _ in range(processes)
-    ]
-    outputs = [process.communicate(timeout=120)[0] for process in running]
+def serve_in_new_processes(path, number):
+    running = [processes.Running(SERVER, path) for _ in range(number)]
+    outputs = [process.finish().checked().stdout for process in running]
     return [json.loads(text.split("RESULT")[1]) for text in outputs]
 
 
 def test_exported_model_draws_different_noise_in_each_process_and_at_each_call(model, tmp_path):
     model.export(tmp_path / "served", verbose=False)
-    calls = serve_in_new_processes(tmp_path / "served", processes=2)
+    calls = serve_in_new_processes(tmp_path / "served", number=2)
     drawn = np.array(calls).reshape(-1, 3)
     assert len(drawn) == 10 and len({tuple(row) for row in drawn}) == 10
     statement = model.get_layer("release").privacy_statement()

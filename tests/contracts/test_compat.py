@@ -8,6 +8,7 @@ import sys
 import dp_accounting
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from dp_accounting.pld import privacy_loss_distribution
@@ -264,10 +265,7 @@ def test_plain_keras_reads_the_files_of_an_inner_model(small, tmp_path):
         "assert 'tfdp' not in sys.modules\n"
         "print(float(np.abs(m.get_weights()[0]).sum()))\n"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "m.keras")],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+    shown = processes.run(script, tmp_path / "m.keras")
     assert float(shown) == pytest.approx(float(np.abs(model.get_weights()[0]).sum()), rel=1e-6)
 
 

@@ -1,15 +1,10 @@
 """Fault 20: no file holds the state of the noise or of the sampling; no process replays either."""
 
-import pathlib
-import subprocess
-import sys
-
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
-
-import tfdp
 
 # A process that restores one way, and prints its batches and the noise of its next step.
 SCRIPT = """
@@ -68,15 +63,11 @@ for way in ["keras", "weights", "checkpoint"]:
 
 
 def run(how, folder):
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, how, str(folder)], stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.PIPE, cwd=pathlib.Path(tfdp.__file__).parents[1],
-    )  # fmt: skip
+    return processes.Running(SCRIPT, how, folder)
 
 
 def finish(process):
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors[-3000:]
+    output = process.finish().checked().stdout
     lines = [line for line in output.splitlines() if "|" in line]
     assert len(lines) == 3
     return [

@@ -27,6 +27,7 @@ ROOMS = (
     "experimental",
     "training",
     "models",
+    "tuning",
     "serving",
     "callbacks",
     "metrics",

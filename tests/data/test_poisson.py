@@ -1,9 +1,7 @@
 """Poisson batches: distributions are tested with a false-alarm rate of 1e-6 each."""
 
-import subprocess
-import sys
-
 import numpy as np
+import processes
 import pytest
 from scipy import stats
 
@@ -171,11 +169,8 @@ def test_processes_draw_differently_even_after_the_same_global_seeds():
         "d = tfdp.data.poisson_batches((np.arange(500), np.arange(500)), 100);"
         "print(sorted(next(d.as_numpy_iterator())[0].tolist()))"
     )
-    processes = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes)
+    running = [processes.Running(program) for _ in range(2)]
+    outputs = [process.finish().checked().stdout for process in running]
     assert outputs[0] != outputs[1]
 
 

@@ -124,9 +124,11 @@ def test_later_rounds_measure_better_and_in_the_same_scale():
             for _ in range(12)
         ]
         found[rounds] = np.array([dense(r, 999)[0, 1] for r in made])
-        stddevs[rounds] = made[0].details["noise_stddev"]
+        stddevs[rounds] = np.mean([r.details["noise_stddev"] for r in made])
         assert abs(found[rounds].mean() - 3000) < 0.03 * 3000
-    assert stddevs[3] < 0.83 * stddevs[1]  # users spend more on the pair that is left
+    # Users spend more on the pair that is left. The ratio is 0.82 with a standard error of 0.005,
+    # and would be at least 1 if they did not.
+    assert stddevs[3] < 0.87 * stddevs[1]
     assert len(made[0].values) == 1
 
 

@@ -2,20 +2,17 @@
 
 import csv
 import json
-import os
 import pathlib
 import runpy
 import signal
 import socket
-import subprocess
-import sys
 
 import numpy as np
+import processes
 import pytest
 
 import tfdp
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 EPOCHS = 4
 
@@ -32,33 +29,29 @@ def free_ports(count):
 
 def start(folder, lost):
     ports = ",".join(map(str, free_ports(2)))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    code = WORKER.read_text()
     return [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(i), ports, str(folder), str(EPOCHS),
-             str(lost if i == 1 else -1)],
-            env=environment, stderr=(folder / f"errors{i}.txt").open("w"),
-        )
-        for i in range(2)
-    ]  # fmt: skip
+        processes.Running(code, i, ports, folder, EPOCHS, lost if i == 1 else -1) for i in range(2)
+    ]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Losses of each epoch and the results of two workers, of which one was lost in epoch 3."""
     folder = tmp_path_factory.mktemp("workers")
-    first, second = start(folder, lost=2)
+    running = start(folder, lost=2)
     try:
-        assert second.wait(120) == -signal.SIGKILL
-        first.send_signal(signal.SIGKILL)  # as a cluster does, when one of its workers is gone
-        first.wait()
+        first, second = running
+        assert second.finish(120).returncode == -signal.SIGKILL
+        first.process.kill()  # as a cluster does, when one of its workers is gone
+        first.process.join()
         assert json.loads((folder / "backup" / "training_metadata.json").read_text())["epoch"] == 2
-        restarted = start(folder, lost=-1)
-        for i, worker in enumerate(restarted):
-            assert worker.wait(120) == 0, (folder / f"errors{i}.txt").read_text()[-2000:]
+        running = start(folder, lost=-1)
+        for worker in running:
+            worker.finish(120).checked()
     finally:
-        for worker in [first, second, *locals().get("restarted", [])]:
-            worker.kill()
+        for worker in running:
+            worker.process.kill()
     losses = [
         [float(row["loss"]) for row in csv.DictReader((folder / f"log{i}.csv").open())]
         for i in range(2)

@@ -1,15 +1,11 @@
 """The layer: what is clipped, what is added, when, and how fresh it is."""
 
-import pathlib
-import subprocess
-import sys
-
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
-import tfdp
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.dp_forward_noise import clip_examples
 
@@ -127,12 +123,7 @@ def test_processes_replicas_and_global_seeds_share_no_noise():
     )
     keras.utils.set_random_seed(1)
     here = DPForwardNoise(1.0, 1.0)(tf.zeros([2, 6]), training=True).numpy().ravel()
-    there = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
-        cwd=pathlib.Path(tfdp.__file__).parents[1],
-    )  # fmt: skip
-    assert there.returncode == 0, there.stderr[-3000:]
-    seen = [*there.stdout.split(), *map(str, here)]
+    seen = [*processes.run(code).split(), *map(str, here)]
     # 2 layers, 2 steps, 2 replicas, 2 examples, 3 coordinates; and this process
     assert len(seen) == len(set(seen)) == 48 + 12
 

@@ -1,11 +1,10 @@
 """The text classifier: strings in, one release, an export that needs no tfdp."""
 
 import json
-import subprocess
-import sys
 
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
@@ -115,9 +114,7 @@ def test_the_export_answers_strings_in_plain_tensorflow(trained, tmp_path):
         "    print(int(answer['labels'][0]), float(answer['probabilities'][0, 1]))\n"
         "assert 'keras' not in sys.modules or 'tfdp' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = done.stdout.split("\n")[:2]
+    first, second = processes.run(code).split("\n")[:2]
     expected = tf.nn.softmax(trained.predict(tf.constant(["a charming journey"]), verbose=0))
     assert first == second and int(first.split()[0]) == int(tf.argmax(expected[0]))
     assert float(first.split()[1]) == pytest.approx(float(expected[0, 1]), rel=1e-5)

@@ -1,12 +1,11 @@
 """Recommendations from a release: the formula, files, the exported model, the charge."""
 
 import json
-import subprocess
-import sys
 
 import dp_accounting
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
@@ -118,11 +117,9 @@ def test_plain_tensorflow_serves_it_without_tfdp(data, release, tmp_path):
         "print(out['items'].numpy().tolist())\n"
         "assert not any(name.startswith('tfdp') for name in sys.modules)\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True
-    )
+    answer = processes.run(code, cwd=tmp_path)
     scores = model.score_next(np.array([[0, 1, 2]]))
-    assert json.loads(run.stdout) == tf.math.top_k(scores, 3).indices.numpy().tolist()
+    assert json.loads(answer) == tf.math.top_k(scores, 3).indices.numpy().tolist()
     statement = json.loads((tmp_path / "m" / "privacy_statement.json").read_text())
     assert statement["epsilon"] == model.privacy_statement().epsilon < float("inf")
 

@@ -1,11 +1,10 @@
 """What is exported can be served by plain TensorFlow, and says what its training guaranteed."""
 
 import json
-import subprocess
-import sys
 
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
@@ -66,7 +65,7 @@ def test_plain_tensorflow_serves_it_without_tfdp(trained, tmp_path):
         "assert out['items'].shape == (1, 2)\n"
         "assert not any(name.startswith('tfdp') for name in sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True)
+    processes.run(code, cwd=tmp_path)
 
 
 def test_export_holds_no_training_state(trained, tmp_path):

@@ -1,12 +1,9 @@
 """However a model is saved and restored, its ledger stays exact."""
 
-import pathlib
-import subprocess
-import sys
-
 import dp_accounting
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
@@ -283,11 +280,7 @@ def test_files_load_after_importing_only_the_package(small, tmp_path):
         "import sys, keras, tfdp; m = keras.models.load_model(sys.argv[1]); "
         "print(m.optimizer.steps_taken)"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "m.keras")], capture_output=True, text=True,
-        cwd=pathlib.Path(tfdp.__file__).parents[1], check=True,
-    )  # fmt: skip
-    assert output.stdout.split()[-1] == "8"
+    assert processes.run(script, tmp_path / "m.keras").split()[-1] == "8"
 
 
 def test_saved_model_of_a_compiled_model(small, tmp_path):

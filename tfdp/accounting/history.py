@@ -1,10 +1,25 @@
 """What a set of weights has cost, kept with the weights however they are saved and restored."""
 
+import contextlib
+import contextvars
 import json
 import secrets
 
 from tfdp.accounting.ledger import Ledger
 from tfdp.accounting.mechanisms import Notes, PrivateTraining, mechanism_from_dict
+
+_begun = contextvars.ContextVar("names of the runs that are begun", default=())
+
+
+@contextlib.contextmanager
+def runs_begun():
+    """Gives the set of the names of all runs that begin inside of it."""
+    names = set()
+    token = _begun.set((*_begun.get(), names))
+    try:
+        yield names
+    finally:
+        _begun.reset(token)
 
 
 class ChargeHistory:
@@ -14,6 +29,9 @@ class ChargeHistory:
     histories takes the larger count of each run, so that copies of one history cost once, and a
     history that was undone by loading older weights still costs. Histories that were joined are
     one from then on, for everybody who holds either.
+
+    A release can pay for runs: its detail "covers" names them, with the number of their steps that
+    it accounts for (a tuning, of which only the best run is kept). Steps beyond that cost.
     """
 
     def __init__(self):
@@ -65,6 +83,8 @@ class ChargeHistory:
         """
         name = secrets.token_hex(8) if name is None else name
         self._root()._runs[name] = (mechanism, 0)
+        for names in _begun.get():
+            names.add(name)
         return name
 
     def count(self, name, steps):
@@ -88,6 +108,20 @@ class ChargeHistory:
         steps = sum(steps for run, (_, steps) in root._runs.items() if run != name)
         return len(root._releases) + steps
 
+    def steps_of(self, names):
+        """Dict of the steps of those runs that are in this history and have some."""
+        runs = self._synced()._runs
+        return {name: runs[name][1] for name in sorted(names) if runs.get(name, (None, 0))[1]}
+
+    def ledger_of(self, name):
+        """The ledger of one run by itself, whatever pays for it."""
+        mechanism, steps = self._synced()._runs[name]
+        return Ledger(mechanism.entries(steps, name))
+
+    def ledger_without(self, names):
+        """The ledger of everything but the runs of these names."""
+        return self._ledger({n: r for n, r in self._synced()._runs.items() if n not in names})
+
     def ledger(self, ahead=None):
         """The ledger of it all.
 
@@ -100,8 +134,16 @@ class ChargeHistory:
         if ahead is not None:
             name, mechanism, steps = ahead
             runs[name] = (mechanism, runs.get(name, (mechanism, 0))[1] + steps)
-        ledger = Ledger(root._releases)
+        return self._ledger(runs)
+
+    def _ledger(self, runs):
+        releases = self._root()._releases
+        ledger, paid = Ledger(releases), {}
+        for entry in releases:
+            for name, steps in entry.details.get("covers", {}).items():
+                paid[name] = max(paid.get(name, 0), steps)
         for name, (mechanism, steps) in runs.items():
+            steps = mechanism.unpaid(steps, paid.get(name, 0))
             if steps:
                 ledger.merge(Ledger(mechanism.entries(steps, name)))
         return ledger

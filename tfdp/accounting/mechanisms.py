@@ -71,6 +71,14 @@ class _Mechanism:
         """The ledger entries of `steps` steps (at least 1) of the run named `run`."""
         raise NotImplementedError
 
+    def unpaid(self, steps, paid):
+        """Steps that still cost if a release paid for the first `paid`; never too few.
+
+        Steps that depend on one another, as those of one pass over shuffled records, cost anew as
+        soon as there are more of them.
+        """
+        return steps if steps > paid else 0
+
     def to_dict(self):
         """The fields as a JSON-able dict, with the kind."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -156,6 +164,9 @@ class PrivateTraining(_Mechanism):
         """The adjacency under which the cost holds."""
         shuffled = self.sampling is not None and not self.sampling.is_poisson
         return "zero_out" if shuffled else "add_or_remove_one"
+
+    def unpaid(self, steps, paid):
+        return max(steps - paid, 0) if self.is_amplified else super().unpaid(steps, paid)
 
     def step_event(self, noise_multiplier=None):
         """The event of one appearance of a record; for calibration at another noise multiplier."""

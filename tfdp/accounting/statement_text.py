@@ -100,6 +100,13 @@ def describe(event):
         return f"Gaussian noise of multiplier {event.noise_multiplier:.6g}"
     if name == "Laplace":
         return f"Laplace noise of multiplier {event.noise_multiplier:.6g}"
+    if name == "SelfComposed":
+        return f"{event.count} x {describe(event.event)}"
+    if name == "Composed":
+        return " and ".join(describe(part) for part in event.events)
+    if name == "RepeatAndSelect":
+        how = f"{event.mean:g} on average, shape {event.shape:g}"
+        return f"the best of a random number of runs ({how}) of: {describe(event.event)}"
     if name == "NonPrivate":
         return "release without noise (not private)"
     return str(event)

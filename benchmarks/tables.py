@@ -1,0 +1,110 @@
+"""Tables of docs/benchmarks.md from the JSON in benchmarks/results. Written by render.py."""
+
+import json
+import pathlib
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+SST2_METHODS = {
+    "DP-SGD on the head": "DP-SGD on the head",
+    "aggregated mixtures": "aggregated mixtures",
+    "DP-FP, release once": "DP-FP, release once",
+    "DP-FP, release once, discriminant": "DP-FP, release once, discriminant",
+    "DP-FP, fresh noise, E = 3": "DP-FP, fresh noise, E = 3",
+    "the paper's version (NOT a guarantee)": "the paper's version, **not a guarantee**",
+}
+EPSILONS = (1, 3, 8)
+
+
+def read(name):
+    """What `name`.json holds, or None."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def with_interval(value, digits=2):
+    """`value` has a mean and a half width, which is None for a single run."""
+    mean, half_width = f"{value['mean']:.{digits}f}", value["half_width"]
+    return mean if half_width is None else f"{mean} ± {half_width:.{digits}f}"
+
+
+def row(*cells):
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def table(*columns):
+    return [row(*columns), "|" + "---|" * len(columns)]
+
+
+def step_time():
+    found = read("step_time")
+    ratios = {(s["length"], s["tied"], s["xla"]): s for s in found["steps"]}
+    lines = table("positions", "head", "tf.function", "fastest steps", "XLA", "fastest steps")
+    for length, tied in sorted({key[:2] for key in ratios}):
+        pair = [ratios[length, tied, xla] for xla in (False, True)]
+        cells = [f"{s[key]:.2f}" for s in pair for key in ("ratio", "ratio_of_fastest")]
+        lines.append(row(length, "tied to the look-up" if tied else "separate", *cells))
+    peak = found["peak_bytes"]
+    return [
+        *lines,
+        "",
+        f"Peak memory at batch 512, vocabulary 23,715, 50 positions, tied: {peak['ratio']:.2f} "
+        f"times the plain step's ({peak['private'] / 2**30:.2f} GiB). Measured with TensorFlow "
+        f"{found['tensorflow']} and Keras {found['keras']}.",
+        "",
+    ]
+
+
+def movielens():
+    lines = table("model", "width", "head", "ε", "learning rate", "steps", "NDCG@10 %", "HIT@10 %")
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("movielens_*.json"))]
+    order = {"dpformer": 0, "transformer": 1, "gru": 2, "lstm": 3}
+    for run in sorted(found, key=lambda r: (order[r["arguments"]["model"]], -r["ndcg_10"])):
+        arguments = run["arguments"]
+        name = {"dpformer": "DPFormer", "transformer": "vanilla transformer"}.get(
+            arguments["model"], arguments["model"].upper()
+        )
+        if arguments.get("frequent_items"):
+            name += f", {arguments['frequent_items']} items of their own"
+        lines.append(row(
+            name, arguments["dim"], "separate" if arguments["untied"] else "tied",
+            f"{arguments['epsilon']:g}" if arguments["epsilon"] else "∞",
+            f"{arguments['learning_rate']:g}", run["steps"],
+            f"{run['ndcg_10']:.2f}", f"{run['hit_10']:.2f}",
+        ))  # fmt: skip
+    lines.append(row("paper: DPFormer / vanilla", 64, "tied", 8, "grid", "",
+                     "7.70 / 7.05", "14.31 / 13.17"))  # fmt: skip
+    return [*lines, ""]
+
+
+def sst2():
+    rows = {(r["method"], r["epsilon"]): r for r in read("sst2")["rows"]}
+    lines = table("method", "labels covered", *(f"ε = {e}" for e in EPSILONS), "twin without noise")
+    lines.append(row("non-private head", "", "", "", "", accuracy(rows["non-private", None])))
+    for method, title in SST2_METHODS.items():
+        covered = "yes" if rows[method, 3]["labels_covered"] else "no"
+        twin = rows.get((f"twin of {method}", None))
+        lines.append(row(
+            title, covered, *(accuracy(rows[method, e]) for e in EPSILONS),
+            f"{twin['dev_accuracy']:.1f}" if twin else "",
+        ))  # fmt: skip
+    true = (f"{rows[method, e]['true_epsilon']:.1f}" for e in EPSILONS)
+    return [*lines, row("its true ε", "", *true, ""), ""]
+
+
+def sst2_scratch():
+    rows = {(r["method"], r["epsilon"]): r for r in read("sst2_scratch")["rows"]}
+    lines = table(
+        "method, end to end from scratch", "labels covered", *(f"ε = {e}" for e in EPSILONS),
+        "without privacy",
+    )  # fmt: skip
+    lines.append(row("non-private", "", "", "", "", accuracy(rows["non-private", None])))
+    private = (accuracy(rows["DP-SGD end to end", e]) for e in EPSILONS)
+    lines.append(row("DP-SGD, 200 steps of 2,048", "yes", *private, ""))
+    paper = accuracy(rows["the paper's version, end to end (NOT a guarantee)", 3])
+    name = "the paper's version, gradients through the noise"
+    return [*lines, row(name, "no", "", f"{paper}, **no ε at all**", "", ""), ""]
+
+
+def accuracy(found):
+    return with_interval({"mean": found["dev_accuracy"], "half_width": found["interval_95"]}, 1)

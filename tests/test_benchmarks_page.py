@@ -1,0 +1,19 @@
+"""docs/benchmarks.md shows what the JSON in benchmarks/results holds."""
+
+import importlib
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parents[1]
+
+
+def test_no_figure_of_the_tables_was_typed_by_hand(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE / "benchmarks"))
+    render = importlib.import_module("render")
+    for name in ("render", "tables", "tables_transitions"):
+        sys.modules.pop(name, None)
+    page = render.PAGE.read_text()
+    assert render.rendered(page) == page, "run `python benchmarks/render.py`"
+    assert len(render.SECTIONS) >= 5
+    changed = page.replace("| 50 | separate | 1.", "| 50 | separate | 0.")
+    assert changed != page and render.rendered(changed) == page

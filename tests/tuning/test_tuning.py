@@ -1,0 +1,291 @@
+"""Hyper-parameters chosen by their results: the distribution of runs, the charge, the statement."""
+
+import math
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+from dp_accounting import dp_event, rdp
+
+import tfdp
+from tfdp.accounting import LedgerEntry
+from tfdp.accounting.history import ChargeHistory, runs_begun
+from tfdp.accounting.mechanisms import PrivateTraining
+from tfdp.errors import PrivacyError
+from tfdp.tuning import HyperParameters, NumberOfRuns, PrivateMean, tune
+
+DELTA = 1e-3
+RATES = [0.01 * k for k in range(1, 9)]
+
+
+def by_hand(*events):
+    accountant = rdp.RdpAccountant()
+    for event in events:
+        accountant.compose(event)
+    return accountant.get_epsilon(DELTA)
+
+
+def poisson(sigma, q, steps):
+    event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
+    return dp_accounting.SelfComposedDpEvent(event, steps)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Fixes how many runs there are."""
+
+    def fix(number):
+        monkeypatch.setattr(NumberOfRuns, "draw", lambda self: number)
+
+    return fix
+
+
+def trainer(small, trained=None, **kwargs):
+    def train(hp):
+        inner = keras.optimizers.SGD(hp.Choice("learning_rate", RATES))
+        model = small.model(inner=inner, **{"noise_multiplier": 2.0, **kwargs})
+        model.fit(small.poisson(), verbose=0)
+        if trained is not None:
+            trained.append(model)
+        return model
+
+    return train
+
+
+@pytest.mark.parametrize(
+    "mean, shape", [(1.0, 1.0), (8.0, 1.0), (8.0, 0.5), (3.0, 0.0), (20.0, 2.0)]
+)
+def test_the_number_of_runs_has_the_distribution_that_is_accounted_for(mean, shape):
+    number = NumberOfRuns(mean, shape)
+    draws = np.array([number.draw() for _ in range(20_000)])
+    gamma = number.gamma
+    # Papernot and Steinke (2022), definition 1.
+    k = np.arange(1, 2000)
+    if mean == 1:
+        expected = (k == 1).astype(float)
+    elif shape:
+        gammaln = np.vectorize(math.lgamma)
+        log = gammaln(k + shape) - gammaln(k + 1) - math.lgamma(shape)
+        expected = np.exp(log + k * math.log1p(-gamma)) / math.expm1(-shape * math.log(gamma))
+    else:
+        expected = (1 - gamma) ** k / (k * -math.log(gamma))
+    assert expected.sum() == pytest.approx(1, abs=1e-6)
+    assert (k * expected).sum() == pytest.approx(mean, rel=1e-6)
+    # Each of the 15 first probabilities within 5 standard errors: false alarms below 1e-5.
+    for j in range(1, 16):
+        p = expected[j - 1]
+        assert abs((draws == j).mean() - p) <= 5 * math.sqrt(max(p * (1 - p), 1e-12) / 20_000)
+    assert draws.min() >= 1
+
+
+def test_the_statement_is_that_of_dp_accounting_by_hand(small, runs):
+    runs(3)
+    trained = []
+    score = lambda model: -float(np.abs(model.get_weights()[0]).sum())  # noqa: E731
+    best = tune(trainer(small, trained), score, NumberOfRuns(5.0, 0.5))
+    assert len(trained) == 3 and best.model in trained
+    assert best.score == max(map(score, trained))
+    assert best.setting["learning_rate"] in RATES
+    expected = by_hand(dp_event.RepeatAndSelectDpEvent(poisson(2.0, 0.25, 4), 5.0, 0.5))
+    statement = best.model.privacy_statement(DELTA)
+    assert statement.epsilon == pytest.approx(expected, rel=1e-6)
+    assert statement.epsilon > 1.5 * by_hand(poisson(2.0, 0.25, 4))
+    assert best.model.ledger.epsilon(DELTA) == statement.epsilon
+    assert best.model.optimizer.epsilon(DELTA) == statement.epsilon
+    assert any("how many settings" in s for s in statement.not_covered)
+    assert any("public data" in s for s in statement.assumptions)
+    assert statement.unit == "one example" and statement.num_examples == 40
+    text = " ".join(str(statement).split())
+    assert "the best of a random number of runs (5 on average, shape 0.5) of: 4 x Gaussian" in text
+
+
+def test_a_score_on_private_records_is_a_part_of_every_run(small, runs):
+    runs(2)
+    x, y = small.data()
+    values = lambda model: np.argmax(model.predict(x, verbose=0), -1) == y  # noqa: E731
+    score = PrivateMean(values, num_examples=40, noise_multiplier=10.0)
+    best = tune(trainer(small), score, 5.0)
+    run = dp_accounting.ComposedDpEvent(
+        [poisson(2.0, 0.25, 4), dp_accounting.GaussianDpEvent(10.0)]
+    )
+    expected = by_hand(dp_event.RepeatAndSelectDpEvent(run, 5.0, 1.0))
+    assert best.model.privacy_statement(DELTA).epsilon == pytest.approx(expected, rel=1e-6)
+    assert not any("public data" in s for s in best.model.privacy_statement(DELTA).assumptions)
+
+
+def test_steps_after_the_tuning_cost_more_and_files_keep_it(small, runs, tmp_path):
+    runs(2)
+    best = tune(trainer(small), lambda model: 0.0, 5.0)
+    tuned = dp_event.RepeatAndSelectDpEvent(poisson(2.0, 0.25, 4), 5.0, 1.0)
+    best.model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert loaded.ledger.epsilon(DELTA) == pytest.approx(by_hand(tuned), rel=1e-6)
+    best.model.fit(small.poisson(), verbose=0)
+    expected = by_hand(tuned, poisson(2.0, 0.25, 4))
+    assert best.model.privacy_statement(DELTA).epsilon == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind, left", [("poisson", 4), ("shuffled", 2)])
+def test_steps_of_a_run_beyond_those_that_are_paid_for_cost(kind, left):
+    """Poisson steps one by one; a pass over shuffled records that goes on costs anew."""
+    if kind == "poisson":
+        data = tfdp.data.poisson_batches((np.ones(40), np.ones(40)), 10)
+    else:
+        data = tfdp.data.shuffled_epochs((np.ones(40), np.ones(40)), 10)
+    mechanism = PrivateTraining(2.0, 1.0, tfdp.data.sampling_of(data), 40)
+    history = ChargeHistory()
+    with runs_begun() as outer, runs_begun() as begun:
+        name = history.start(mechanism)
+    assert begun == outer == {name}
+    history.count(name, 4)
+    history.charge(LedgerEntry("best", dp_accounting.NoOpDpEvent(), 1, {"covers": {name: 4}}))
+    assert [e.label for e in history.ledger().entries] == ["best"]
+    copy = ChargeHistory()
+    copy.merge_json(history.to_json())
+    for one in (history, copy):
+        one.count(name, 8)
+        assert [(e.label, e.count) for e in one.ledger().entries][1:] == [
+            ("private training", left)
+        ]
+    assert history.start(mechanism) not in begun
+
+
+def test_what_was_charged_before_is_charged_once_beside_it(small, runs, tmp_path):
+    runs(2)
+    encoder = small.base()
+    small.model(encoder, noise_multiplier=4.0).fit(small.poisson(), verbose=0)
+    encoder.save(tmp_path / "encoder.keras")
+
+    def train(hp, encoder=None):
+        if encoder is None:
+            encoder = keras.models.load_model(tmp_path / "encoder.keras")
+        encoder.trainable = False
+        base = keras.Sequential([encoder, keras.layers.Dense(2)])
+        model = small.model(base, noise_multiplier=2.0)
+        model.fit(small.poisson(), verbose=0)
+        return model
+
+    best = tune(train, lambda model: 0.0, 5.0)
+    expected = by_hand(
+        poisson(4.0, 0.25, 4),
+        dp_event.RepeatAndSelectDpEvent(poisson(2.0, 0.25, 4), 5.0, 1.0),
+    )
+    assert best.model.privacy_statement(DELTA).epsilon == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(PrivacyError, match="share layers"):
+        tune(lambda hp: train(hp, encoder), lambda model: 0.0, 5.0)
+
+
+def test_settings_of_different_costs_are_refused(small, runs):
+    runs(2)
+    sigmas = iter([2.0, 2.5])
+
+    def train(hp):
+        return trainer(small, noise_multiplier=next(sigmas))(hp)
+
+    with pytest.raises(PrivacyError, match="`train` must cost the same"):
+        tune(train, lambda model: 0.0)
+
+
+def test_a_release_made_inside_of_the_runs_is_refused(small, runs):
+    runs(2)
+
+    def train(hp):
+        model = trainer(small)(hp)
+        release = tfdp.data.private_frequency(
+            (np.ones((40, 2), int), np.ones((40, 2), int)), epsilon=1.0, num_items=3
+        )
+        model.charge_history.charge(release.entry)
+        return model
+
+    with pytest.raises(PrivacyError, match="releases made before the tuning"):
+        tune(train, lambda model: 0.0)
+
+
+def test_a_run_without_privacy_makes_the_tuning_infinite(small, runs):
+    runs(1)
+
+    def train(hp):
+        model = small.model()
+        model.compile("sgd", loss=small.loss)
+        model.fit(*small.data(), verbose=0)
+        return model
+
+    best = tune(train, lambda model: 0.0)
+    assert best.model.ledger.epsilon(DELTA) == math.inf
+    with pytest.raises(PrivacyError, match="must return the model"):
+        tune(lambda hp: keras.Sequential(), lambda model: 0.0)
+
+
+def test_batches_that_were_cut_off_cost_delta_in_every_run(small, runs):
+    runs(1)
+
+    def train(hp):
+        model = small.model(noise_multiplier=2.0)
+        model.fit(tfdp.data.poisson_batches(small.data(), 10, max_batch_size=24), verbose=0)
+        return model
+
+    best = tune(train, lambda model: 0.0, 5.0)
+    (one,) = best.model.charge_history.ledger_of(*best.entry.details["covers"]).entries
+    assert one.overflow_probability > 0
+    expected = 5.0 * one.count * one.overflow_probability
+    assert best.entry.overflow_probability == pytest.approx(expected)
+    assert best.model.privacy_statement(DELTA).overflow_delta > 0
+
+
+def test_a_score_that_is_no_number_never_wins(small, runs):
+    runs(3)
+    scores = iter([math.nan, 1.0, math.nan])
+    assert tune(trainer(small), lambda model: next(scores)).score == 1.0
+
+
+def test_the_noise_of_a_private_mean_is_what_is_charged():
+    score = PrivateMean(lambda m: np.array([5.0, -1.0, np.nan, 0.5]), num_examples=4,
+                        noise_multiplier=3.0, bound=2.0)  # fmt: skip
+    draws = np.array([score(None) for _ in range(2000)])
+    stddev = 3.0 * 2.0 / 4
+    # Five standard errors each: a false alarm in less than 1 of 1e5 runs.
+    assert abs(draws.mean() - (2.0 + 0.5) / 4) < 5 * stddev / math.sqrt(2000)
+    assert abs(draws.std() / stddev - 1) < 5 / math.sqrt(4000)
+    assert score.event == dp_accounting.GaussianDpEvent(3.0)
+
+
+def test_settings_are_drawn_uniformly_and_once():
+    hp = HyperParameters()
+    assert hp.Int("a", 1, 9, step=4) == hp.get("a") == hp.Int("a", 1, 9, step=4)
+    drawn = [HyperParameters().Int("a", 1, 9, step=4) for _ in range(3000)]
+    assert set(drawn) == {1, 5, 9}
+    # chi2(2) exceeds 25 with probability 4e-6
+    assert sum((drawn.count(v) - 1000) ** 2 / 1000 for v in (1, 5, 9)) < 25
+    logs = [math.log10(HyperParameters().Float("f", 1e-4, 1e-2, "log")) for _ in range(3000)]
+    assert min(logs) >= -4 - 1e-9 and max(logs) <= -2 + 1e-9
+    assert abs(np.mean(logs) + 3) < 5 * (2 / math.sqrt(12)) / math.sqrt(3000)
+    assert HyperParameters().Boolean("b") in (False, True)
+    assert HyperParameters().Fixed("c", 3) == 3
+
+
+@pytest.mark.parametrize(
+    "call, named",
+    [
+        (lambda: NumberOfRuns(0.5), "mean"),
+        (lambda: NumberOfRuns(math.inf), "mean"),
+        (lambda: NumberOfRuns(True), "mean"),
+        (lambda: NumberOfRuns(3, -1), "shape"),
+        (lambda: PrivateMean(3, num_examples=1, noise_multiplier=1), "values"),
+        (lambda: PrivateMean(len, num_examples=0, noise_multiplier=1), "num_examples"),
+        (lambda: PrivateMean(len, num_examples=1, noise_multiplier=0), "noise_multiplier"),
+        (lambda: PrivateMean(len, num_examples=1, noise_multiplier=1, bound=0), "bound"),
+        (lambda: PrivateMean(lambda m: [[1]], num_examples=1, noise_multiplier=1)(0), "values"),
+        (lambda: HyperParameters().Choice("a", []), "values"),
+        (lambda: HyperParameters().Float("a", 2, 1), "min_value"),
+        (lambda: HyperParameters().Float("a", 0, 1, "log"), "min_value"),
+        (lambda: HyperParameters().Float("a", 0, 1, "cube"), "sampling"),
+        (lambda: HyperParameters().Int("a", 0.5, 1), "min_value"),
+        (lambda: tune(3, len), "train"),
+        (lambda: tune(len, 3), "score"),
+        (lambda: tune(len, len, 0), "mean"),
+    ],
+)
+def test_bad_arguments_are_named(call, named):
+    with pytest.raises(ValueError, match=f"`{named}`"):
+        call()

@@ -1,0 +1,8 @@
+"""Hyper-parameters chosen by their results, with the choice accounted for."""
+
+from tfdp.tuning.hyper_parameters import HyperParameters
+from tfdp.tuning.number_of_runs import NumberOfRuns
+from tfdp.tuning.private_mean import PrivateMean
+from tfdp.tuning.tune import TuningResult, tune
+
+__all__ = ["HyperParameters", "NumberOfRuns", "PrivateMean", "TuningResult", "tune"]

@@ -1,0 +1,81 @@
+"""How many settings are tried: a random number, which is what makes the choice cheap."""
+
+import dataclasses
+import math
+import secrets
+
+from dp_accounting import dp_event
+
+from tfdp import _validate
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberOfRuns:
+    """Truncated negative binomial distribution of the number of runs.
+
+    Formal guarantees: trying a random number of settings, each drawn at random, and releasing only
+    the best result costs a small multiple of one run, whatever the mean (Papernot and Steinke 2022,
+    "Hyperparameter tuning with Rényi differential privacy", theorem 2). A number that is fixed
+    costs that number of runs. The number drawn must stay secret: it is no part of what is released.
+
+    Args:
+        mean: expected number of runs, at least 1.
+        shape: η ≥ 0. 1 is the geometric distribution, 0 the logarithmic one; a smaller one costs
+            less, and has a longer tail: few runs mostly, very many now and then.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    mean: float
+    shape: float = 1.0
+
+    def __post_init__(self):
+        if not (_validate.is_number(self.mean) and 1 <= self.mean < math.inf):
+            raise ValueError(
+                f"Argument `mean` must be a number of at least 1. Received: mean={self.mean!r}"
+            )
+        _validate.not_negative("shape", self.shape)
+
+    @property
+    def gamma(self):
+        """The parameter γ in (0, 1] that gives the mean; 1 if there is always one run."""
+        if self.mean == 1:
+            return 1.0
+        low, high = -745.0, 0.0  # of log γ; the mean falls with γ
+        for _ in range(200):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if _mean(middle, self.shape) > self.mean else (low, middle)
+        return math.exp(0.5 * (low + high))
+
+    def event(self, event):
+        """What the best of these runs costs, if one run costs `event`; a `DpEvent`."""
+        if self.mean == 1:
+            return event
+        return dp_event.RepeatAndSelectDpEvent(event, float(self.mean), float(self.shape))
+
+    def draw(self):
+        """A number of runs, at least 1, from the operating system's entropy."""
+        uniform = (secrets.randbits(64) + 0.5) / 2**64
+        gamma, shape = self.gamma, self.shape
+        if gamma == 1:
+            return 1
+        # f(1), and f(k + 1)/f(k) = (1 - γ)(k + η)/(k + 1)
+        if shape:
+            probability = (1 - gamma) * shape / math.expm1(-shape * math.log(gamma))
+        else:
+            probability = (1 - gamma) / -math.log(gamma)
+        number, below = 1, probability
+        while below < uniform and probability > 0:
+            probability *= (1 - gamma) * (number + shape) / (number + 1)
+            number += 1
+            below += probability
+        return number
+
+
+def _mean(log_gamma, shape):
+    odds = math.expm1(-log_gamma) if log_gamma > -700 else math.inf
+    if shape == 0:
+        return odds / -log_gamma if log_gamma else 1.0
+    truncated = -math.expm1(shape * log_gamma)
+    return shape * odds / truncated if truncated else 1.0

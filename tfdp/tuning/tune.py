@@ -1,0 +1,179 @@
+"""The best of a random number of runs, and what that costs."""
+
+import dataclasses
+import math
+import secrets
+from typing import Any
+
+from tfdp.accounting import LedgerEntry
+from tfdp.accounting.composition import compose
+from tfdp.accounting.history import runs_begun
+from tfdp.accounting.ledger import Ledger
+from tfdp.errors import PrivacyError
+from tfdp.tuning.hyper_parameters import HyperParameters
+from tfdp.tuning.number_of_runs import NumberOfRuns
+from tfdp.tuning.private_mean import PrivateMean
+
+_PUBLIC_SCORE = "the scores by which settings were chosen were computed from public data alone"
+_SECRET = (
+    "how many settings were tried, and the results of all but the best: do not publish them, nor "
+    "the other models"
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TuningResult:
+    """What may be released of a tuning.
+
+    Attributes:
+        model: the trained model with the highest score; its statement carries the tuning.
+        setting: dict of its hyper-parameters.
+        score: its score.
+        entry: the `LedgerEntry` of the tuning, charged to the model.
+    """
+
+    model: Any = dataclasses.field(repr=False)
+    setting: dict
+    score: float
+    entry: LedgerEntry
+
+
+def tune(train, score, number_of_runs=8.0):
+    """Trains with settings drawn at random, a random number of times, and keeps the best.
+
+    Formal guarantees: with K runs of one cost, K drawn from `NumberOfRuns` and every setting from
+    one distribution, the best (setting, score, model) is as private as dp_accounting's
+    `RepeatAndSelectDpEvent` says. Runs of different costs are refused: which settings were drawn
+    does not depend on the data, so that given their common cost the result costs what is stated.
+    What a run costs is read from its model; what was charged before (a release that the runs
+    share, a private encoder) is charged once beside it.
+
+    Args:
+        train: function from a `HyperParameters` to a model that it built and trained. All settings
+            must cost the same: the same noise multiplier, or budget, batch size and steps.
+        score: function from a model to a number, the higher the better. A `PrivateMean` is a
+            release, and its cost a part of each run's. Any other function is taken to use public
+            data only; the statement says so.
+        number_of_runs: a `NumberOfRuns`, or its mean.
+
+    Returns:
+        A `TuningResult`.
+
+    Raises:
+        PrivacyError: if runs cost different amounts or share trained layers, or a model is not a
+            private one.
+        ValueError: if an argument is out of range.
+
+    Example: eight learning rates, ten runs on average.
+
+        def train(hp):
+            model = tfdp.make_private(build())
+            model.compile(tfdp.optimizers.DPOptimizer(
+                keras.optimizers.Adam(hp.Choice("learning_rate", rates)), noise_multiplier=2.0,
+                num_examples=n, expected_batch_size=512), loss=loss)
+            model.fit(tfdp.data.poisson_batches((x, y), expected_batch_size=512), epochs=10)
+            return model
+
+        best = tfdp.tuning.tune(train, score, number_of_runs=10)
+        print(best.model.privacy_statement())
+    """
+    if not isinstance(number_of_runs, NumberOfRuns):
+        number_of_runs = NumberOfRuns(number_of_runs)
+    for name, function in (("train", train), ("score", score)):
+        if not callable(function):
+            raise ValueError(f"Argument `{name}` must be a function. Received: {function!r}")
+    cost = best = None
+    earlier = set()
+    for _ in range(number_of_runs.draw()):
+        run = _run(train, score, earlier)
+        earlier |= set(run.steps)
+        if cost is not None and run.cost != cost:
+            raise PrivacyError(
+                "Argument `train` must cost the same with every setting: the same noise multiplier "
+                "or budget, batch size and number of steps, and releases made before the tuning. "
+                f"Received: settings that cost {cost} and {run.cost}"
+            )
+        cost = run.cost
+        if best is None or run.score > best.score:
+            best = run
+    entry = _entry(best, score, number_of_runs)
+    best.model.charge_history.charge(entry)
+    return TuningResult(best.model, best.setting, best.score, entry)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """One trained model; `cost` is what two runs must agree on."""
+
+    model: Any
+    setting: dict
+    score: float
+    charged: Ledger
+    steps: dict
+    cost: tuple
+
+
+def _run(train, score, earlier):
+    hyper_parameters = HyperParameters()
+    with runs_begun() as begun:
+        model = train(hyper_parameters)
+    history = getattr(model, "charge_history", None)
+    if history is None:
+        raise PrivacyError(
+            "Argument `train` must return the model that it trained, a tfdp.make_private model or "
+            f"one of tfdp.models. Received: {model!r}"
+        )
+    model.join_histories()
+    if history.steps_of(earlier):
+        # One history could not tell the best model, which is paid for, from the others.
+        raise PrivacyError(
+            "Argument `train` must build every model anew: two runs share layers that hold a "
+            "history of charges. Load such layers from their file inside of `train`."
+        )
+    steps = history.steps_of(begun)
+    charged = Ledger()
+    for name in steps:
+        charged.merge(history.ledger_of(name))
+    value = float(score(model))
+    beside = tuple(_without_run(e) for e in history.ledger_without(steps).entries)
+    cost = (tuple(_without_run(entry) for entry in charged.entries), beside)
+    # A score that is no number must not win, nor hide the others.
+    value = -math.inf if math.isnan(value) else value
+    return _Run(model, dict(hyper_parameters.values), value, charged, steps, cost)
+
+
+def _without_run(entry):
+    """What an entry says of its cost, comparable between runs."""
+    release = entry.details.get("release")
+    return entry.event, entry.count, entry.overflow_probability, entry.adjacency, release
+
+
+def _entry(run, score, number_of_runs):
+    entries = run.charged.entries
+    events = [(entry.event, entry.count) for entry in entries]
+    details = {
+        "kind": "tuning",
+        "mean_runs": float(number_of_runs.mean),
+        "shape": float(number_of_runs.shape),
+        "covers": run.steps,
+        "one_run": [entry.to_dict() for entry in entries],
+        "release": secrets.token_hex(8),
+        "not_covered": [_SECRET],
+    }
+    if isinstance(score, PrivateMean):
+        events.append((score.event, 1))
+    else:
+        details["assumptions"] = [_PUBLIC_SCORE]
+    if run.charged.num_examples is not None:
+        details["num_examples"] = run.charged.num_examples
+    units = {entry.details["unit"] for entry in entries if "unit" in entry.details}
+    if len(units) == 1:
+        (details["unit"],) = units
+    if run.charged.adjacency != "add_or_remove_one":
+        details["adjacency"] = run.charged.adjacency
+    # A batch that is cut off in any of the runs: at most so often, on average.
+    overflow = number_of_runs.mean * math.fsum(e.count * e.overflow_probability for e in entries)
+    if overflow:
+        details["overflow_probability"] = min(overflow, 1.0)
+    event = number_of_runs.event(compose(events))
+    return LedgerEntry("best of a random number of trainings", event, 1, details)
