@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping.contributions import Layout, OuterProduct, PerExampleGradients, flatten_time
+from tfdp.clipping.cost import LARGEST_PER_EXAMPLE
 from tfdp.clipping.patches import patches, shifted
 from tfdp.clipping.registry import register_rule
 from tfdp.clipping.rules.dense import KernelAndBias
@@ -26,13 +27,36 @@ class _Convolution(KernelAndBias):
         return layer.data_format == "channels_last"
 
 
-@register_rule(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+@register_rule(keras.layers.Conv1D, keras.layers.Conv2D)
 class ConvolutionRule(_Convolution):
     def kernel_contribution(self, layer, inputs, s):
         left = flatten_time(patches(inputs, *_geometry(layer)), 1)
         if layer.groups > 1:
             return _of_groups(layer, left, s)
         return OuterProduct(left, flatten_time(s, 1), _layout(layer))
+
+
+@register_rule(keras.layers.Conv3D)
+class VolumeRule(ConvolutionRule):
+    """Patches would be many times as large as the inputs: small kernels' gradients are formed."""
+
+    def kernel_contribution(self, layer, inputs, s):
+        large = math.prod(layer.kernel.shape) > LARGEST_PER_EXAMPLE
+        if large or layer.groups > 1 or set(layer.dilation_rate) != {1}:
+            return super().kernel_contribution(layer, inputs, s)
+
+        def of_example(pair):
+            return tf.raw_ops.Conv3DBackpropFilterV2(
+                input=pair[0][tf.newaxis],
+                filter_sizes=layer.kernel.shape,
+                out_backprop=pair[1][tf.newaxis],
+                strides=[1, *layer.strides, 1],
+                padding=layer.padding.upper(),
+            )
+
+        pairs = tf.cast(inputs, tf.float32), tf.cast(s, tf.float32)
+        signature = tf.TensorSpec(layer.kernel.shape, tf.float32)
+        return PerExampleGradients(tf.map_fn(of_example, pairs, fn_output_signature=signature))
 
 
 def _of_groups(layer, left, s):
