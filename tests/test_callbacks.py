@@ -52,6 +52,18 @@ def test_stops_before_the_limit_and_not_a_step_earlier():
     assert model.ledger.epsilon(1e-3) <= limit
 
 
+def test_no_other_callback_takes_training_beyond_the_limit():
+    class GoOn(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = False
+
+    model = private_model()
+    limit = model.optimizer.epsilon_after(3, 1e-3) * (1 + 1e-9)
+    meter = tfdp.callbacks.PrivacyMeter(delta=1e-3, max_epsilon=limit)
+    model.fit(batches(), epochs=2, verbose=0, callbacks=[meter, GoOn()])
+    assert model.optimizer.steps_taken == 3
+
+
 def test_a_limit_that_is_spent_is_refused():
     model = private_model()
     model.fit(batches(), epochs=2, verbose=0)

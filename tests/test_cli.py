@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tfdp import cli
-from tfdp.accounting import PrivacyBudget, calibrate_noise_multiplier, epsilon
+from tfdp.accounting import PrivacyBudget, budget_table, calibrate_noise_multiplier, epsilon
 from tfdp.accounting.composition import compose
 from tfdp.accounting.composition import training_event as step
 
@@ -34,6 +34,16 @@ def test_noise_multipliers_become_epsilons(capsys, accountant, adjacency):
     assert cli.main(["budget", "--noise-multiplier", "1.5", *_COMMON, *options]) == 0
     expected = epsilon(compose([(step(1.5, 0.05), 60)]), 1e-4, accountant, adjacency)
     assert _rows(capsys.readouterr().out)[0] == (pytest.approx(expected, abs=1e-4), 1.5)
+
+
+def test_no_figure_is_rounded_down():
+    plan = budget_table.TrainingPlan.of(
+        num_examples=2000, batch_size=100, steps=60, epochs=None, delta=1e-4,
+        accountant="pld", adjacency="add_or_remove_one",
+    )  # fmt: skip
+    exact = (1.00001, 0.5000001)
+    (printed,) = _rows(plan.format([exact]))
+    assert printed == (1.0001, 0.500001)
 
 
 def test_a_plot_is_written(tmp_path, capsys):

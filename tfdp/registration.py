@@ -4,7 +4,7 @@ import importlib
 
 import keras
 
-from tfdp.training import keras_files
+from tfdp.training import initial_values, keras_files
 
 #: Every class that tfdp registers with Keras, and where it lives.
 CLASSES = {
@@ -43,6 +43,7 @@ CLASSES = {
 def register():
     """Registers a stand-in for each class; importing the class replaces it."""
     keras_files.install()
+    initial_values.install()
     known = keras.saving.get_custom_objects()
     for name in CLASSES:
         known.setdefault(f"tfdp>{name}", _stand_in(name))

@@ -57,3 +57,10 @@ def test_small_deltas_are_not_below_the_exact_composition(steps, delta):
     assert by == ("rdp" if steps == 20_000 and delta < 1e-6 or delta == 1e-12 else "pld")
     assert epsilon(event, delta, "pld") >= exact * (1 - 1e-6)
     assert epsilon(event, delta, by) >= exact * (1 - 1e-6)
+
+
+def test_pld_states_no_epsilon_at_a_delta_below_its_rounding():
+    """2,000 compositions may be wrong by 2,016 · 2^-52 = 4.5e-13."""
+    sampled = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(2.0))
+    event = dp_accounting.SelfComposedDpEvent(sampled, 2000)
+    assert epsilon(event, 4e-13, "pld") == math.inf > epsilon(event, 5e-13, "pld")

@@ -69,6 +69,41 @@ def test_steps_of_a_counter_that_nobody_else_holds_still_cost():
     assert gone() is not None and history.runs == [(_training(), 5)]
 
 
+def test_steps_of_a_counter_are_read_wherever_its_history_went():
+    class Counter:
+        def __init__(self, history):
+            self.history, self.run = history, history.start(_training())
+            history.attach(self)
+
+        def flush(self):
+            self.history.count(self.run, 5)
+
+    first, second, third = ChargeHistory(), ChargeHistory(), ChargeHistory()
+    for history in (first, second):
+        Counter(history)
+    third.join(second)
+    first.join(third)
+    Counter(second)  # of who holds an older name of the history
+    for history in (first, second, third):
+        assert sum(steps for _, steps in history.runs) == 15
+
+
+def test_the_later_of_two_copies_counts():
+    history, copy = ChargeHistory(), ChargeHistory()
+    run = history.start(_training())
+    history.count(run, 5)
+    copy.merge_json(history.to_json())
+    history.count(run, 9)
+    copy.merge_json(history.to_json())
+    assert copy.runs == [(_training(), 9)]
+
+
+def test_steps_on_batches_that_hold_a_record_twice_have_no_charge():
+    mechanism = _training(Sampling("microbatches", 1000, 20, microbatches=2))
+    with pytest.raises(ValueError, match="record twice"):
+        mechanism.entries(3, "run")
+
+
 def test_copies_cost_once_and_counts_never_fall():
     history = ChargeHistory()
     run = history.start(_training())
@@ -90,6 +125,30 @@ def test_equal_releases_cost_once_and_others_each():
     for name in ("a", "a", "b"):
         history.charge(LedgerEntry("x", dp_accounting.GaussianDpEvent(2.0), 1, {"release": name}))
     assert sum(e.count for e in history.ledger().entries) == 2
+
+
+def test_releases_go_where_their_history_goes():
+    releases = [LedgerEntry(name, dp_accounting.GaussianDpEvent(2.0)) for name in "abc"]
+    first, second, third = ChargeHistory(), ChargeHistory(), ChargeHistory()
+    for history, release in zip((first, second, third), releases, strict=True):
+        history.charge(release)
+    first.join(second)
+    second.merge_json(third.to_json())
+    for history in (first, second):
+        assert {e.label for e in history.ledger().entries} == {"a", "b", "c"}
+
+
+def test_what_is_charged_beside_a_run_is_everything_but_its_steps():
+    history = ChargeHistory()
+    run, other = (history.start(_training()) for _ in range(2))
+    seen = [history.charges_beside(run)]
+    history.count(run, 5)
+    assert history.charges_beside(run) == seen[0]
+    history.count(other, 1)
+    seen.append(history.charges_beside(run))
+    history.charge(LedgerEntry("x", dp_accounting.GaussianDpEvent(2.0)))
+    seen.append(history.charges_beside(run))
+    assert seen[0] < seen[1] < seen[2]
 
 
 def test_looking_ahead_goes_on_with_the_pass_of_the_run():

@@ -120,6 +120,8 @@ def test_cut_off_batches_are_charged():
     assert spent > 0 and statement.overflow_delta == pytest.approx(spent)
     assert statement.epsilon == _ledger(sampling).epsilon(_DELTA) > _state().epsilon
     assert "holds at most 100 records" in _text(statement)
+    others = _sampling(), _sampling(max_batch_size=_N), _sampling("shuffled")
+    assert "holds at most 100 records" in _text(_state(*others, sampling))
 
 
 def test_assumptions_gaps_and_fixed_seeds_are_said():

@@ -269,6 +269,21 @@ def test_plain_keras_reads_the_files_of_an_inner_model(small, tmp_path):
     assert float(shown) == pytest.approx(float(np.abs(model.get_weights()[0]).sum()), rel=1e-6)
 
 
+def test_add_weight_makes_what_keras_would_make():
+    """Wrapped, to remember initializers; by their names they give the same values at each call."""
+    layer = keras.layers.Layer()
+    for given in ({"initializer": "he_normal"}, {"initializer": "zeros"}, {}, {"dtype": "int32"}):
+        keras.utils.set_random_seed(1)
+        made = layer.add_weight(shape=(3, 2), **given)
+        keras.utils.set_random_seed(1)
+        expected = layer.add_weight.__wrapped__(layer, shape=(3, 2), **given)
+        assert made.dtype == expected.dtype
+        np.testing.assert_array_equal(made, expected)
+        if made.dtype == "float32":
+            again = vars(made)["_tfdp_initializer"]((3, 2))
+            np.testing.assert_array_equal(made, again)
+
+
 def test_tapes_record_inside_of_init_scope():
     def derivative():
         x = tf.constant(3.0)

@@ -28,6 +28,7 @@ ROOMS = (
     "training",
     "models",
     "tuning",
+    "audit",
     "serving",
     "callbacks",
     "metrics",

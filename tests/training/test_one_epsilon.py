@@ -1,45 +1,18 @@
 """One ε: the optimizer, the meter, the ledger, the budget and the statement say the same."""
 
-import gc
 import math
 import warnings
 
-import dp_accounting
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from dp_accounting import pld
+from epsilon_by_hand import DELTA, N, assert_one, by_hand, poisson
 
 import tfdp
-from tfdp.accounting import LedgerEntry
 from tfdp.accounting.gaussian import gaussian_epsilon
 from tfdp.errors import BudgetError, PrivacyError
-
-DELTA = 1e-3
-N = 40
-
-
-def poisson(sigma, q, steps):
-    event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
-    return dp_accounting.SelfComposedDpEvent(event, steps)
-
-
-def by_hand(*events):
-    accountant = pld.PLDAccountant()
-    for event in events:
-        accountant.compose(event)
-    return accountant.get_epsilon(DELTA)
-
-
-def assert_one(model, expected, rel=1e-6):
-    """Everything that states an ε states this one."""
-    statement = model.privacy_statement(DELTA)
-    assert statement.epsilon == pytest.approx(expected, rel=rel)
-    assert model.ledger.epsilon(DELTA) == statement.epsilon
-    if isinstance(model.optimizer, tfdp.optimizers.DPOptimizer):
-        assert model.optimizer.epsilon(DELTA) == statement.epsilon
-        assert model.optimizer.ledger == model.ledger
 
 
 class Meter(tfdp.callbacks.PrivacyMeter):
@@ -116,45 +89,6 @@ def test_single_batches_end_with_the_budget(small):
     assert steps == 3 and model.ledger.epsilon(DELTA) <= 3.0
 
 
-@pytest.mark.parametrize("then", ["private", "plain", "wrapper dropped"])
-def test_charges_outlive_what_charged_them(small, then):
-    base = small.base()
-    model = small.model(base)
-    x, y = small.data()
-    for _ in range(5):
-        model.train_on_batch(x[:10], y[:10])
-    if then == "wrapper dropped":
-        layer = base.layers[0]
-        del model, base
-        gc.collect()
-        model = small.model(keras.Sequential([keras.Input((3,)), layer]))
-    else:
-        model.compile(small.optimizer() if then == "private" else "sgd", loss=small.loss)
-    gc.collect()
-    assert model.ledger.epsilon(DELTA) == math.inf
-    assert model.privacy_statement(DELTA).epsilon == math.inf
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_model_that_its_first_batch_builds_keeps_its_ledger(small, plain):
-    """An encoder trained there, then frozen and reused, brings what it cost."""
-    encoder = keras.layers.Dense(4)
-    first = tfdp.make_private(keras.Sequential([encoder, keras.layers.Dense(2)]))
-    optimizer = "sgd" if plain else small.optimizer(noise_multiplier=0.5)
-    first.compile(optimizer, loss=small.loss)
-    first.fit(*small.data(), batch_size=10, verbose=0) if plain else first.fit(
-        small.poisson(), epochs=2, verbose=0
-    )
-    assert first.ledger.entries
-    encoder.trainable = False
-    second = small.model(keras.Sequential([encoder, keras.layers.Dense(2)]))
-    del first
-    gc.collect()
-    second.fit(small.poisson(), verbose=0)
-    expected = by_hand(poisson(0.5, 0.25, 8), poisson(1.0, 0.25, 4))
-    assert_one(second, math.inf if plain else expected)
-
-
 def test_reading_charges_nothing_and_everyone_reads_the_same(small):
     base = small.base()
     model = small.model(base)
@@ -168,93 +102,6 @@ def test_reading_charges_nothing_and_everyone_reads_the_same(small):
     meter = Meter()
     model.fit(small.poisson(), verbose=0, callbacks=[meter])
     assert {shown for shown, _ in meter.shown} == {math.inf}
-
-
-def test_weights_from_elsewhere_are_mentioned(small):
-    def mentioned(model):
-        return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
-
-    model = small.model()
-    model.fit(small.poisson(), verbose=0)
-    assert not mentioned(model)  # initial values, and what was charged
-    model.fit(small.poisson(), verbose=0)
-    assert not mentioned(model)
-    copy = keras.models.clone_model(model.model)
-    copy.set_weights(model.get_weights()[:2])
-    other = small.model(copy)
-    other.fit(small.poisson(), verbose=0)
-    assert mentioned(other)
-    other.fit(small.poisson(), verbose=0)
-    assert mentioned(other)  # it belongs to the run
-    other.compile(small.optimizer(), loss=small.loss)
-    assert mentioned(other)
-    model.layers[0].set_weights([w + 1 for w in model.layers[0].get_weights()])
-    assert mentioned(model)
-
-    base = small.base()
-    with tf.GradientTape() as tape:  # a loop of the user's own
-        loss = tf.reduce_mean(base(small.data()[0]) ** 2)
-    kernel = base.trainable_variables[0]
-    kernel.assign_sub(tape.gradient(loss, kernel.value))
-    model = small.model(base)
-    model.fit(small.poisson(), verbose=0)
-    assert mentioned(model)
-
-
-def test_files_know_which_weights_they_account_for(small, tmp_path):
-    model = small.model()
-    model.fit(small.poisson(), verbose=0)
-    model.save(tmp_path / "m.keras")
-    other = keras.models.load_model(tmp_path / "m.keras")
-    assert other.ledger == model.ledger
-    for loaded in (other, small.model()):
-        if loaded is not other:
-            model.save_weights(tmp_path / "m.weights.h5")
-            loaded.load_weights(tmp_path / "m.weights.h5")
-        loaded.fit(small.poisson(), verbose=0)
-        assumptions = loaded.privacy_statement(DELTA).assumptions
-        assert not any("elsewhere" in s for s in assumptions), assumptions
-
-
-def test_a_step_of_a_subclass_is_counted(small):
-    class Own(tfdp.models.DPModel):
-        def __init__(self, private):
-            super().__init__()
-            self.dense, self.private = keras.layers.Dense(2), private
-
-        def call(self, x):
-            return self.dense(x)
-
-        def train_step(self, data):
-            if self.private:
-                return super().train_step(data)
-            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(self(x, training=True)))
-            kernel = self.dense.kernel
-            kernel.assign_sub(0.1 * tape.gradient(loss, kernel.value))
-            return {"loss": loss}
-
-    for private in (True, False):
-        model = Own(private)
-        model.compile(small.optimizer(), loss=small.loss)
-        model.fit(small.poisson(), verbose=0)
-        expected = by_hand(poisson(1.0, 0.25, 4)) if private else math.inf
-        assert_one(model, expected)
-        assert any("train_step" in s for s in model.privacy_statement(DELTA).assumptions)
-
-
-def test_what_a_run_did_is_not_lost_by_compile_or_load(small, tmp_path):
-    model = small.model(seed=3)
-    data = small.poisson().map(lambda x, y, w: (x, y, w))
-    model.fit(data, verbose=0, callbacks=[keras.callbacks.EarlyStopping("loss")])
-    model.compile(small.optimizer(), loss=small.loss)
-    model.fit(small.poisson(), verbose=0)
-    model.save(tmp_path / "m.keras")
-    for candidate in (model, keras.models.load_model(tmp_path / "m.keras")):
-        text = " ".join(str(candidate.privacy_statement(DELTA)).split())
-        assert "EarlyStopping" in text and "what `map` did" in text
-        assert "fixed seed 3" in text and "not a private one" in text
 
 
 def test_delta_is_checked_against_the_largest_data_ever_trained_on(small):
@@ -349,51 +196,6 @@ def test_each_epoch_of_data_of_unknown_length_may_be_a_pass(small, declared_firs
     assert_one(model, gaussian_epsilon(4.0, DELTA, 5), rel=1e-4)
 
 
-def test_two_releases_cost_twice_even_if_they_are_equal(small, monkeypatch):
-    data = tfdp.data.synthetic_sequences(num_users=50, num_items=6, min_length=3, max_length=4)
-    one, other = (tfdp.data.private_frequency(data.train, epsilon=1.0) for _ in range(2))
-    object.__setattr__(other, "probabilities", one.probabilities)
-    ledger = tfdp.accounting.history.ChargeHistory()
-    for release in (one, one, other):
-        ledger.charge(release.entry)
-    assert sum(e.count for e in ledger.ledger().entries) == 2
-    h = np.ones((N, 2), np.float32)
-    entries = [tfdp.data.release_once(h, np.zeros(N, int), 1.0, 2.0).entry for _ in range(2)]
-    assert entries[0] != entries[1]
-
-
-def test_what_was_made_from_a_release_carries_its_charge():
-    data = tfdp.data.synthetic_sequences(num_users=60, num_items=8, min_length=3, max_length=4)
-    release = tfdp.data.private_frequency(data.train, epsilon=1.0)
-    items = tfdp.data.FrequentItems(release, k=3)
-    model = tfdp.models.SequenceBaseline(items.num_items, 4, dim=4)
-    model.compile(
-        tfdp.optimizers.DPOptimizer(
-            "sgd", noise_multiplier=1.0, num_examples=60, expected_batch_size=20
-        )
-    )
-    model.fit(tfdp.data.poisson_batches(items.encode(data.train), 20), verbose=0)
-    assert {e.label for e in model.ledger.entries} == {"item frequencies", "private training"}
-    assert_one(model, by_hand(release.event, poisson(1.0, 1 / 3, 3)))
-
-
-def test_a_release_about_other_records_is_refused():
-    ids = np.random.default_rng(0).integers(0, 20, 200)
-    fest = tfdp.selection.FEST(k=5, epsilon=1.0)
-    fest.adapt({"table": ids}, {"table": 20})
-    table = tfdp.layers.SparseEmbedding(20, 2, name="table")
-    inner = keras.Sequential([keras.Input((1,), dtype="int32"), table, keras.layers.Flatten()])
-    model = tfdp.make_private(inner)
-    with pytest.raises(PrivacyError, match="num_examples=200"):
-        model.compile(
-            tfdp.optimizers.DPOptimizer(
-                "sgd", noise_multiplier=1.0, num_examples=20, expected_batch_size=5,
-                selection=fest, embedding_optimizer=tfdp.optimizers.RowSGD(0.1),
-            ),
-            loss="mse",
-        )  # fmt: skip
-
-
 def test_cut_off_batches_cost_the_same_delta_everywhere(small):
     batches = small.poisson(max_batch_size=24)
     probability = tfdp.data.sampling_of(batches).overflow_probability
@@ -410,119 +212,12 @@ def test_cut_off_batches_cost_the_same_delta_everywhere(small):
 
 def test_a_budget_covers_batches_that_are_cut_off(small):
     model = small.model(budget=tfdp.PrivacyBudget(3.0, DELTA), steps=8)
-    model.fit(small.poisson(max_batch_size=24), epochs=5, verbose=0)
+    history = model.fit(small.poisson(max_batch_size=24), epochs=5, verbose=0)
+    assert history.epoch == [0, 1]  # not a batch more, that would train nothing
     assert 2.97 < model.ledger.epsilon(DELTA) <= 3.0
     model = small.model(budget=tfdp.PrivacyBudget(3.0, DELTA), steps=8)
     with pytest.raises(BudgetError, match="max_batch_size"):
         model.fit(small.poisson(max_batch_size=11), verbose=0)
-
-
-class Random:
-    """A random life of some weights, and what it cost, composed by hand."""
-
-    def __init__(self, small, seed):
-        self.small = small
-        self.choose = np.random.default_rng(seed)
-        self.events, self.unamplified = [], 0.0
-        self.infinite = False
-        self.deferred = bool(self.choose.integers(2))
-        layers = [keras.layers.Dense(4), keras.layers.Dense(2)]
-        if not self.deferred:
-            layers.insert(0, keras.Input((3,)))
-        self.model = tfdp.make_private(keras.Sequential(layers))
-        self.compile()
-
-    def compile(self):
-        self.sigma = float(self.choose.choice([1.0, 2.0, 4.0]))
-        self.model.compile(
-            self.small.optimizer(noise_multiplier=self.sigma), loss=self.small.loss,
-            run_eagerly=True,
-        )  # fmt: skip
-
-    def poisson_fit(self, **kwargs):
-        epochs = int(self.choose.integers(1, 3))
-        self.model.fit(self.small.poisson(**kwargs), epochs=epochs, verbose=0)
-        self.events.append(poisson(self.sigma, 0.25, 4 * epochs))
-
-    def shuffled_fit(self):
-        epochs = int(self.choose.integers(1, 3))
-        self.model.fit(*self.small.data(), batch_size=10, epochs=epochs, verbose=0)
-        self.unamplified += epochs / self.sigma**2
-
-    def unknown_step(self):
-        if self.choose.random() < 0.8:
-            return
-        x, y = self.small.data()
-        self.model.train_on_batch(x[:5], y[:5])
-        self.infinite = True
-
-    def release(self):
-        sigma = float(self.choose.choice([3.0, 5.0]))
-        entry = LedgerEntry("release", dp_accounting.GaussianDpEvent(sigma), 1,
-                            {"release": str(self.choose.integers(1 << 60))})  # fmt: skip
-        releases = getattr(self.model, "privacy_releases", [])
-        self.model.privacy_releases = [*releases, entry]
-        self.unamplified += sigma**-2
-        self.model.charge_releases()
-
-    def recompile(self):
-        self.compile()
-        gc.collect()
-
-    def reload(self, folder):
-        if not self.model.built:
-            return
-        self.model.save(folder / "m.keras")
-        releases = getattr(self.model, "privacy_releases", [])
-        self.model = keras.models.load_model(folder / "m.keras")
-        self.model.privacy_releases = releases
-        gc.collect()
-
-    def freeze_and_reuse(self):
-        if not self.model.built:
-            return
-        first, last = [l for l in self.model.model.layers if isinstance(l, keras.layers.Dense)]
-        first.trainable = False
-        releases = getattr(self.model, "privacy_releases", [])
-        self.model = tfdp.make_private(
-            keras.Sequential([keras.Input((3,)), first, keras.layers.Dense(2)])
-        )
-        self.model.privacy_releases = releases
-        del last
-        self.compile()
-
-    def live(self, folder, length=4):
-        for _ in range(length):
-            act = self.choose.choice(
-                ["poisson_fit", "shuffled_fit", "unknown_step", "release", "recompile", "reload",
-                 "freeze_and_reuse"], p=[0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1],
-            )  # fmt: skip
-            getattr(self, act)(*([folder] if act == "reload" else []))
-        self.poisson_fit()
-
-    @property
-    def epsilon(self):
-        if self.infinite:
-            return math.inf
-        events = list(self.events)
-        if self.unamplified:
-            events.append(dp_accounting.GaussianDpEvent(self.unamplified**-0.5))
-        return by_hand(*events)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_runs_state_what_dp_accounting_composes_by_hand(small, seed, tmp_path):
-    run = Random(small, seed)
-    run.live(tmp_path)
-    assert_one(run.model, run.epsilon, rel=1e-4)
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize("seed", range(6, 206))
-def test_two_hundred_random_runs(small, seed, tmp_path):
-    run = Random(small, seed)
-    run.live(tmp_path, length=5)
-    assert_one(run.model, run.epsilon, rel=1e-4)
 
 
 def test_a_batch_that_the_run_did_not_draw_is_refused(small):
@@ -549,118 +244,6 @@ def test_a_batch_that_the_run_did_not_draw_is_refused(small):
     model.train_on_batch(*next(poisson_run))
     poisson_run.close()
     assert_one(model, by_hand(poisson(1.0, 0.25, 2)))  # of the refused fit, and this one
-
-
-def test_steps_that_could_escape_the_charge_do_not(small):
-    class Raw:
-        def train_step(self, data):
-            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-            self.dense.kernel.assign_add(tf.ones_like(self.dense.kernel))
-            if self.fails:
-                raise RuntimeError("after the fact")
-            return {"loss": tf.reduce_mean(self(x))}
-
-    class Mixed(Raw, tfdp.models.DPModel):
-        fails = False
-
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(2)
-
-        def call(self, x):
-            return self.dense(x)
-
-    class Twice(Mixed):
-        def train_step(self, data):
-            tfdp.models.DPModel.train_step(self, data)
-            return tfdp.models.DPModel.train_step(self, data)
-
-    for fails in (False, True):
-        model = Mixed()
-        model.fails = fails
-        model.compile(small.optimizer(), loss=small.loss, run_eagerly=True)
-        try:
-            model.fit(small.poisson(), verbose=0)
-        except RuntimeError:
-            pass
-        assert_one(model, math.inf)
-    model = Twice()
-    model.compile(small.optimizer(), loss=small.loss)
-    with pytest.raises(PrivacyError, match="twice"):
-        model.fit(small.poisson(), verbose=0)
-    model = small.model()
-    model.train_step = lambda data: {}
-    with pytest.raises(PrivacyError, match="assigned to the model"):
-        model.compile(small.optimizer(), loss=small.loss)
-
-
-def test_an_optimizer_that_is_set_without_compile_charges_the_weights(small):
-    model = small.model()
-    model.optimizer = small.optimizer(noise_multiplier=2.0)
-    model.fit(small.poisson(), verbose=0)
-    assert_one(model, by_hand(poisson(2.0, 0.25, 4)))
-    model = small.model()
-    model.optimizer = keras.optimizers.SGD()
-    x, y = small.data()
-    model.train_on_batch(x, y)
-    model.compile(small.optimizer(), loss=small.loss)
-    assert_one(model, math.inf)
-
-
-def test_values_from_elsewhere_stay_so(small):
-    def mentioned(model):
-        return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
-
-    model = small.model()
-    model.set_weights([w + 1 for w in model.get_weights()])
-    model.fit(small.poisson(), epochs=0, verbose=0)
-    model.fit(small.poisson(), verbose=0)
-    assert mentioned(model)
-    encoder = keras.layers.Dense(3)
-    encoder.build((None, 3))
-    encoder.set_weights([w + 1 for w in encoder.get_weights()])
-    encoder.trainable = False
-    for _ in range(2):
-        model = small.model(keras.Sequential([keras.Input((3,)), encoder, keras.layers.Dense(2)]))
-        model.fit(small.poisson(), verbose=0)
-        assert mentioned(model)
-
-
-def test_parts_of_loaded_models_bring_their_charges(small, tmp_path):
-    base = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)])
-    model = small.model(base, noise_multiplier=0.5)
-    model.fit(small.poisson(), verbose=0)
-    expected = by_hand(poisson(0.5, 0.25, 4), poisson(1.0, 0.25, 4))
-    base.save(tmp_path / "base.keras")
-    keras.Model(base.inputs, base.layers[0].output).save(tmp_path / "encoder.keras")
-    for name in ("base", "encoder"):
-        loaded = keras.models.load_model(tmp_path / f"{name}.keras")
-        other = small.model(keras.Sequential([keras.Input((3,)), loaded, keras.layers.Dense(2)]))
-        other.fit(small.poisson(), verbose=0)
-        assert_one(other, expected)
-
-
-def test_plain_training_between_two_compiles_of_the_inner_model_is_counted(small):
-    base = small.base()
-    model = small.model(base)
-    base.compile("sgd", loss=small.loss)
-    base.fit(*small.data(), verbose=0)
-    base.compile("adam", loss=small.loss)
-    assert_one(model, math.inf)
-
-
-def test_the_ways_of_an_encoded_sequence_carry_the_release():
-    data = tfdp.data.synthetic_sequences(num_users=30, num_items=8, min_length=3, max_length=4)
-    items = tfdp.data.FrequentItems(tfdp.data.private_frequency(data.train, epsilon=1.0), k=3)
-    pair = items.encode(data.train)
-    x, y = pair
-    for found in (
-        tfdp.data.poisson_batches((x, y), 10),
-        tfdp.data.poisson_batches((items.encode(data.train.x), y), 10),
-        pair,
-        (x[:5], y[:5]),
-    ):
-        assert [e.label for e in tfdp.data.provenance.releases_of(found)] == ["item frequencies"]
 
 
 def test_declared_passes_are_passes(small):

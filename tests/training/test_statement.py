@@ -203,7 +203,7 @@ def test_what_was_taken_from_data_is_listed_as_public_for_any_training(small):
     model.fit(tfdp.data.shuffled_epochs((x, y), 10), verbose=0, callbacks=[stop],
               validation_data=(x, y))  # fmt: skip
     text = " ".join(str(model.privacy_statement()).split())
-    assert "EarlyStopping" in text and "own_norm" in text
+    assert "EarlyStopping" in text and "the adapted state of layer 'own_norm'" in text
 
 
 def test_a_number_of_items_that_was_read_from_the_data_is_listed_as_public():

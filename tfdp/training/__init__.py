@@ -1,5 +1,6 @@
 """Private training: the model, what is checked before a run, the step, and its charge."""
 
-from tfdp.training import keras_files
+from tfdp.training import initial_values, keras_files
 
 keras_files.install()
+initial_values.install()

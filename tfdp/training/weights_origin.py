@@ -7,11 +7,11 @@ statement then says that they are assumed to have learned nothing from the recor
 
 import hashlib
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
+from tfdp.training.initial_values import INITIALIZER, knows_no_data
 from tfdp.training.keras_files import RESTORED
 
 _STATE = "_tfdp_state"
@@ -139,10 +139,10 @@ def _some_rows(variable):
 
 
 def _initializers(model):
-    """Dict of a variable's id to the initializers of its layer."""
-    found = {}
+    """Dict of a variable's id to the initializers that may have made it: its own, its layer's."""
+    found = {id(v): [vars(v)[INITIALIZER]] for v in model.variables if INITIALIZER in vars(v)}
     for layer in all_layers(model):
-        own = [v for v in vars(layer).values() if isinstance(v, keras.initializers.Initializer)]
+        own = [v for v in vars(layer).values() if knows_no_data(v)]
         for variable in layer.weights:
             found.setdefault(id(variable), []).extend(own)
     return found

@@ -1,0 +1,151 @@
+"""Lower bounds on ε: their formulas, and that they find what is wrong and nothing else."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tfdp import audit, cli
+from tfdp.audit.bounds import epsilon_of_guesses, epsilon_of_rates, epsilon_of_scores
+from tfdp.clipping import factors
+from tfdp.noise import NoiseSource
+from tfdp.selection.contribution_map import ContributionMap
+
+
+def test_rates_by_hand():
+    # 950 of 1000 and 30 of 1000; Clopper and Pearson's bounds from tails of binomials.
+    low = next(p for p in np.arange(0.9, 1, 1e-5) if stats.binom.sf(949, 1000, p) > 0.025)
+    high = next(p for p in np.arange(0.1, 0, -1e-5) if stats.binom.cdf(30, 1000, p) > 0.025)
+    expected = max(math.log((low - 1e-3) / high), math.log((1 - high - 1e-3) / (1 - low)))
+    assert epsilon_of_rates(950, 1000, 30, 1000, 1e-3) == pytest.approx(expected, abs=2e-3)
+    assert epsilon_of_rates(10, 1000, 10, 1000, 0.0) == 0
+    assert epsilon_of_rates(0, 10, 10, 10, 0.0) == 0  # answers that are the wrong way round
+    assert epsilon_of_rates(5, 1000, 0, 1000, 0.5) == 0
+
+
+def test_rates_of_randomized_response_exceed_its_epsilon_as_rarely_as_stated():
+    epsilon, trials, repeats = 1.0, 400, 2000
+    truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+    generator = np.random.default_rng(0)
+    hits, alarms = (generator.binomial(trials, p, repeats) for p in (truth, 1 - truth))
+    pairs = zip(hits.tolist(), alarms.tolist(), strict=True)
+    found = np.array([epsilon_of_rates(h, trials, a, trials, 0.0) for h, a in pairs])
+    assert (found > epsilon).mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
+    assert np.median(found) > 0.6 * epsilon
+
+
+def p_value_of_the_paper(m, r, v, eps, delta):
+    """Appendix D of Steinke, Nasr and Jagielski (2023), as printed."""
+    q = 1 / (1 + math.exp(-eps))
+    beta = stats.binom.sf(v - 1, r, q)
+    alpha, total = 0, 0
+    for i in range(1, v + 1):
+        total = total + stats.binom.pmf(v - i, r, q)
+        if total > i * alpha:
+            alpha = total / i
+    return min(beta + alpha * delta * 2 * m, 1)
+
+
+@pytest.mark.parametrize("m, r, v, delta", [(100, 100, 100, 0.0), (1000, 200, 170, 1e-5),
+                                            (500, 100, 80, 1e-4)])  # fmt: skip
+def test_guesses_are_those_of_the_paper(m, r, v, delta):
+    bound = epsilon_of_guesses(v, r, m, delta)
+    assert p_value_of_the_paper(m, r, v, bound - 1e-4, delta) < 0.05
+    assert p_value_of_the_paper(m, r, v, bound + 1e-4, delta) > 0.05
+    if (v, delta) == (r, 0.0):
+        right = 0.05 ** (1 / r)
+        assert bound == pytest.approx(math.log(right / (1 - right)), rel=1e-6)
+    assert epsilon_of_guesses(r // 2, r, m, delta) == 0
+
+
+class Leaky:
+    """A "model" that shows a part of who was in."""
+
+    def __init__(self, included, right, claim):
+        flips = np.random.default_rng(1).random(len(included)) > right
+        self.seen = included ^ flips
+        self.claim = claim
+
+    def privacy_statement(self, delta):
+        return type("Statement", (), {"epsilon": self.claim})
+
+
+def test_one_run_finds_what_a_model_shows_and_no_more():
+    epsilon = 2.0
+    right = math.exp(epsilon) / (1 + math.exp(epsilon))
+
+    def run(claim, right):
+        return audit.one_run(
+            lambda included: Leaky(included, right, claim),
+            lambda model: model.seen + 0.01 * np.random.default_rng(2).random(len(model.seen)),
+            2000, delta=1e-6, guesses=400,
+        )  # fmt: skip
+
+    honest = run(epsilon, right)
+    assert honest.holds and honest.bound > 0.7 * epsilon and honest.trials == 2000
+    assert not run(1.0, right).holds
+    assert run(0.5, 0.5).bound < 0.5
+
+
+def test_audits_of_the_library_stay_below_its_claims_and_near_them():
+    result = audit.play("forward noise", trials=20_000)
+    assert result.holds and result.bound > 0.3 * result.claim
+    assert audit.play("attention release", trials=1000).holds
+    assert audit.play("step with AdaFEST", trials=60).holds
+
+
+def test_noise_that_is_missing_is_found(monkeypatch):
+    monkeypatch.setattr(
+        NoiseSource, "release", lambda self, tensors, *a, **k: [tf.identity(t) for t in tensors]
+    )
+    result = audit.play("step, full batch", trials=300)
+    assert not result.holds and result.bound > result.claim
+
+
+def test_gradients_that_are_not_clipped_are_found(monkeypatch):
+    monkeypatch.setattr(factors, "_flat", lambda norms, *a: tf.ones_like(norms))
+    assert not audit.play("step, full batch", trials=300).holds
+
+
+def test_survivors_that_need_a_touch_are_found(monkeypatch):
+    monkeypatch.setattr(
+        ContributionMap, "_untouched_survivors", lambda self, p, source: tf.zeros([0], tf.int64)
+    )
+    assert not audit.play("step with AdaFEST", trials=600).holds
+
+
+def test_the_command_prints_claims_and_bounds(tmp_path, capsys):
+    arguments = ["audit", "--mechanism", "forward noise", "--trials", "500"]
+    out = [tmp_path / "audit.json", tmp_path / "audit.png"]
+    status = cli.main([*arguments, "--json", str(out[0]), "--plot", str(out[1])])
+    shown = capsys.readouterr().out
+    assert status == 0 and "forward noise" in shown and "claimed" in shown
+    (found,) = json.loads(out[0].read_text())
+    assert found["holds"] and 0 < found["bound"] <= found["claim"]
+    assert out[1].stat().st_size > 5000
+    assert cli.main(["audit", "--mechanism", "forward noise", "--trials", "1"]) == 2
+
+
+@pytest.mark.parametrize(
+    "call, named",
+    [
+        (lambda: epsilon_of_rates(3, 2, 0, 1, 0.0), "hits"),
+        (lambda: epsilon_of_rates(1, 2, 2, 1, 0.0), "false_alarms"),
+        (lambda: epsilon_of_rates(1, 2, 1, 2, 1.0), "delta"),
+        (lambda: epsilon_of_rates(1, 2, 1, 2, 0.1, 1.0), "confidence"),
+        (lambda: epsilon_of_scores([1.0], [1.0] * 9, 0.1), "scores_with"),
+        (lambda: epsilon_of_scores([1.0] * 9, [math.nan] * 9, 0.1), "scores_without"),
+        (lambda: epsilon_of_guesses(3, 2, 5, 0.0), "correct"),
+        (lambda: audit.play("chess"), "name"),
+        (lambda: audit.play("forward noise", trials=0), "trials"),
+        (lambda: audit.one_run(len, len, 0, 1e-3), "canaries"),
+        (lambda: audit.one_run(len, len, 10, 1e-3, guesses=30), "guesses"),
+        (lambda: audit.one_run(len, lambda m: [1.0], 10, 1e-3), "score"),
+    ],
+)
+def test_bad_arguments_are_named(call, named):
+    with pytest.raises(ValueError, match=f"`{named}`"):
+        call()

@@ -1,0 +1,184 @@
+"""Charges outlive what charged them: optimizers, wrappers, builds, files."""
+
+import gc
+import math
+
+import keras
+import pytest
+import tensorflow as tf
+from epsilon_by_hand import DELTA, assert_one, by_hand, poisson
+
+import tfdp
+from tfdp.errors import PrivacyError
+
+
+@pytest.mark.parametrize("then", ["private", "plain", "wrapper dropped"])
+def test_charges_outlive_what_charged_them(small, then):
+    base = small.base()
+    model = small.model(base)
+    x, y = small.data()
+    for _ in range(5):
+        model.train_on_batch(x[:10], y[:10])
+    if then == "wrapper dropped":
+        layer = base.layers[0]
+        del model, base
+        gc.collect()
+        model = small.model(keras.Sequential([keras.Input((3,)), layer]))
+    else:
+        model.compile(small.optimizer() if then == "private" else "sgd", loss=small.loss)
+    gc.collect()
+    assert model.ledger.epsilon(DELTA) == math.inf
+    assert model.privacy_statement(DELTA).epsilon == math.inf
+
+
+def test_an_optimizer_knows_of_charges_that_came_since_it_was_compiled(small):
+    """Its model shares a layer that another one has built and trained; nobody asked the model."""
+    encoder = keras.layers.Dense(4)
+    first, second = (
+        tfdp.make_private(keras.Sequential([encoder, keras.layers.Dense(2)])) for _ in range(2)
+    )
+    for model in (first, second):
+        model.compile(small.optimizer(noise_multiplier=2.0), loss=small.loss)
+    first.fit(small.poisson(), verbose=0)
+    assert second.optimizer.epsilon(DELTA) == pytest.approx(
+        by_hand(poisson(2.0, 0.25, 4)), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_model_that_its_first_batch_builds_keeps_its_ledger(small, plain):
+    """An encoder trained there, then frozen and reused, brings what it cost."""
+    encoder = keras.layers.Dense(4)
+    first = tfdp.make_private(keras.Sequential([encoder, keras.layers.Dense(2)]))
+    optimizer = "sgd" if plain else small.optimizer(noise_multiplier=0.5)
+    first.compile(optimizer, loss=small.loss)
+    first.fit(*small.data(), batch_size=10, verbose=0) if plain else first.fit(
+        small.poisson(), epochs=2, verbose=0
+    )
+    encoder.trainable = False
+    second = small.model(keras.Sequential([encoder, keras.layers.Dense(2)]))
+    del first
+    gc.collect()
+    second.fit(small.poisson(), verbose=0)
+    expected = by_hand(poisson(0.5, 0.25, 8), poisson(1.0, 0.25, 4))
+    assert_one(second, math.inf if plain else expected)
+
+
+def test_a_step_of_a_subclass_is_counted(small):
+    class Own(tfdp.models.DPModel):
+        def __init__(self, private):
+            super().__init__()
+            self.dense, self.private = keras.layers.Dense(2), private
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            if self.private:
+                return super().train_step(data)
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True)))
+            kernel = self.dense.kernel
+            kernel.assign_sub(0.1 * tape.gradient(loss, kernel.value))
+            return {"loss": loss}
+
+    for private in (True, False):
+        model = Own(private)
+        model.compile(small.optimizer(), loss=small.loss)
+        model.fit(small.poisson(), verbose=0)
+        expected = by_hand(poisson(1.0, 0.25, 4)) if private else math.inf
+        assert_one(model, expected)
+        assert any("train_step" in s for s in model.privacy_statement(DELTA).assumptions)
+
+
+def test_steps_that_could_escape_the_charge_do_not(small):
+    class Raw:
+        def train_step(self, data):
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            self.dense.kernel.assign_add(tf.ones_like(self.dense.kernel))
+            if self.fails:
+                raise RuntimeError("after the fact")
+            return {"loss": tf.reduce_mean(self(x))}
+
+    class Mixed(Raw, tfdp.models.DPModel):
+        fails = False
+
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+    class Twice(Mixed):
+        def train_step(self, data):
+            tfdp.models.DPModel.train_step(self, data)
+            return tfdp.models.DPModel.train_step(self, data)
+
+    for fails in (False, True):
+        model = Mixed()
+        model.fails = fails
+        model.compile(small.optimizer(), loss=small.loss, run_eagerly=True)
+        try:
+            model.fit(small.poisson(), verbose=0)
+        except RuntimeError:
+            pass
+        assert_one(model, math.inf)
+    model = Twice()
+    model.compile(small.optimizer(), loss=small.loss)
+    with pytest.raises(PrivacyError, match="twice"):
+        model.fit(small.poisson(), verbose=0)
+    model = small.model()
+    model.train_step = lambda data: {}
+    with pytest.raises(PrivacyError, match="assigned to the model"):
+        model.compile(small.optimizer(), loss=small.loss)
+
+
+def test_an_optimizer_that_is_set_without_compile_charges_the_weights(small):
+    model = small.model()
+    model.optimizer = small.optimizer(noise_multiplier=2.0)
+    model.fit(small.poisson(), verbose=0)
+    assert_one(model, by_hand(poisson(2.0, 0.25, 4)))
+    model = small.model()
+    model.optimizer = keras.optimizers.SGD()
+    x, y = small.data()
+    model.train_on_batch(x, y)
+    model.compile(small.optimizer(), loss=small.loss)
+    assert_one(model, math.inf)
+
+
+def test_what_a_run_did_is_not_lost_by_compile_or_load(small, tmp_path):
+    model = small.model(seed=3)
+    data = small.poisson().map(lambda x, y, w: (x, y, w))
+    model.fit(data, verbose=0, callbacks=[keras.callbacks.EarlyStopping("loss")])
+    model.compile(small.optimizer(), loss=small.loss)
+    model.fit(small.poisson(), verbose=0)
+    model.save(tmp_path / "m.keras")
+    for candidate in (model, keras.models.load_model(tmp_path / "m.keras")):
+        text = " ".join(str(candidate.privacy_statement(DELTA)).split())
+        assert "EarlyStopping" in text and "what `map` did" in text
+        assert "fixed seed 3" in text and "not a private one" in text
+
+
+def test_parts_of_loaded_models_bring_their_charges(small, tmp_path):
+    base = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+    model = small.model(base, noise_multiplier=0.5)
+    model.fit(small.poisson(), verbose=0)
+    expected = by_hand(poisson(0.5, 0.25, 4), poisson(1.0, 0.25, 4))
+    base.save(tmp_path / "base.keras")
+    keras.Model(base.inputs, base.layers[0].output).save(tmp_path / "encoder.keras")
+    for name in ("base", "encoder"):
+        loaded = keras.models.load_model(tmp_path / f"{name}.keras")
+        other = small.model(keras.Sequential([keras.Input((3,)), loaded, keras.layers.Dense(2)]))
+        other.fit(small.poisson(), verbose=0)
+        assert_one(other, expected)
+
+
+def test_plain_training_between_two_compiles_of_the_inner_model_is_counted(small):
+    base = small.base()
+    model = small.model(base)
+    base.compile("sgd", loss=small.loss)
+    base.fit(*small.data(), verbose=0)
+    base.compile("adam", loss=small.loss)
+    assert_one(model, math.inf)

@@ -1,0 +1,78 @@
+"""A release is charged once to whoever uses it, or what was made from it."""
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+from epsilon_by_hand import N, assert_one, by_hand, poisson
+
+import tfdp
+from tfdp.errors import PrivacyError
+
+
+def test_two_releases_cost_twice_even_if_they_are_equal(small, monkeypatch):
+    data = tfdp.data.synthetic_sequences(num_users=50, num_items=6, min_length=3, max_length=4)
+    one, other = (tfdp.data.private_frequency(data.train, epsilon=1.0) for _ in range(2))
+    object.__setattr__(other, "probabilities", one.probabilities)
+    ledger = tfdp.accounting.history.ChargeHistory()
+    for release in (one, one, other):
+        ledger.charge(release.entry)
+    assert sum(e.count for e in ledger.ledger().entries) == 2
+    h = np.ones((N, 2), np.float32)
+    entries = [tfdp.data.release_once(h, np.zeros(N, int), 1.0, 2.0).entry for _ in range(2)]
+    assert entries[0] != entries[1]
+
+
+def test_what_was_made_from_a_release_carries_its_charge():
+    data = tfdp.data.synthetic_sequences(num_users=60, num_items=8, min_length=3, max_length=4)
+    release = tfdp.data.private_frequency(data.train, epsilon=1.0)
+    items = tfdp.data.FrequentItems(release, k=3)
+    model = tfdp.models.SequenceBaseline(items.num_items, 4, dim=4)
+    model.compile(
+        tfdp.optimizers.DPOptimizer(
+            "sgd", noise_multiplier=1.0, num_examples=60, expected_batch_size=20
+        )
+    )
+    model.fit(tfdp.data.poisson_batches(items.encode(data.train), 20), verbose=0)
+    assert {e.label for e in model.ledger.entries} == {"item frequencies", "private training"}
+    assert_one(model, by_hand(release.event, poisson(1.0, 1 / 3, 3)))
+
+
+def test_a_release_about_other_records_is_refused():
+    ids = np.random.default_rng(0).integers(0, 20, 200)
+    fest = tfdp.selection.FEST(k=5, epsilon=1.0)
+    fest.adapt({"table": ids}, {"table": 20})
+    table = tfdp.layers.SparseEmbedding(20, 2, name="table")
+    inner = keras.Sequential([keras.Input((1,), dtype="int32"), table, keras.layers.Flatten()])
+    model = tfdp.make_private(inner)
+    with pytest.raises(PrivacyError, match="num_examples=200"):
+        model.compile(
+            tfdp.optimizers.DPOptimizer(
+                "sgd", noise_multiplier=1.0, num_examples=20, expected_batch_size=5,
+                selection=fest, embedding_optimizer=tfdp.optimizers.RowSGD(0.1),
+            ),
+            loss="mse",
+        )  # fmt: skip
+
+
+def test_the_ways_of_an_encoded_sequence_carry_the_release():
+    data = tfdp.data.synthetic_sequences(num_users=30, num_items=8, min_length=3, max_length=4)
+    items = tfdp.data.FrequentItems(tfdp.data.private_frequency(data.train, epsilon=1.0), k=3)
+    pair = items.encode(data.train)
+    x, y = pair
+    for found in (
+        tfdp.data.poisson_batches((x, y), 10),
+        tfdp.data.poisson_batches((items.encode(data.train.x), y), 10),
+        pair,
+        (x[:5], y[:5]),
+    ):
+        assert [e.label for e in tfdp.data.provenance.releases_of(found)] == ["item frequencies"]
+
+
+def test_a_release_about_another_unit_is_refused(small):
+    base = small.base()
+    event, details = dp_accounting.GaussianDpEvent(3.0), {"num_examples": N, "unit": "one user"}
+    release = tfdp.accounting.LedgerEntry("release", event, 1, details)
+    base.layers[0].privacy_releases = [release]
+    with pytest.raises(PrivacyError, match="unit='one user'.*unit='one example'"):
+        small.model(base)

@@ -1,0 +1,112 @@
+"""Weights whose values nobody accounts for are mentioned in the statement, and no others."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from epsilon_by_hand import DELTA
+
+
+def test_weights_from_elsewhere_are_mentioned(small):
+    def mentioned(model):
+        return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
+
+    model = small.model()
+    model.fit(small.poisson(), verbose=0)
+    assert not mentioned(model)  # initial values, and what was charged
+    model.fit(small.poisson(), verbose=0)
+    assert not mentioned(model)
+    copy = keras.models.clone_model(model.model)
+    copy.set_weights(model.get_weights()[:2])
+    other = small.model(copy)
+    other.fit(small.poisson(), verbose=0)
+    assert mentioned(other)
+    other.fit(small.poisson(), verbose=0)
+    assert mentioned(other)  # it belongs to the run
+    other.compile(small.optimizer(), loss=small.loss)
+    assert mentioned(other)
+    model.layers[0].set_weights([w + 1 for w in model.layers[0].get_weights()])
+    assert mentioned(model)
+
+    base = small.base()
+    with tf.GradientTape() as tape:  # a loop of the user's own
+        loss = tf.reduce_mean(base(small.data()[0]) ** 2)
+    kernel = base.trainable_variables[0]
+    kernel.assign_sub(tape.gradient(loss, kernel.value))
+    model = small.model(base)
+    model.fit(small.poisson(), verbose=0)
+    assert mentioned(model)
+
+
+def test_values_from_elsewhere_stay_so(small):
+    def mentioned(model):
+        return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
+
+    model = small.model()
+    model.set_weights([w + 1 for w in model.get_weights()])
+    model.fit(small.poisson(), epochs=0, verbose=0)
+    model.fit(small.poisson(), verbose=0)
+    assert mentioned(model)
+    encoder = keras.layers.Dense(3)
+    encoder.build((None, 3))
+    encoder.set_weights([w + 1 for w in encoder.get_weights()])
+    encoder.trainable = False
+    for _ in range(2):
+        model = small.model(keras.Sequential([keras.Input((3,)), encoder, keras.layers.Dense(2)]))
+        model.fit(small.poisson(), verbose=0)
+        assert mentioned(model)
+
+
+def test_files_know_which_weights_they_account_for(small, tmp_path):
+    model = small.model()
+    model.fit(small.poisson(), verbose=0)
+    model.save(tmp_path / "m.keras")
+    other = keras.models.load_model(tmp_path / "m.keras")
+    assert other.ledger == model.ledger
+    for loaded in (other, small.model()):
+        if loaded is not other:
+            model.save_weights(tmp_path / "m.weights.h5")
+            loaded.load_weights(tmp_path / "m.weights.h5")
+        loaded.fit(small.poisson(), verbose=0)
+        assumptions = loaded.privacy_statement(DELTA).assumptions
+        assert not any("elsewhere" in s for s in assumptions), assumptions
+
+
+def test_values_of_initializers_that_a_layer_does_not_keep_are_initial(small):
+    """Of layers that are built before they are wrapped; a table of values is no initializer."""
+
+    class Own(keras.layers.Layer):
+        def __init__(self, make, by_place=False):
+            super().__init__()
+            self.make, self.by_place = make, by_place
+
+        def build(self, shape):
+            shape, how = (shape[-1], 4), self.make()
+            if self.by_place:
+                self.kernel = self.add_weight(shape, how)
+            else:
+                self.kernel = self.add_weight(shape=shape, initializer=how)
+
+        def call(self, x):
+            return tf.matmul(x, self.kernel)
+
+    class Learned(keras.initializers.Initializer):
+        def __call__(self, shape, dtype=None):
+            return values
+
+    values = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    table = keras.initializers.Constant(values)
+    for layer, known in (
+        (Own(lambda: "glorot_uniform"), True),
+        (Own(lambda: "he_normal", by_place=True), True),
+        (Own(lambda: None), True),
+        (Own(keras.initializers.RandomNormal), True),
+        (Own(lambda: table), False),
+        (Own(Learned), False),
+        (keras.layers.Dense(4, kernel_initializer=table), False),
+    ):
+        base = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
+        model = small.model(base)
+        kernel = layer.weights[0]
+        assert model.weight_origin.elsewhere() == ([] if known else [kernel.path])
+        kernel.assign_add(0.1 * tf.random.normal((3, 4)))
+        assert model.weight_origin.elsewhere() == [kernel.path]

@@ -1,0 +1,16 @@
+"""Lower bounds on ε from the outside: what an attacker could show against a claim."""
+
+from tfdp.audit.bounds import epsilon_of_guesses, epsilon_of_rates, epsilon_of_scores
+from tfdp.audit.games import GAMES, play
+from tfdp.audit.one_run import one_run
+from tfdp.audit.result import AuditResult
+
+__all__ = [
+    "GAMES",
+    "AuditResult",
+    "epsilon_of_guesses",
+    "epsilon_of_rates",
+    "epsilon_of_scores",
+    "one_run",
+    "play",
+]
