@@ -24,15 +24,16 @@ def normal(*shape, seed=0):
 class Reads(keras.Model):
     """Calls a recurrent layer, perhaps with a mask or initial states; uses all its outputs."""
 
-    def __init__(self, layer, masked=False, states=()):
+    def __init__(self, layer, masked=False, states=(), training=None):
         super().__init__()
+        self.in_training = training
         self.recurrent, self.masked = layer, masked
         self.before = layers.Dense(P)
         self.starts = [layers.Dense(units) for units in states]
         self.out = layers.Dense(1)
 
     def call(self, x, training=None):
-        kwargs = {"training": training}
+        kwargs = {"training": training if self.in_training is None else self.in_training}
         if self.masked:
             kwargs["mask"] = tf.reduce_mean(x, list(range(2, len(x.shape)))) > 0
         if self.starts:
@@ -69,6 +70,7 @@ CASES = {
     "gru, no bias": of(GRU, U, use_bias=False, dropout=0.4),
     "gru, reset before": of(GRU, U, reset_after=False, masked=True, states=[U], **BOTH),
     "gru, reset before, plain": of(GRU, U, reset_after=False, use_bias=False, unroll=True),
+    "not in training": lambda: Reads(GRU(U, **BOTH), training=False),
     "both ways": lambda: Reads(layers.Bidirectional(GRU(U, **SEQUENCES)), masked=True),
     "one cell": lambda: Reads(layers.RNN(layers.LSTMCell(U), return_state=True), states=[U, U]),
     "cells": cells(lambda: layers.LSTMCell(U, **BOTH), lambda: layers.GRUCell(2, **BOTH),
