@@ -12,6 +12,7 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- {name}: written by benchmarks/render.py -->\n", "<!-- end of {name} -->\n"
 SECTIONS = {
     "step time": tables.step_time,
+    "cliffs": tables.cliffs,
     "movielens": tables.movielens,
     "transitions": tables_transitions.everything,
     "sst2": tables.sst2,

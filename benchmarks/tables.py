@@ -55,6 +55,15 @@ def step_time():
     ]
 
 
+def cliffs():
+    found = read("cliffs")
+    lines = table("model", "private / plain", "fastest steps", "plain step, ms")
+    for step in found["steps"]:
+        cells = [f"{step[key]:.2f}" for key in ("ratio", "ratio_of_fastest")]
+        lines.append(row(step["name"], *cells, f"{1e3 * step['plain_seconds']:.1f}"))
+    return lines
+
+
 def movielens():
     lines = table("model", "width", "head", "ε", "learning rate", "steps", "NDCG@10 %", "HIT@10 %")
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("movielens_*.json"))]

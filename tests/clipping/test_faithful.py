@@ -196,9 +196,14 @@ def test_a_seed_that_is_drawn_outside_is_refused():
         make_clipping_plan(Model(), tf.zeros((1, 3)))
 
 
+class OwnLSTM(layers.LSTM):
+    def call(self, sequences, initial_state=None, mask=None, training=False):
+        return super().call(sequences, initial_state, mask, training)
+
+
 def test_seed_generators_are_served_where_loops_draw():
     model = keras.Sequential(
-        [keras.Input((4, 3)), layers.LSTM(2, dropout=0.5, recurrent_dropout=0.5), layers.Dense(1)]
+        [keras.Input((4, 3)), OwnLSTM(2, dropout=0.5, recurrent_dropout=0.5), layers.Dense(1)]
     )
     (lstm, _) = make_clipping_plan(model, tf.zeros((1, 4, 3))).calls.values()
     assert lstm.seeds

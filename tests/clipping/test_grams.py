@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tfdp.clipping import products
+from tfdp.clipping.contributions import OuterProduct, Rows
+from tfdp.clipping.gradients import variable_gradient
 from tfdp.runtime import xla
 from tfdp.runtime.xla import compiling, for_platform, is_compiling, platform
 
@@ -47,3 +49,34 @@ def test_platform_and_compilation_are_as_they_were_afterwards(monkeypatch):
     assert not is_compiling() and platform() == before
     monkeypatch.setattr(xla, "traces_once", lambda strategy: True)  # as a TPUStrategy does
     assert platform() == "TPU"
+
+
+def factors(size, length, positions, kind):
+    """Rows in all directions, or rows that all add up."""
+    generator = np.random.default_rng(size)
+    if kind == "aligned":
+        rows = np.repeat(1 + 0.1 * generator.random((1, 1, length)), positions, axis=1)
+    else:
+        rows = generator.normal(size=(1, positions, length))
+    return rows.astype(np.float32)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["random", "aligned"])
+@pytest.mark.parametrize(
+    ("width", "vocabulary", "positions"), [(768, 20_000, 96), (512, 9_000, 40)]
+)
+def test_large_vocabularies_raise_norms_by_a_thousandth(width, vocabulary, positions, kind, tied):
+    z = factors(1, vocabulary, positions, kind)
+    h = factors(2, width, positions, kind)
+    table = tf.zeros([vocabulary, width])
+    given = [OuterProduct(tf.constant(z), tf.constant(h))]
+    matrix = z[0].astype(np.float64).T @ h[0].astype(np.float64)
+    if tied:
+        given.append(Rows(tf.constant([[1, 3]]), tf.constant(factors(3, width, 2, kind))))
+        np.add.at(matrix, [1, 3], given[1].values[0].numpy().astype(np.float64))
+    gradient = variable_gradient(table, given)
+    assert getattr(gradient, "outer", gradient).strategy == "gram"
+    norm, bound = (float(t[0]) for t in gradient.squared_norm())
+    true = np.sum(matrix**2)
+    assert true <= norm + bound <= 1.002 * true

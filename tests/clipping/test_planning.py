@@ -251,11 +251,46 @@ def test_users_register_rules_and_subclasses_that_compute_differ(brute_force, me
 
 def test_explain_lists_every_layer_and_what_is_unused():
     inputs = keras.Input((4, 3))
-    hidden = layers.GRU(2, name="recurrent")(layers.Dense(3, name="first")(inputs))
+    hidden = layers.PReLU(name="unknown")(layers.Dense(3, name="first")(inputs))
     model = keras.Model(inputs, hidden)
     text = explain(model)
     assert "first" in text and "DenseRule" in text
-    assert "recurrent" in text and "exact fallback" in text
+    assert "unknown" in text and "exact fallback" in text
+
+
+class Wide(layers.Layer):
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1], 100))
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.w)
+
+
+@pytest.mark.parametrize("width, slow", [(1000, True), (10, False)])
+def test_fallbacks_that_make_a_step_much_longer_are_warned_of_once(small, recwarn, width, slow):
+    model = keras.Sequential([keras.Input((width,)), Wide(name="wide"), layers.Dense(1)])
+    private = tfdp.make_private(model, validate=False)
+    private.compile(small.optimizer(), loss="mse")
+    for _ in range(2):
+        private.clipping_plan(tf.zeros((2, width)))
+    found = [str(w.message) for w in recwarn if "'wide'" in str(w.message)]
+    assert len(found) == (1 if slow else 0)
+    assert all("about 8 times" in message for message in found)
+    assert "exact fallback (~" + ("7.9x)" if slow else "1.1x)") in explain(model)
+
+
+def test_fallbacks_in_loops_and_by_example_cost_more():
+    def slowdown(layer):
+        model = keras.Sequential([keras.Input((20, 4)), layer])
+        (planned,) = make_clipping_plan(model, tf.zeros((1, 20, 4))).calls.values()
+        return planned.slowdown
+
+    class OwnRNN(layers.SimpleRNN):
+        def call(self, sequences, initial_state=None, mask=None, training=False):
+            return super().call(sequences, initial_state, mask, training)
+
+    assert slowdown(layers.SimpleRNN(8)) == 1.0
+    assert 1.5 < slowdown(OwnRNN(8)) < 4 < slowdown(OwnRNN(8, dropout=0.5))
 
 
 def test_model_without_inputs_needs_a_batch():

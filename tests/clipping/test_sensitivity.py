@@ -1,4 +1,4 @@
-"""What one example adds to a clipped sum never has a norm beyond C(1 + 1e-6)."""
+"""What one example adds to a clipped sum never has a norm beyond C(1 + 1e-6), but for float32."""
 
 import functools
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tfdp.clipping import OuterProduct, PerExampleGradients, Rows
 from tfdp.clipping.factors import CLIPPING, clip_factors
 from tfdp.clipping.gradients import variable_gradient
+from tfdp.noise.grid import sum_rounding
 from tfdp.runtime.xla import compiling
 
 CLIP_NORM = 0.7
@@ -293,3 +294,29 @@ def test_zero_gradients_stay_zero(brute_force):
         check = brute_force(lambda: model, x, lambda out: tf.reduce_sum(0.0 * out, [1, 2]), False)
         _, [(sums, _)] = check.private(1.0, clipping)
         assert all(np.all(s == 0) for s in sums)
+
+
+FORMS = {
+    "per example": lambda g: PerExampleGradients(g),
+    "outer products": lambda g: OuterProduct(tf.ones([len(g), 1, 1]), g[:, tf.newaxis]),
+    "rows": lambda g: Rows(tf.zeros([len(g), 1], tf.int32), g[:, tf.newaxis]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_float32_sums_of_many_aligned_examples_move_by_what_is_charged(form):
+    class Variable:
+        shape = (256,) if form == "per example" else (1, 256)
+
+    def clipped_sum(g):
+        gradient = variable_gradient(Variable(), [FORMS[form](tf.constant(g))])
+        found = gradient.clipped_sum(tf.ones(len(g)), tf.ones(len(g), tf.bool))
+        if isinstance(found, tf.IndexedSlices):
+            found = tf.math.unsorted_segment_sum(found.values, found.indices, 1)
+        return found.numpy().astype(np.float64)
+
+    size = 16_384
+    g = 1 + 0.5 * np.random.default_rng(0).normal(size=(size, 256))
+    g = (g / np.linalg.norm(g, axis=1, keepdims=True)).astype(np.float32)
+    moved = np.linalg.norm(clipped_sum(g) - clipped_sum(g[1:]))
+    assert moved <= 1 + sum_rounding(size)

@@ -298,3 +298,9 @@ def test_tapes_record_inside_of_init_scope():
             assert float(derivative()) == 6.0
         assert derivative() is None
     assert float(derivative()) == 6.0
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_convolutional_lstms_have_the_cell_that_is_described(rank):
+    layer = getattr(keras.layers, f"ConvLSTM{rank}D")(1, 2)
+    assert type(layer.cell) is compat.ConvLSTMCell

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdp
-from tfdp._compat.vectorized import vectorized_map
+from tfdp._compat.vectorized import DRAWS, draws_of_a_batch, vectorized_map
 
 RNG = np.random.default_rng(0)
 
@@ -100,3 +100,30 @@ def test_layers_that_make_the_product_are_refused(small, axes, refused, monkeypa
         model.clipping_plan(x)
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     assert model.clipping_plan(x)
+
+
+LAWS = {
+    "uniform": tf.random.stateless_uniform,
+    "normal": tf.random.stateless_normal,
+    "truncated": tf.random.stateless_truncated_normal,
+    "integers": lambda shape, seed: tf.random.stateless_uniform(shape, seed, 0, 100, tf.int32),
+    "all integers": lambda shape, seed: tf.random.stateless_uniform(
+        shape, seed, None, None, tf.int32
+    ),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_elements_draw_the_rows_of_their_batch(law):
+    draw, seeds = LAWS[law], tf.tile([[3, 4]], [5, 1])
+    with draws_of_a_batch():
+        found = vectorized_map(lambda seed: draw([1, 2, 3], seed), seeds)
+    np.testing.assert_array_equal(found[:, 0], draw([5, 2, 3], [3, 4]))
+    apart = vectorized_map(lambda seed: draw([1, 2, 3], seed), seeds)
+    np.testing.assert_array_equal(apart, [draw([1, 2, 3], [3, 4])] * 5)
+
+
+def test_every_law_that_is_drawn_at_once_is_compared():
+    graph = tf.function(lambda: [draw([1], [3, 4]) for draw in LAWS.values()])
+    operations = graph.get_concrete_function().graph.get_operations()
+    assert {op.type for op in operations} >= set(DRAWS)

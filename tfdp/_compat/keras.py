@@ -1,6 +1,7 @@
 """Keras: what has no public way."""
 
 import keras
+from keras.src.layers.rnn.conv_lstm import ConvLSTMCell  # noqa: F401
 
 
 def all_layers(model):

@@ -3,6 +3,9 @@
 TensorFlow up to 2.21 on CPUs with oneDNN writes beyond its buffers in `tf.matmul` of (n, 1, M, K)
 by a matrix that is broadcast (tensorflow issue 117700). `tf.vectorized_map` makes such products of
 what is right for one element: (1, M, K) by a matrix becomes (n, 1, M, K) by it.
+
+And with random numbers that are drawn at once, where TensorFlow would draw those of one element
+after those of another.
 """
 
 import contextlib
@@ -22,14 +25,27 @@ def vectorized_map(function, elements):
         return tf.vectorized_map(function, elements, fallback_to_while_loop=True)
 
 
-@contextlib.contextmanager
+def draws_of_a_batch():
+    """Context: elements of `vectorized_map` with one seed draw what a batch of them would draw.
+
+    Each draws (1, ...), and all have the same seed: together they draw (n, ...), and each gets its
+    row. For the operations of `DRAWS`.
+    """
+    return _active("together")
+
+
 def _safe_products():
-    before = getattr(_ACTIVE, "safe", False)
-    _ACTIVE.safe = True
+    return _active("safe")
+
+
+@contextlib.contextmanager
+def _active(name):
+    before = getattr(_ACTIVE, name, False)
+    setattr(_ACTIVE, name, True)
     try:
         yield
     finally:
-        _ACTIVE.safe = before
+        setattr(_ACTIVE, name, before)
 
 
 def _convert(pfor_input):
@@ -76,4 +92,34 @@ def _times_fixed(varying, fixed):
     return tf.transpose(product, [rank - 3, *range(rank - 3), rank - 2, rank - 1])
 
 
+def _convert_key(pfor_input):
+    if not getattr(_ACTIVE, "together", False):
+        raise pfor.ConversionNotImplementedError(pfor_input.op_type)  # as if there were none
+    found = tf.raw_ops.StatelessRandomGetKeyCounter(seed=pfor_input.stacked_input(0)[0])
+    times = pfor_input.pfor.loop_len_vector
+    return [pfor.wrap(tf.tile(t[tf.newaxis], tf.concat([times, [1]], 0)), True) for t in found]
+
+
+def _convert_draw(pfor_input):
+    if not getattr(_ACTIVE, "together", False):
+        raise pfor.ConversionNotImplementedError(pfor_input.op_type)  # as if there were none
+    shape, *others = (t[0] if stacked else t for t, stacked, _ in pfor_input.inputs)
+    shape = tf.concat([pfor_input.pfor.loop_len_vector, tf.cast(shape[1:], tf.int32)], 0)
+    dtypes = [t.dtype for t in pfor_input.outputs]
+    op = pfor._create_op(
+        pfor_input.op_type, [shape, *others], dtypes, attrs=pfor_input.op.node_def.attr
+    )
+    return pfor.wrap(tf.expand_dims(op.outputs[0], 1), True)
+
+
+#: Operations that draw for a whole batch as its elements would, given `draws_of_a_batch`.
+DRAWS = (
+    "StatelessRandomNormalV2",
+    "StatelessRandomUniformFullIntV2",
+    "StatelessRandomUniformIntV2",
+    "StatelessRandomUniformV2",
+    "StatelessTruncatedNormalV2",
+)
 _REGISTRY["BatchMatMulV2"] = _convert
+_REGISTRY["StatelessRandomGetKeyCounter"] = _convert_key
+_REGISTRY.update(dict.fromkeys(DRAWS, _convert_draw))

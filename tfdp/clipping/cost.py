@@ -1,6 +1,6 @@
-"""Which way to the norm of an outer-product gradient is cheaper, in operations and bytes.
+"""Which way to the norm of an outer-product gradient is cheaper, and what the fallback costs.
 
-Four ways, for left (T, p) and right (T, r) of one example:
+Four ways to a norm, in operations and bytes, for left (T, p) and right (T, r) of one example:
 
 - "single": one position, ‖left‖²·‖right‖².
 - "per_example": the example's own (p, r) matrix, kept, and read again for the clipped sum
@@ -10,10 +10,16 @@ Four ways, for left (T, p) and right (T, r) of one example:
 - "looped": the (p, r) matrices of one example after another, none of them kept.
 """
 
+import dataclasses
+
 # Seconds on the machine where benchmarks/step_time.py was tuned; only their ratios matter.
 _OPERATION = 1 / 200e9
 _BYTE = 1 / 14e9
 _ITERATION = 2e-5
+# Seconds of a step of any size, of one step of a loop, and of a layer that is run by itself.
+_STEP, _LOOP, _APART = 5e-4, 1e-4, 5e-5
+# Examples in the batch for which the fallback is estimated.
+EXAMPLES = 64
 # Numbers in the largest matrix of which each example gets one of its own.
 LARGEST_PER_EXAMPLE = 1 << 18
 
@@ -46,3 +52,39 @@ def strategy(positions, rows, columns):
     if rows * columns <= LARGEST_PER_EXAMPLE:
         del seconds["looped"]
     return min(seconds, key=seconds.get)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one example is to a layer call.
+
+    Attributes:
+        parameters: numbers in the variables.
+        positions: places of the outputs at which the parameters are used.
+        steps: of the longest loop inside; 1 without loops.
+    """
+
+    parameters: int
+    positions: int
+    steps: int
+
+
+def slowdown(work, apart, others):
+    """About how often as long a step takes if a call has no rule, for `EXAMPLES` examples.
+
+    Args:
+        work: the call's `Work`.
+        apart: whether examples follow one another, to draw random numbers of their own.
+        others: the `Work` of every call of the model, this one included.
+    """
+    plain = _STEP + sum(_plain_seconds(one) for one in others)
+    # Every step of a vectorized loop adds up a copy of the gradient for each example.
+    copies = 10 * work.parameters * work.steps * EXAMPLES * _BYTE
+    runs = _APART * work.steps * EXAMPLES if apart else 0.0
+    return 1.0 + (_plain_seconds(work) + copies + runs) / plain
+
+
+def _plain_seconds(work):
+    uses = max(work.positions, work.steps)
+    loop = _LOOP * work.steps if work.steps > 1 else 0.0
+    return 6 * work.parameters * uses * EXAMPLES * _OPERATION + loop

@@ -134,6 +134,11 @@ class DataFlow:
                     )
 
 
+def has_batch_axis(a, b):
+    """Whether a tensor of the two traces has the batch axis first."""
+    return bool(a.shape.rank) and (a.shape[0], b.shape[0]) == BATCH_SIZES
+
+
 def _with_masks(structure):
     tensors = [t for t in tf.nest.flatten(structure) if isinstance(t, tf.Tensor)]
     return tensors + [m for m in map(mask_of, tensors) if m is not None]

@@ -1,10 +1,14 @@
 """Random numbers that the exact fallback can draw again, and those that it cannot.
 
-The fallback runs a layer once more for each example. It gives every `keras.random.SeedGenerator`
-inside a seed for each example, the same in both passes. Any other source of random numbers would
-draw anew: the gradient would be that of another computation.
+The fallback runs a layer once more for each example. Numbers that the layer draws for all examples
+at once, from a `keras.random.SeedGenerator`, it draws at once again. Where they are drawn otherwise
+(in a loop, or one number for several examples), it gives every generator a seed for each example,
+the same in both passes. Any other source of random numbers would draw anew: the gradient would be
+that of another computation.
 """
 
+from tfdp._compat.vectorized import DRAWS
+from tfdp.clipping.dataflow import has_batch_axis
 from tfdp.errors import PrivacyError
 
 # Operations whose results differ each time they run, or with the shape of what they fill.
@@ -21,6 +25,7 @@ _KEYED = (
     "StatelessSampleDistortedBoundingBox", "StatelessShuffle", "StatelessTruncatedNormal",
 )  # fmt: skip
 _WITHOUT_KEY = "StatelessRandomGetAlg"
+_WITHOUT_NUMBERS = "StatelessRandomGet"  # keys, counters and algorithms
 _KEYS = ("seed", "key")
 
 
@@ -67,6 +72,22 @@ class Draws:
                     "that has no weights."
                 )
 
+    def of_each_example(self, call, other):
+        """Whether all random numbers of a call are drawn at once, each example having its row.
+
+        Args:
+            call: a `LayerCall` in the graph.
+            other: the same call in another graph, with another number of examples.
+        """
+        twins = other.graph.get_operations()[other.operations.start : other.operations.stop]
+        operations = self._operations(call)
+        return len(operations) == len(twins) and all(
+            not _called(self._top.nodes[op.name]) & self._functions.keys()
+            and (not _draws(op.type) or (op.type in DRAWS and op.type == twin.type
+                                         and has_batch_axis(op.outputs[0], twin.outputs[0])))
+            for op, twin in zip(operations, twins, strict=True)
+        )  # fmt: skip
+
     def _operations(self, call):
         return self._graph.get_operations()[call.operations.start : call.operations.stop]
 
@@ -87,6 +108,10 @@ class Draws:
                 if bad is not None:
                     return bad
         return None
+
+
+def _draws(kind):
+    return kind.startswith(_KEYED) and not kind.startswith(_WITHOUT_NUMBERS)
 
 
 class _Body:

@@ -115,10 +115,12 @@ def squared_norms(result):
 def clipped_sums(model, result, clip_norm, clipping):
     """The sum over units of c_i·g_i for each trainable variable (MATH.md section 1).
 
-    Formal guarantees: adding or removing one unit (an example, or a person) changes the returned
-    list, seen as one vector, by at most clip_norm·(1 + 1e-6) in l2 norm. The norms are raised by
-    their rounding bound before the factors are taken, so that float32 cancellation cannot break
-    this.
+    Formal guarantees: adding or removing one unit (an example, or a person) changes the sum of the
+    clipped gradients, seen as one vector, by at most clip_norm·(1 + 1e-6) in l2 norm. The norms are
+    raised by their rounding bound before the factors are taken, so that float32 cancellation cannot
+    break this. The sum itself is made in float32: how its rounding follows one of B units adds up
+    to B·2⁻²³ of clip_norm, for which `noise.grid.sum_rounding` raises the noise (docs/noise.md,
+    "What does not hold").
 
     Args:
         model: the Keras model.

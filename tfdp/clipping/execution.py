@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdp.clipping import fallback
 from tfdp.clipping.planning import PlannedCall
-from tfdp.clipping.probes import copy_of, with_probes
+from tfdp.clipping.probes import Probe, copy_of, with_probes
 from tfdp.clipping.recording import (
     Recorder,
     call_model,
@@ -14,17 +14,20 @@ from tfdp.clipping.recording import (
 )
 from tfdp.clipping.refusals import CALLS_DIFFER
 from tfdp.errors import PrivacyError
+from tfdp.runtime.strategies import compiled_by_xla
 
 
 @dataclasses.dataclass(eq=False)
 class RecordedCall:
-    """A planned call, as it ran: its inputs and the tensors where gradients are needed."""
+    """A planned call, as it ran: its inputs, where gradients are needed, and what its rule kept."""
 
     planned: PlannedCall
     args: tuple
     kwargs: dict
     probes: list
-    seeds: object = None
+    kept: list = dataclasses.field(default_factory=list)
+    seeds: list = dataclasses.field(default_factory=list)
+    drawn_at_once: bool = False
     training: bool | None = None
 
 
@@ -46,7 +49,7 @@ class Execution(Recorder):
         recorded = RecordedCall(planned, call.args, call.kwargs, [], training=call.training)
         self.recorded.append(recorded)
 
-        def probe(tensor):
+        def mark(tensor):
             if planned.broadcast:
                 shape = [self.batch_size, *tensor.shape[-2:]]
                 tensor = tf.broadcast_to(tensor, shape)
@@ -56,17 +59,15 @@ class Execution(Recorder):
             return tensor
 
         if planned.rule is not None:
+            probe = Probe(mark)
+            recorded.kept = probe.kept
             return planned.rule.call(call.layer, run, call.args, call.kwargs, probe)
         self._opaque = True
         try:
-            if planned.seeds:
-                recorded.seeds = fallback.example_seeds(planned, self.batch_size)
-                outputs = fallback.run_by_example(recorded)
-            else:
-                outputs = run(*call.args, **call.kwargs)
+            outputs = fallback.run(recorded, run, self.batch_size, compiled_by_xla(self.model))
         finally:
             self._opaque = False
-        return with_probes(outputs, probe)
+        return with_probes(outputs, mark)
 
 
 def record_forward(model, plan, tape, x, batch_size):

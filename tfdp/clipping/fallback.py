@@ -1,16 +1,18 @@
 """Exact per-example gradients of any layer: vector-Jacobian products, one example at a time.
 
 Slower than a rule and with one copy of the layer's parameters for each example, but it needs to
-know nothing about the layer. A layer that draws random numbers inside is evaluated example by
-example in the forward pass too, each example with its own seed, so that both passes see the same
-draws.
+know nothing about the layer. A layer that draws random numbers inside must draw the same in both
+passes: for all examples at once, if it can (`draws.py`), else example by example, each with its own
+seed, in the forward pass too.
 """
+
+import contextlib
 
 import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import logits_of, mask_of, set_logits, set_mask
-from tfdp._compat.vectorized import vectorized_map
+from tfdp._compat.vectorized import draws_of_a_batch, vectorized_map
 from tfdp.clipping.contributions import PerExampleGradients
 from tfdp.clipping.probes import differentiable
 from tfdp.clipping.recording import called_in_python, paused
@@ -28,7 +30,26 @@ class _TrainingContext(keras.Layer):
         return function()
 
 
-def example_seeds(planned, batch_size):
+def run(recorded, call, batch_size, compiled):
+    """The outputs of a call without a rule; notes in `recorded` what drawing again takes.
+
+    Args:
+        recorded: the `RecordedCall`.
+        call: the layer's own `call`.
+        batch_size: number of examples.
+        compiled: whether XLA compiles the step.
+    """
+    planned = recorded.planned
+    if planned.seeds and (compiled or not planned.draws_at_once):
+        recorded.seeds = _example_seeds(planned, batch_size)
+        return _run_by_example(recorded)
+    recorded.drawn_at_once = bool(planned.seeds)
+    shape = tf.stack([batch_size, 1])
+    recorded.seeds = [tf.tile(state.value[tf.newaxis], shape) for state in planned.seeds]
+    return call(*recorded.args, **recorded.kwargs)
+
+
+def _example_seeds(planned, batch_size):
     """One seed for each example and random generator; advances the generators by one."""
     seeds = []
     for state in planned.seeds:
@@ -46,7 +67,7 @@ def example_seeds(planned, batch_size):
     return seeds
 
 
-def run_by_example(recorded):
+def _run_by_example(recorded):
     """The layer's outputs, each example computed by itself, one after another.
 
     Not by vectorized_map: loops and random numbers inside it lose the static shapes that the
@@ -77,11 +98,14 @@ def run_again(recorded, row):
     Returns:
         Pairs of its outputs (1, ...): now, and as they were.
     """
-    examples, rebuild = _split(recorded)
-    tensors = tf.nest.map_structure(lambda t: t[row], examples)
-    outputs = differentiable(
-        _call(recorded, rebuild(tensors), [s[row] for s in recorded.seeds or []], ())
-    )
+    seeds = [s[row] for s in recorded.seeds]
+    if recorded.drawn_at_once:
+        outputs = differentiable(_call(recorded, (recorded.args, recorded.kwargs), seeds, ()))
+        outputs = [t[row : row + 1] for t in outputs]
+    else:
+        examples, rebuild = _split(recorded)
+        tensors = tf.nest.map_structure(lambda t: t[row], examples)
+        outputs = differentiable(_call(recorded, rebuild(tensors), seeds, ()))
     return [(t, probe[row : row + 1]) for t, probe in zip(outputs, recorded.probes, strict=False)]
 
 
@@ -98,27 +122,38 @@ def contributions(recorded, gradients, compiled=False):
     examples, rebuild = _split(recorded)
     parameters = [tf.convert_to_tensor(v.value) for v in planned.variables]
 
-    def one(elements):
-        tensors, seeds, s = elements
+    def gradients_of(call, seeds, s):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(parameters)
             pairs = zip(planned.variables, parameters, strict=True)
-            outputs = differentiable(_call(recorded, rebuild(tensors), seeds, pairs))
+            outputs = differentiable(_call(recorded, call, seeds, pairs))
             # As `with_probes` orders them.
             outputs += [z for z in map(logits_of, outputs) if z is not None]
         return tape.gradient(
             outputs,
             parameters,
-            output_gradients=[tf.expand_dims(g, 0) for _, g in zip(outputs, s, strict=True)],
+            output_gradients=[g for _, g in zip(outputs, s, strict=True)],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
 
-    elements = (examples, recorded.seeds or [], gradients)
+    def of_example(elements):
+        tensors, seeds, s = elements
+        return gradients_of(rebuild(tensors), seeds, [tf.expand_dims(g, 0) for g in s])
+
+    def of_row(i):
+        rows = tf.range(tf.shape(gradients[0])[0]) == i
+        s = [tf.where(tf.reshape(rows, [-1] + [1] * (g.shape.rank - 1)), g, 0) for g in gradients]
+        return gradients_of((recorded.args, recorded.kwargs), [s[0] for s in recorded.seeds], s)
+
+    elements = (examples, recorded.seeds, gradients)
     with paused():
-        found = None if compiled else _vectorized(one, elements)
+        found = None if compiled else _vectorized(of_example, elements, recorded.drawn_at_once)
         if found is None:
             pairs = zip(planned.variables, parameters, strict=True)
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
+            one = of_example
+            if recorded.drawn_at_once:  # all run, to draw as they did; one has gradients
+                one, elements = of_row, tf.range(tf.shape(gradients[0])[0])
             found = tf.map_fn(one, elements, fn_output_signature=signature)
     return [
         (v, PerExampleGradients(tf.cast(g, tf.float32)))
@@ -126,10 +161,11 @@ def contributions(recorded, gradients, compiled=False):
     ]
 
 
-def _vectorized(function, elements):
+def _vectorized(function, elements, drawn_at_once):
     """What `vectorized_map` gives, or None if it has no way to it, as for lists in nested loops."""
     try:
-        return vectorized_map(function, elements)
+        with draws_of_a_batch() if drawn_at_once else contextlib.nullcontext():
+            return vectorized_map(function, elements)
     except (NotImplementedError, TypeError, ValueError):
         return None
 

@@ -14,6 +14,7 @@ from tfdp.clipping.products import (
     affords_float64,
     gram,
     gram_rounding,
+    lengths_of_products,
     squared_norms_one_by_one,
     sum_of_squares,
     sum_of_squares_of_rows,
@@ -108,9 +109,10 @@ class _Outer:
             return norm, norm * 2 * POSITIVE
         if self.strategy == "looped":
             return squared_norms_one_by_one(self.left, self.right)
-        left, right = gram(self.left), gram(self.right)
+        lengths = lengths_of_products(self.left, self.right)
+        left, right = gram(self.left, length=lengths[0]), gram(self.right, length=lengths[1])
         norm = tf.reduce_sum(tf.cast(left * right, tf.float64), axis=[1, 2])
-        return norm, gram_rounding(left, right, p, r)
+        return norm, gram_rounding(left, right, (p, r), lengths)
 
     def clipped_sum(self, factors, finite):
         left, right = only_finite(finite, self.left, self.right)
@@ -195,8 +197,9 @@ class _Tied:
             return squared_norms_one_by_one(z, h, (rows.ids, rows.values))
         if exact:
             z, h = tf.cast(z, tf.float64), tf.cast(h, tf.float64)
-        z_gram, z_at_ids = gram(z, rows.ids)
-        h_gram = tf.matmul(h, h, transpose_b=True)
+        lengths = lengths_of_products(z, h)
+        z_gram, z_at_ids = gram(z, rows.ids, lengths[0])
+        h_gram = gram(h, length=lengths[1])
         head = tf.reduce_sum(tf.cast(z_gram * h_gram, tf.float64), axis=[1, 2])
         inner = tf.matmul(h, tf.cast(rows.values, h.dtype), transpose_b=True)  # (B, T', T)
         cross = tf.reduce_sum(tf.cast(z_at_ids * inner, tf.float64), axis=[1, 2])
@@ -205,7 +208,8 @@ class _Tied:
             looked_up = tf.reduce_sum(sum_of_squares_of_rows(rows.values), axis=1)
             rows_bound = tf.zeros_like(looked_up)
         more = tf.reduce_sum(tf.sqrt(sum_of_squares_of_rows(rows.values)), axis=1)
-        bound = gram_rounding(z_gram, h_gram, z.shape[2], h.shape[2], more) + rows_bound
+        sizes = z.shape[2], h.shape[2]
+        bound = gram_rounding(z_gram, h_gram, sizes, lengths, more) + rows_bound
         # Products that `inner` lost to underflow, times the logit gradients they were to meet.
         met = tf.reduce_sum(tf.sqrt(tf.cast(tf.linalg.diag_part(z_gram), tf.float64)), axis=1)
         lost = tf.cast(tf.shape(rows.ids)[1] * h.shape[2], tf.float64) * UNDERFLOW

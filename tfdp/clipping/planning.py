@@ -6,11 +6,13 @@ in both is shared by the whole batch, whatever its size. Nothing is computed.
 """
 
 import dataclasses
+import math
 
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow
+from tfdp.clipping import cost
+from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
 from tfdp.clipping.draws import Draws
 from tfdp.clipping.recording import ensure_built, trained_variables
 from tfdp.clipping.refusals import CALLS_DIFFER, WAY_OUT, refuse_named_layers
@@ -20,6 +22,9 @@ from tfdp.clipping.rules.position import register_keras_hub
 from tfdp.clipping.tracing import kind, loop_steps, trace
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import is_external
+
+# A length that depends on the data, for estimates.
+_UNKNOWN = 64
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,6 +39,8 @@ class PlannedCall:
         broadcast: the output lacks the batch axis and is broadcast to it.
         aligned: for each tensor among the arguments, whether it has the batch axis.
         seeds: states of the random generators used inside (fallback only).
+        draws_at_once: whether what they give is drawn for all examples at once (fallback only).
+        slowdown: about how often as long a step takes for want of a rule (fallback only).
     """
 
     key: tuple
@@ -43,6 +50,8 @@ class PlannedCall:
     broadcast: bool = False
     aligned: list = dataclasses.field(default_factory=list)
     seeds: list = dataclasses.field(default_factory=list)
+    draws_at_once: bool = False
+    slowdown: float = 1.0
 
 
 @dataclasses.dataclass
@@ -105,7 +114,10 @@ def make_clipping_plan(model, x):
     draws = Draws(first.graph) if any(planned.rule is None for planned in calls) else None
     for planned in calls:
         if planned.rule is None:
-            draws.refuse_unrepeatable(pairs[planned.key][0], planned.seeds)
+            call, twin = pairs[planned.key]
+            draws.refuse_unrepeatable(call, planned.seeds)
+            planned.draws_at_once = draws.of_each_example(call, twin)
+    _estimate_fallbacks(calls, pairs)
     covered = {id(v) for planned in calls for v in planned.variables}
     unused = [v for v in trained_variables(model) if id(v) not in covered]
     aligned = {
@@ -117,7 +129,34 @@ def make_clipping_plan(model, x):
         if call.graph is first.graph
     }
     return ClippingPlan(
-        {planned.key: planned for planned in calls}, unused, aligned, loop_steps(first.graph)
+        {planned.key: planned for planned in calls},
+        unused,
+        aligned,
+        loop_steps(first.graph.get_operations()),
+    )
+
+
+def _estimate_fallbacks(calls, pairs):
+    """Notes about how much the calls without a rule slow a step down."""
+    work = {planned.key: _work(planned, pairs[planned.key][0]) for planned in calls}
+    for planned in calls:
+        if planned.rule is None:
+            apart = bool(planned.seeds) and not planned.draws_at_once
+            planned.slowdown = cost.slowdown(work[planned.key], apart, work.values())
+
+
+def _work(planned, call):
+    operations = call.graph.get_operations()[call.operations.start : call.operations.stop]
+    steps = loop_steps(operations)
+    places = [
+        math.prod(size or _UNKNOWN for size in t.shape[1:-1])
+        for t in _tensors(call.outputs)
+        if t.shape.rank
+    ]
+    return cost.Work(
+        sum(math.prod(v.shape) for v in planned.variables),
+        max(places, default=1),
+        max(1, int(steps) if math.isfinite(steps) else _UNKNOWN),
     )
 
 
@@ -227,14 +266,9 @@ def _by_rule(call, pairs, flow):
 def _alignment(call, pairs, get):
     """Whether each tensor has the batch axis first."""
     return [
-        _has_batch_axis(a, b)
+        has_batch_axis(a, b)
         for a, b in zip(*(_tensors(get(c)) for c in pairs[call.key]), strict=True)
     ]
-
-
-def _has_batch_axis(a, b):
-    """Whether a tensor of the two traces has the batch axis first."""
-    return bool(a.shape.rank) and (a.shape[0], b.shape[0]) == BATCH_SIZES
 
 
 def _divides_by_example(calls):
@@ -247,7 +281,7 @@ def _divides_by_example(calls):
     first, second = (tf.nest.flatten((c.args, c.kwargs)) for c in calls)
     tensors = [(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, tf.Tensor)]
     return not _composites(first) and all(
-        _has_batch_axis(a, b) or (a.shape.is_fully_defined() and a.shape == b.shape)
+        has_batch_axis(a, b) or (a.shape.is_fully_defined() and a.shape == b.shape)
         for a, b in tensors
     )
 

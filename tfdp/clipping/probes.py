@@ -5,6 +5,28 @@ import tensorflow as tf
 from tfdp._compat.keras import logits_of, mask_of, set_logits, set_mask
 
 
+class Probe:
+    """What a rule marks tensors with: `probe(tensor)` is a copy at which gradients are taken.
+
+    Args:
+        mark: function that takes a tensor, and returns its copy.
+
+    Attributes:
+        kept: list of what the rule needs of its call beside the gradients.
+    """
+
+    def __init__(self, mark):
+        self._mark = mark
+        self.kept = []
+
+    def __call__(self, tensor):
+        return self._mark(tensor)
+
+    def keep(self, value):
+        """Keeps what the call computed for `Rule.contributions_from`."""
+        self.kept.append(value)
+
+
 def with_probes(outputs, probe):
     """The outputs of a call, each of them and the logits of probabilities through a probe.
 

@@ -1,4 +1,4 @@
-"""Layers that no private step can cover, refused by their names."""
+"""Layers that no private step can cover, refused by their names, and those to warn of."""
 
 import warnings
 
@@ -27,6 +27,8 @@ CALLS_DIFFER = (
     "`tf.where`, `keras.ops.cond`, or a layer that draws from a `keras.random.SeedGenerator`."
 )
 
+# A step that takes more than so many times as long as without privacy is warned of.
+_SLOW = 3.0
 _MIXERS = (keras.layers.MixUp, keras.layers.CutMix)
 # Layers that compute statistics along an axis, which must not be that of the examples.
 _ALONG_AXIS = (
@@ -118,6 +120,31 @@ def warn_of_still_variables(variables, from_whom):
             "optimizer still adds noise to them, and nothing else. Look for a `stop_gradient`, a "
             "rounding or an argmax between them and the loss, for units that are never active, "
             "or freeze them: `layer.trainable = False`.",
+            stacklevel=2,
+        )
+
+
+def warn_of_plan(plan):
+    """Warns of variables that are not trained, and of layers without a rule that take very long.
+
+    Args:
+        plan: a `ClippingPlan`.
+    """
+    if plan.unused:
+        warnings.warn(
+            "These variables do not enter the model's outputs and will not be trained: "
+            f"{[v.path for v in plan.unused]}",
+            stacklevel=2,
+        )
+    slow = {c.layer.name: c.slowdown for c in plan.calls.values() if c.rule is None}
+    times = 1.0 + sum(slowdown - 1.0 for slowdown in slow.values())
+    if times > _SLOW:
+        warnings.warn(
+            f"Layers {sorted(slow)} have no clipping rule: the gradient of each example is taken "
+            "by running them again, exactly but slowly. A step on 64 examples may take about "
+            f"{times:.0f} times as long as without privacy. Build them of Keras' own layers, or "
+            "write a rule (`tfdp.clipping.register_rule`); `tfdp.clipping.explain(model)` shows "
+            "what each costs.",
             stacklevel=2,
         )
 

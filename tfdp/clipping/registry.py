@@ -37,12 +37,21 @@ class Rule:
             layer: the layer.
             run: its original `call`.
             args, kwargs: what it was called with.
-            probe: function that marks a tensor of shape (B, ...) and returns it.
+            probe: a `Probe`, which marks a tensor of shape (B, ...) and returns it.
 
         Returns:
             The layer's outputs.
         """
         return probe(run(*args, **kwargs))
+
+    def contributions_from(self, layer, args, kwargs, gradients, kept):
+        """As `contributions`, for rules whose `call` keeps what it computes: `probe.keep(value)`.
+
+        Args:
+            layer, args, kwargs, gradients: as for `contributions`.
+            kept: list of what was kept, in order.
+        """
+        return self.contributions(layer, args, kwargs, gradients)
 
     def contributions(self, layer, args, kwargs, gradients):
         """List of (variable, contribution) for one call.
@@ -95,10 +104,15 @@ def register_rule(*layer_classes):
 
 def find_rule(layer):
     """The rule registered for this layer, or None."""
+    rule = inherited(layer, _RULES)
+    return None if getattr(_LOOK_UP, "tfdp_alone", False) and is_foreign(rule) else rule
+
+
+def inherited(layer, table):
+    """What a dict of classes holds for a layer, if its class changes nothing of that; or None."""
     for cls in type(layer).__mro__:
-        if cls in _RULES:
-            left_out = getattr(_LOOK_UP, "tfdp_alone", False) and is_foreign(_RULES[cls])
-            return None if left_out else _RULES[cls]
+        if cls in table:
+            return table[cls]
         if not set(vars(cls)) <= _HARMLESS and not _is_generated(cls):
             return None
     return None

@@ -20,7 +20,7 @@ def contributions_of(recorded, gradients):
     planned = recorded.planned
     rule, layer = planned.rule, planned.layer
     where = f"Rule {type(rule).__name__} of layer {layer.name!r}"
-    pairs = rule.contributions(layer, recorded.args, recorded.kwargs, gradients)
+    pairs = rule.contributions_from(layer, recorded.args, recorded.kwargs, gradients, recorded.kept)
     if not isinstance(pairs, (list, tuple)) or not all(
         isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[1], _KINDS)
         for pair in pairs

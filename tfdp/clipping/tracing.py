@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
 from tfdp._compat.tensorflow import corrupting_product, tapes_record
-from tfdp.clipping.probes import copy_of, with_probes
+from tfdp.clipping.probes import Probe, copy_of, with_probes
 from tfdp.clipping.recording import (
     Recorder,
     call_model,
@@ -22,7 +22,7 @@ class _Tracer(Recorder):
     """Probes as a step does, but at every call: which of them are needed is not known yet."""
 
     def run(self, call, run):
-        def probe(tensor):
+        def mark(tensor):
             call.probes.append(copy_of(tensor))
             return call.probes[-1]
 
@@ -31,7 +31,7 @@ class _Tracer(Recorder):
         rule = None if is_patched(call.layer) else find_rule(call.layer)
         if rule is not None and rule.accepts(call.layer, call.args, call.kwargs):
             call.rule = rule
-            outputs = rule.call(call.layer, run, call.args, call.kwargs, probe)
+            outputs = rule.call(call.layer, run, call.args, call.kwargs, Probe(mark))
         else:
             outputs = run(*call.args, **call.kwargs)
         return with_probes(outputs, copy_of)
@@ -76,10 +76,10 @@ def _spec(tensor, batch_size):
     return tf.TensorSpec(shape, tensor.dtype)
 
 
-def loop_steps(graph):
+def loop_steps(operations):
     """The most steps that a loop makes: 0 without loops, infinity if that depends on the data."""
     steps = [0.0]
-    for op in graph.get_operations():
+    for op in operations:
         if op.type in ("While", "StatelessWhile"):
             limit = op.inputs[1]  # the second of a loop's own two variables
             if limit.op.type == "Max":  # Keras' recurrent layers give that of a constant

@@ -1,7 +1,6 @@
 """Private training for Keras models: the train step, and the statement of what it did."""
 
 import threading
-import warnings
 
 import keras
 import tensorflow as tf
@@ -15,6 +14,7 @@ from tfdp.clipping.refusals import (
     refuse_layers_beyond_reach,
     refuse_named_layers,
     refuse_named_losses,
+    warn_of_plan,
 )
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.distribution import checks, host_selection, self_check
@@ -329,12 +329,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
         if key not in self._plans:
             with tf.init_scope():
                 self._plans[key] = plan = make_clipping_plan(self, x)
-            if plan.unused:
-                warnings.warn(
-                    "These variables do not enter the model's outputs and will not be trained: "
-                    f"{[v.path for v in plan.unused]}",
-                    stacklevel=2,
-                )
+            warn_of_plan(plan)
         return self._plans[key]
 
     def get_compile_config(self):

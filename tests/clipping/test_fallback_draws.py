@@ -1,0 +1,98 @@
+"""Layers without a rule that draw random numbers: what is differentiated is what was drawn."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tfdp.clipping import fallback
+from tfdp.clipping.planning import make_clipping_plan
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+class Draws(layers.Layer):
+    """Reads a weight, and multiplies by random numbers of some shape and law."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+        self.dropout = layers.Dropout(0.5)
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(shape[-1], 2))
+
+    def call(self, x, training=None):
+        x = ops.tanh(ops.matmul(self.dropout(x, training=training), self.w))
+        return x * ops.cast(self.draw(ops.shape(x), self.seeds), x.dtype)
+
+
+def of_rows(shape, seed):
+    first = keras.random.normal(shape, dtype="float32", seed=seed)
+    return first + keras.random.truncated_normal((shape[0], 1, 2), dtype="float32", seed=seed)
+
+
+def in_a_loop(shape, seed):
+    return tf.map_fn(lambda _: keras.random.uniform((), dtype="float32", seed=seed), tf.zeros(2))
+
+
+AT_ONCE = {
+    "laws of rows": of_rows,
+    "uniform": lambda shape, seed: keras.random.uniform(shape, 1, 2, dtype="float32", seed=seed),
+    "integers": lambda shape, seed: keras.random.randint((shape[0], 3, 1), 1, 5, seed=seed),
+}
+APART = {
+    "for the batch": lambda shape, seed: keras.random.normal((3, 2), dtype="float32", seed=seed),
+    "of another law": lambda shape, seed: keras.random.gamma(shape, 2, dtype="float32", seed=seed),
+    "in a loop": in_a_loop,
+}
+
+
+def model_of(draw):
+    return lambda: keras.Sequential(
+        [
+            keras.Input((3, 4), dtype=keras.config.dtype_policy().compute_dtype),
+            Draws(draw),
+            layers.Flatten(),
+            layers.Dense(1),
+        ]
+    )
+
+
+def plan_of(check):
+    (planned, _) = make_clipping_plan(check.model, check.x).calls.values()
+    assert planned.rule is None and len(planned.seeds) == 2
+    return planned
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_numbers_of_all_examples_are_drawn_at_once(brute_force, mean_loss, name, graph):
+    check = brute_force(
+        model_of(AT_ONCE[name]), normal(4, 3, 4), mean_loss("mse", normal(4, 1) + 9)
+    )
+    assert plan_of(check).draws_at_once
+    assert np.all(check.check(graph=graph) > 0.01)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_other_numbers_are_drawn_by_example(brute_force, mean_loss, name):
+    check = brute_force(model_of(APART[name]), normal(4, 3, 4), mean_loss("mse", normal(4, 1) + 9))
+    assert not plan_of(check).draws_at_once
+
+
+def test_under_xla_each_example_draws_by_itself(brute_force, mean_loss):
+    check = brute_force(model_of(of_rows), normal(3, 3, 4), mean_loss("mse", normal(3, 1)))
+    check.model.jit_compile = True
+    norms, _ = check.private(1.0, jit_compile=True)
+    assert np.all(norms > 1e-4)
+
+
+def test_without_a_vectorized_loop_the_same_is_drawn(brute_force, mean_loss, monkeypatch):
+    monkeypatch.setattr(fallback, "_vectorized", lambda *args: None)
+    check = brute_force(model_of(of_rows), normal(4, 3, 4), mean_loss("mse", normal(4, 1) + 9))
+    check.check()
