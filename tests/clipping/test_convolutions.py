@@ -6,9 +6,11 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+import tfdp
 from tfdp.clipping import patches
 from tfdp.clipping.planning import make_clipping_plan
 from tfdp.clipping.rules import convolution
+from tfdp.errors import PrivacyError
 
 B = 3
 
@@ -50,7 +52,7 @@ CASES = {
     "transposed": chain(
         of(layers.Conv2DTranspose, 3, (2, 3), strides=2, activation="tanh"),
         of(layers.Conv2DTranspose, 2, 3, strides=(2, 1), padding="same", use_bias=False),
-        of(layers.Conv2DTranspose, 2, 1, strides=2),
+        of(layers.Conv2DTranspose, 2, 2, strides=3),
         shape=(3, 2, 2),
     ),
     "transposed rows": chain(
@@ -117,3 +119,42 @@ def test_patches_are_those_of_tensorflow(strides, dilation, padding):
     found = tf.concat(patches.shifted(x, size, strides, dilation, padding), -1)
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(patches.patches(x, size, strides, dilation, padding), wanted)
+
+
+def strided_points(layer):
+    return lambda: keras.Sequential(
+        [keras.Input((6, 5, 3)), layer(), layers.GlobalAveragePooling2D(), layers.Dense(1)]
+    )
+
+
+@pytest.mark.parametrize("layer", [layers.Conv2D, layers.Conv2DTranspose])
+def test_points_with_strides_train_where_their_derivative_corrupts_memory(layer):
+    """TensorFlow's Conv2DBackpropFilter of them does, on CPUs with oneDNN: it is not computed."""
+    model = tfdp.make_private(strided_points(of(layer, 2, 1, strides=2))())
+    plan = make_clipping_plan(model, tf.zeros((4, 6, 5, 3)))
+    assert (
+        plan.needs_graph
+        and not make_clipping_plan(
+            tfdp.make_private(strided_points(of(layer, 2, 2, strides=2))()), tf.zeros((4, 6, 5, 3))
+        ).needs_graph
+    )
+    optimizer = tfdp.optimizers.DPOptimizer(
+        keras.optimizers.SGD(0.1), noise_multiplier=1.0, num_examples=40, expected_batch_size=10
+    )
+    model.compile(optimizer, loss="mse")
+    data = normal(40, 6, 5, 3), normal(40, 1)
+    for _ in range(3):
+        model.fit(tfdp.data.poisson_batches(data, 10), verbose=0)
+
+
+def test_points_with_strides_without_a_rule_are_refused():
+    class Raw(layers.Layer):
+        def build(self, shape):
+            self.filters = self.add_weight(shape=(1, 1, shape[-1], 2))
+
+        def call(self, x):
+            return tf.nn.conv2d(x, self.filters, 2, "VALID")
+
+    model = strided_points(Raw)()
+    with pytest.raises(PrivacyError, match="convolution of size 1x1"):
+        make_clipping_plan(model, tf.zeros((4, 6, 5, 3)))

@@ -1,6 +1,7 @@
 """TensorFlow: what has no public way, and what it does wrong."""
 
 import contextlib
+import math
 import os
 
 import tensorflow as tf
@@ -34,6 +35,22 @@ def corrupting_product(graph):
             if left.rank == 4 and left[1] == 1 and left[0] != 1 and right.rank is not None:
                 if all(size == 1 for size in right[:-2]):
                     return op
+    return None
+
+
+def corrupting_convolution(operations):
+    """A convolution whose filter has a derivative that writes beyond its memory, or None.
+
+    On CPUs with oneDNN: Conv2DBackpropFilter of filters of 1x1 and strides above 1. Eagerly, the
+    derivative is computed with that of the inputs, whether it is asked for or not.
+    """
+    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0":
+        return None
+    for op in operations:
+        if op.type in ("Conv2D", "Conv2DBackpropInput"):
+            size = op.inputs[1].shape[:2]
+            if math.prod(op.get_attr("strides")) > 1 and tuple(size) == (1, 1):
+                return op
     return None
 
 

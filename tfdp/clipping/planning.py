@@ -11,6 +11,7 @@ import math
 import keras
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import corrupting_convolution
 from tfdp.clipping import cost
 from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
 from tfdp.clipping.draws import Draws
@@ -19,7 +20,7 @@ from tfdp.clipping.refusals import CALLS_DIFFER, WAY_OUT, refuse_named_layers
 from tfdp.clipping.registry import Rule
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
-from tfdp.clipping.tracing import kind, loop_steps, trace
+from tfdp.clipping.tracing import kind, loop_steps, refuse_corrupting_derivatives, trace
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import is_external
 
@@ -65,12 +66,15 @@ class ClippingPlan:
             whether it has the batch axis; the same for the outputs).
         loop_steps: the most steps that a loop of the forward pass makes: 0 if there is none,
             infinity if that depends on the data.
+        needs_graph: whether derivatives must be traced, where those of weights that nobody asks
+            for are left out: TensorFlow would corrupt its memory.
     """
 
     calls: dict
     unused: list
     aligned: dict
     loop_steps: float
+    needs_graph: bool
 
 
 def make_clipping_plan(model, x):
@@ -115,6 +119,7 @@ def make_clipping_plan(model, x):
     for planned in calls:
         if planned.rule is None:
             call, twin = pairs[planned.key]
+            refuse_corrupting_derivatives(call)
             draws.refuse_unrepeatable(call, planned.seeds)
             planned.draws_at_once = draws.of_each_example(call, twin)
     _estimate_fallbacks(calls, pairs)
@@ -133,6 +138,7 @@ def make_clipping_plan(model, x):
         unused,
         aligned,
         loop_steps(first.graph.get_operations()),
+        corrupting_convolution(first.graph.get_operations()) is not None,
     )
 
 

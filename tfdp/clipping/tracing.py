@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
-from tfdp._compat.tensorflow import corrupting_product, tapes_record
+from tfdp._compat.tensorflow import corrupting_convolution, corrupting_product, tapes_record
 from tfdp.clipping.probes import Probe, copy_of, with_probes
 from tfdp.clipping.recording import (
     Recorder,
@@ -103,6 +103,20 @@ def _refuse_corruption(model, graph):
             "its memory on CPUs (tensorflow issue 117700): gradients, norms and so ε could be "
             "wrong. Leave out the axis of size 1, as by `keras.ops.squeeze(x, 1)`, or set the "
             "environment variable TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported."
+        )
+
+
+def refuse_corrupting_derivatives(call):
+    """Refuses a call on the fallback that needs a derivative which corrupts memory."""
+    operations = call.graph.get_operations()[call.operations.start : call.operations.stop]
+    found = corrupting_convolution(operations)
+    if found is not None:
+        raise PrivacyError(
+            f"Layer {call.layer.name!r} has no clipping rule and makes a convolution of size 1x1 "
+            f"and strides {found.get_attr('strides')[1:3]} ({found.name}), for whose gradient this "
+            "TensorFlow writes beyond its memory on CPUs: norms and so ε could be wrong. Take "
+            "the places first (`x[:, ::2, ::2]`) and convolve them with strides of 1, or set "
+            "the environment variable TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported."
         )
 
 

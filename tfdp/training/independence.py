@@ -132,7 +132,7 @@ class _Watching(Execution):
 
 def _observer(model, plan):
     """A function of (x, y, sample_weight, rows to differentiate) to a dict of events by key."""
-    if plan.loop_steps <= _EAGER_STEPS:
+    if plan.loop_steps <= _EAGER_STEPS and not plan.needs_graph:
         return lambda *args: {e.key: e for e in _observe(model, plan, *args)}
     traced = []
 
