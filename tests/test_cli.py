@@ -1,14 +1,24 @@
 """`tfdp budget` prints the library's own numbers, without TensorFlow."""
 
+import json
 import subprocess
 import sys
 
+import dp_accounting
 import pytest
 
 from tfdp import cli
-from tfdp.accounting import PrivacyBudget, budget_table, calibrate_noise_multiplier, epsilon
+from tfdp.accounting import (
+    Ledger,
+    PrivacyBudget,
+    budget_table,
+    calibrate_noise_multiplier,
+    epsilon,
+    privacy_statement,
+)
 from tfdp.accounting.composition import compose
 from tfdp.accounting.composition import training_event as step
+from tfdp.accounting.statement import Statement
 
 _COMMON = ["--num-examples", "2000", "--batch-size", "100", "--delta", "1e-4"]
 
@@ -69,7 +79,7 @@ def test_arguments_that_make_no_sense_end_with_status_2(capsys, options, named):
     assert named in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["budget", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"]])
 def test_help_imports_neither_tensorflow_nor_dp_accounting(arguments):
     code = (
         "import atexit, sys; from tfdp import cli;"
@@ -79,5 +89,47 @@ def test_help_imports_neither_tensorflow_nor_dp_accounting(arguments):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "budget" in result.stdout
+    assert "plan" in result.stdout
     assert "LOADED []" in result.stdout
+
+
+def test_a_plan_shows_which_batch_size_leaves_the_least_noise(tmp_path, capsys):
+    options = ["--num-examples", "2000", "--epochs", "5", "--epsilon", "2", "--delta", "1e-4"]
+    path = tmp_path / "plan.png"
+    arguments = ["plan", *options, "--batch-size", "100", "2000", "--accountant", "rdp"]
+    assert cli.main([*arguments, "--plot", str(path)]) == 0
+    _, small, large = capsys.readouterr().out.splitlines()
+    assert "least noise" in large and "least noise" not in small
+    for line, batch in ((small, 100), (large, 2000)):
+        size, steps, sigma, of_a_step, of_all = map(float, line.split()[:5])
+        assert (size, steps) == (batch, 5 * 2000 / batch)
+        expected = calibrate_noise_multiplier(
+            PrivacyBudget(2, 1e-4), batch / 2000, int(steps), "rdp"
+        )
+        assert sigma == pytest.approx(expected, abs=1e-6)
+        assert of_a_step == pytest.approx(sigma / batch, rel=1e-2)
+        assert of_all == pytest.approx(sigma / batch / steps**0.5, rel=1e-2)
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    assert cli.main(["plan", *options, "--batch-size", "3000"]) == 2
+    assert "batch_size" in capsys.readouterr().err
+
+
+def test_a_statement_is_printed_from_its_file(tmp_path, capsys):
+    ledger = Ledger()
+    ledger.add("training", step(1.5, 0.05), 60, kind="training", num_examples=2000)
+    budget = PrivacyBudget(8.0, 1e-4)
+    statement = privacy_statement(ledger, delta=1e-4, budget=budget)
+    (tmp_path / "privacy_statement.json").write_text(statement.to_json())
+    assert Statement.from_dict(json.loads(statement.to_json())) == statement
+    assert cli.main(["statement", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{statement}\n"
+    assert cli.main(["statement", str(tmp_path / "privacy_statement.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(statement.to_json())
+    ledger.add("plain", dp_accounting.NonPrivateDpEvent())
+    infinite = privacy_statement(ledger, delta=1e-4)
+    assert str(Statement.from_dict(infinite.to_dict())) == str(infinite)
+    for text in ("{}", "[]", "no JSON"):
+        (tmp_path / "other.json").write_text(text)
+        assert cli.main(["statement", str(tmp_path / "other.json")]) == 2
+        assert "`path`" in capsys.readouterr().err
+    assert cli.main(["statement", str(tmp_path / "nothing.json")]) == 2

@@ -123,7 +123,65 @@ def _run_audit(arguments):
     return 0 if all(r.holds for r in results) else 1
 
 
-_SUBCOMMANDS = (_add_budget, _add_audit)
+def _add_plan(subparsers):
+    parser = subparsers.add_parser(
+        "plan",
+        help="the batch size, steps and noise that an epsilon leaves",
+        description="Prints, for one epsilon and one number of epochs, the noise multiplier of "
+        "each batch size, and how much noise that is on the mean gradient: of a step, and of all.",
+        epilog="example: tfdp plan --num-examples 6040 --epochs 100 --epsilon 8 --delta 1e-4",
+    )
+    parser.add_argument("--num-examples", type=int, required=True, help="number of records, n")
+    parser.add_argument("--epochs", type=float, required=True)
+    parser.add_argument("--epsilon", type=float, required=True)
+    parser.add_argument("--delta", type=float, required=True, help="at most 1/n")
+    parser.add_argument(
+        "--batch-size", type=int, nargs="+", metavar="B", help="default: n/128 to n"
+    )
+    parser.add_argument("--accountant", choices=["pld", "rdp"], default="pld")
+    parser.add_argument("--plot", metavar="FILE", help="also draw it (needs matplotlib)")
+    parser.set_defaults(run=_run_plan)
+
+
+def _run_plan(arguments):
+    from tfdp.accounting import planner
+
+    planned = planner.plan_training(
+        arguments.num_examples, arguments.epochs, arguments.epsilon, arguments.delta,
+        arguments.batch_size, arguments.accountant,
+    )  # fmt: skip
+    print(planner.table(planned))
+    if arguments.plot:
+        planner.plot(planned, arguments.plot)
+    return 0
+
+
+def _add_statement(subparsers):
+    parser = subparsers.add_parser(
+        "statement",
+        help="prints the privacy statement of an export",
+        description="Prints the privacy statement beside an exported model, or in a file.",
+        epilog="example: tfdp statement exported/",
+    )
+    parser.add_argument("path", help="a folder made by tfdp.serving.export, or a JSON file")
+    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.set_defaults(run=_run_statement)
+
+
+def _run_statement(arguments):
+    from tfdp.accounting.statement import Statement
+
+    path = pathlib.Path(arguments.path)
+    path = path / "privacy_statement.json" if path.is_dir() else path
+    try:
+        statement = Statement.from_dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"Argument `path` holds no privacy statement: {path} ({error})") from error
+    print(statement.to_json() if arguments.json else statement)
+    return 0
+
+
+_SUBCOMMANDS = (_add_budget, _add_plan, _add_statement, _add_audit)
 
 
 if __name__ == "__main__":

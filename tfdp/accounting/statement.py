@@ -85,8 +85,32 @@ class Statement:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
+    @classmethod
+    def from_dict(cls, fields):
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: if the dict is no statement.
+        """
+        known = {f.name for f in dataclasses.fields(cls)}
+        if not isinstance(fields, dict) or not {"epsilon", "delta", "entries"} <= set(fields):
+            raise ValueError(
+                "Argument `fields` must be a privacy statement as a dict, with epsilon, delta and "
+                f"entries. Received: {str(fields)[:80]}"
+            )
+        read = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items() if k in known}
+        read["epsilon"] = float(read["epsilon"])  # "infinity", too
+        for name, make in (("sampling", Sampling.from_dict), ("budget", _budget_of)):
+            if read.get(name) is not None:
+                read[name] = make(read[name])
+        return cls(**read)
+
     def __str__(self):
         return statement_text.render(self)
+
+
+def _budget_of(fields):
+    return PrivacyBudget(**fields)
 
 
 def privacy_statement(
