@@ -178,3 +178,10 @@ def test_a_source_that_loses_records_is_refused():
 
     with pytest.raises(ValueError, match="1 records for 2"):
         SourceRecords(Short(), lambda i: (i, i)).batch(np.arange(2), 2)
+
+
+def test_that_records_are_read_one_by_one_is_listed_as_assumed():
+    parse = lambda i: (np.float32(i), np.int32(0))  # noqa: E731
+    batches = tfdp.data.poisson_batches(list(range(40)), 10, parse=parse)
+    (assumed,) = tfdp.data.provenance.assumptions_of(batches)
+    assert "depends on it alone" in assumed

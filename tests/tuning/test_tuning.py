@@ -1,5 +1,6 @@
 """Hyper-parameters chosen by their results: the distribution of runs, the charge, the statement."""
 
+import concurrent.futures
 import math
 
 import dp_accounting
@@ -137,7 +138,7 @@ def test_steps_of_a_run_beyond_those_that_are_paid_for_cost(kind, left):
     history = ChargeHistory()
     with runs_begun() as outer, runs_begun() as begun:
         name = history.start(mechanism)
-    assert begun == outer == {name}
+    assert begun == outer == {name: history}
     history.count(name, 4)
     history.charge(LedgerEntry("best", dp_accounting.NoOpDpEvent(), 1, {"covers": {name: 4}}))
     assert [e.label for e in history.ledger().entries] == ["best"]
@@ -198,7 +199,7 @@ def test_a_release_made_inside_of_the_runs_is_refused(small, runs):
         model.charge_history.charge(release.entry)
         return model
 
-    with pytest.raises(PrivacyError, match="releases made before the tuning"):
+    with pytest.raises(PrivacyError, match="from before the tuning"):
         tune(train, lambda model: 0.0)
 
 
@@ -215,6 +216,66 @@ def test_a_run_without_privacy_makes_the_tuning_infinite(small, runs):
     assert best.model.ledger.epsilon(DELTA) == math.inf
     with pytest.raises(PrivacyError, match="must return the model"):
         tune(lambda hp: keras.Sequential(), lambda model: 0.0)
+
+
+def test_what_could_not_be_charged_is_refused(small, runs, tmp_path):
+    """Training in another thread counts; before the tuning, or of another model, does not."""
+    runs(2)
+    train = trainer(small)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        best = tune(lambda hp: threads.submit(train, hp).result(), lambda model: 0.0, 5.0)
+    expected = by_hand(dp_event.RepeatAndSelectDpEvent(poisson(2.0, 0.25, 4), 5.0, 1.0))
+    assert best.model.ledger.epsilon(DELTA) == pytest.approx(expected, rel=1e-6)
+    for i in range(2):
+        train(HyperParameters()).save(tmp_path / f"{i}.keras")
+    files = iter(["0.keras", "1.keras"])
+
+    def load(hp):
+        return keras.models.load_model(tmp_path / next(files))
+
+    def two(hp):
+        models = [train(hp), train(hp)]
+        return models[1]
+
+    def with_another_encoder(hp):
+        encoder = load(hp).model
+        encoder.trainable = False
+        base = keras.Sequential([encoder, keras.layers.Dense(2)])
+        model = small.model(base, noise_multiplier=2.0)
+        model.fit(small.poisson(), verbose=0)
+        return model
+
+    def with_an_unnamed_release(hp):
+        model = train(hp)
+        model.charge_history.charge(LedgerEntry("mine", dp_accounting.GaussianDpEvent(1.0)))
+        return model
+
+    for wrong, match in (
+        (load, "0 trainings of its own"),
+        (two, "beside 1 of other models"),
+        (with_an_unnamed_release, "releases .'mine'."),
+    ):
+        with pytest.raises(PrivacyError, match=match):
+            tune(wrong, lambda model: 0.0)
+    files = iter(["0.keras", "1.keras"])
+    with pytest.raises(PrivacyError, match="cost the same"):
+        tune(with_another_encoder, lambda model: 0.0)
+
+
+def test_a_private_mean_counts_wherever_it_is_called(small, runs):
+    runs(1)
+    score = PrivateMean(lambda model: np.ones(40), num_examples=40, noise_multiplier=1.0)
+    with pytest.raises(PrivacyError, match="must be the PrivateMean itself"):
+        tune(trainer(small), lambda model: -score(model))
+    train = trainer(small)
+
+    def looks(hp):
+        model = train(hp)
+        score(model)
+        return model
+
+    with pytest.raises(PrivacyError, match="it called a PrivateMean"):
+        tune(looks, score)
 
 
 def test_batches_that_were_cut_off_cost_delta_in_every_run(small, runs):
@@ -276,6 +337,7 @@ def test_settings_are_drawn_uniformly_and_once():
         (lambda: PrivateMean(len, num_examples=1, noise_multiplier=0), "noise_multiplier"),
         (lambda: PrivateMean(len, num_examples=1, noise_multiplier=1, bound=0), "bound"),
         (lambda: PrivateMean(lambda m: [[1]], num_examples=1, noise_multiplier=1)(0), "values"),
+        (lambda: PrivateMean(lambda m: [1, 1], num_examples=1, noise_multiplier=1)(0), "values"),
         (lambda: HyperParameters().Choice("a", []), "values"),
         (lambda: HyperParameters().Float("a", 2, 1), "min_value"),
         (lambda: HyperParameters().Float("a", 0, 1, "log"), "min_value"),
@@ -333,5 +395,5 @@ def test_a_person_counts_with_the_mean_score_of_its_records():
     assert score(None) == pytest.approx((1 + 2 / 3) / 2, abs=1e-4)
     with pytest.raises(ValueError, match="num_examples"):
         PrivateMean(len, num_examples=4, noise_multiplier=1, privacy_ids=ids)
-    with pytest.raises(ValueError, match="records of `privacy_ids`"):
+    with pytest.raises(ValueError, match="one score for each record"):
         PrivateMean(lambda m: np.ones(3), num_examples=2, noise_multiplier=1, privacy_ids=ids)(0)

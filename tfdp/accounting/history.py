@@ -1,25 +1,24 @@
 """What a set of weights has cost, kept with the weights however they are saved and restored."""
 
 import contextlib
-import contextvars
 import json
 import secrets
 
 from tfdp.accounting.ledger import Ledger
 from tfdp.accounting.mechanisms import Notes, PrivateTraining, mechanism_from_dict
 
-_begun = contextvars.ContextVar("names of the runs that are begun", default=())
+_begun = []  # of all threads: a run that begins in another one is begun, too
 
 
 @contextlib.contextmanager
 def runs_begun():
-    """Gives the set of the names of all runs that begin inside of it."""
-    names = set()
-    token = _begun.set((*_begun.get(), names))
+    """Gives a dict of all runs of this process that begin inside of it: name to history."""
+    runs = {}
+    _begun.append(runs)
     try:
-        yield names
+        yield runs
     finally:
-        _begun.reset(token)
+        _begun[:] = [one for one in _begun if one is not runs]
 
 
 class ChargeHistory:
@@ -83,8 +82,8 @@ class ChargeHistory:
         """
         name = secrets.token_hex(8) if name is None else name
         self._root()._runs[name] = (mechanism, 0)
-        for names in _begun.get():
-            names.add(name)
+        for runs in list(_begun):
+            runs[name] = self
         return name
 
     def count(self, name, steps):
@@ -108,6 +107,16 @@ class ChargeHistory:
         steps = sum(steps for run, (_, steps) in root._runs.items() if run != name)
         return len(root._releases) + steps
 
+    @property
+    def releases(self):
+        """The entries of the releases, oldest first."""
+        return tuple(self._synced()._releases)
+
+    def steps_beside(self, names):
+        """Dict of the steps of all other runs that have some."""
+        runs = self._synced()._runs
+        return {name: steps for name, (_, steps) in runs.items() if steps and name not in names}
+
     def steps_of(self, names):
         """Dict of the steps of those runs that are in this history and have some."""
         runs = self._synced()._runs
@@ -117,10 +126,6 @@ class ChargeHistory:
         """The ledger of one run by itself, whatever pays for it."""
         mechanism, steps = self._synced()._runs[name]
         return Ledger(mechanism.entries(steps, name))
-
-    def ledger_without(self, names):
-        """The ledger of everything but the runs of these names."""
-        return self._ledger({n: r for n, r in self._synced()._runs.items() if n not in names})
 
     def ledger(self, ahead=None):
         """The ledger of it all.

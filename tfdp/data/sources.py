@@ -10,6 +10,8 @@ from tfdp.data.mapped_rows import MappedRows
 from tfdp.data.provenance import Origin
 from tfdp.data.records import Records, lists_as_tuples
 
+_BY_ITSELF = "the source and `parse` give of each record what depends on it alone"
+
 
 def records_of(data, parse=None):
     """What batches are cut from: `Records` in memory, or `SourceRecords` where `parse` is given.
@@ -58,7 +60,8 @@ class SourceRecords:
             raise ValueError(f"Argument `data` must hold records. Received: a length of {size}")
         self.num_examples = int(size)
         origin = getattr(source, "origin", None)
-        self.origin = origin if isinstance(origin, Origin) else Origin()
+        origin = origin if isinstance(origin, Origin) else Origin()
+        self.origin = Origin(origin.releases, (*origin.assumptions, _BY_ITSELF))
         self._source, self._parse, self._reads_many = source, parse, many
         self._lock = threading.Lock()
         (parsed,) = self._parsed([0])

@@ -1,5 +1,7 @@
 """A score on private records, released with noise."""
 
+import contextlib
+
 import dp_accounting
 import numpy as np
 import tensorflow as tf
@@ -7,6 +9,19 @@ import tensorflow as tf
 from tfdp import _validate
 from tfdp.data.persons import checked_ids
 from tfdp.noise import Grid, NoiseSource
+
+_noted = []
+
+
+@contextlib.contextmanager
+def means_released():
+    """Gives a list of the `PrivateMean` of every release that is made inside of it."""
+    found = []
+    _noted.append(found)
+    try:
+        yield found
+    finally:
+        _noted[:] = [one for one in _noted if one is not found]
 
 
 class PrivateMean:
@@ -64,11 +79,19 @@ class PrivateMean:
 
     def __call__(self, model):
         """The noisy mean, a float; each call is a release."""
+        for found in list(_noted):
+            found.append(self)
         values = np.asarray(self.values(model), np.float64)
         if values.ndim != 1:
             raise ValueError(
                 "Argument `values` must give one score for each record, an array (n,). "
                 f"Received: an array of shape {values.shape}"
+            )
+        records = self.num_examples if self._persons is None else len(self._persons)
+        if len(values) != records:
+            raise ValueError(
+                "Argument `values` must give one score for each record: of several, one record "
+                f"would count several times. Received: {len(values)} scores of {records} records"
             )
         values = np.where(np.isfinite(values), np.clip(values, 0.0, self.bound), 0.0)
         if self._persons is not None:
@@ -80,11 +103,6 @@ class PrivateMean:
         return float(noisy[0]) / self.num_examples
 
     def _of_persons(self, values):
-        if values.shape != self._persons.shape:
-            raise ValueError(
-                "Argument `values` must give one score for each of the records of `privacy_ids`, "
-                f"{len(self._persons)}. Received: {len(values)} scores"
-            )
         counts = np.bincount(self._persons)
         # A mean is no more than its largest part, but for rounding.
         return np.minimum(np.bincount(self._persons, values) / counts, self.bound)

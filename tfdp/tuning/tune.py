@@ -13,12 +13,12 @@ from tfdp.accounting.sampling import PERSON
 from tfdp.errors import PrivacyError
 from tfdp.tuning.hyper_parameters import HyperParameters
 from tfdp.tuning.number_of_runs import NumberOfRuns
-from tfdp.tuning.private_mean import PrivateMean
+from tfdp.tuning.private_mean import PrivateMean, means_released
 
 _PUBLIC_SCORE = "the scores by which settings were chosen were computed from public data alone"
 _SECRET = (
     "how many settings were tried, and the results of all but the best: do not publish them, nor "
-    "the other models"
+    "the other models, nor files that were saved while the settings were tried"
 )
 
 
@@ -46,15 +46,17 @@ def tune(train, score, number_of_runs=8.0):
     one distribution, the best (setting, score, model) is as private as dp_accounting's
     `RepeatAndSelectDpEvent` says. Runs of different costs are refused: which settings were drawn
     does not depend on the data, so that given their common cost the result costs what is stated.
-    What a run costs is read from its model; what was charged before (a release that the runs
-    share, a private encoder) is charged once beside it.
+    What a run costs is read from its model, which must hold all training that began in the run;
+    what was charged before (a release that the runs share, a private encoder) must be the same for
+    all of them, and is charged once beside it.
 
     Args:
         train: function from a `HyperParameters` to a model that it built and trained. All settings
             must cost the same: the same noise multiplier, or budget, batch size and steps.
         score: function from a model to a number, the higher the better. A `PrivateMean` is a
-            release, and its cost a part of each run's. Any other function is taken to use public
-            data only; the statement says so.
+            release, and its cost a part of each run's (of errors e, give it 1 - e). Any other
+            function is taken to use public data only; the statement says so. One that calls a
+            `PrivateMean` is refused.
         number_of_runs: a `NumberOfRuns`, or its mean.
 
     Returns:
@@ -84,14 +86,15 @@ def tune(train, score, number_of_runs=8.0):
         if not callable(function):
             raise ValueError(f"Argument `{name}` must be a function. Received: {function!r}")
     cost = best = None
-    earlier = set()
+    earlier = {}
     for _ in range(number_of_runs.draw()):
         run = _run(train, score, earlier)
-        earlier |= set(run.steps)
+        earlier |= run.steps
         if cost is not None and run.cost != cost:
             raise PrivacyError(
                 "Argument `train` must cost the same with every setting: the same noise multiplier "
-                "or budget, batch size and number of steps, and releases made before the tuning. "
+                "or budget, batch size, steps and period, and the same releases, encoders and "
+                "other charges from before the tuning. "
                 f"Received: settings that cost {cost} and {run.cost}"
             )
         cost = run.cost
@@ -127,8 +130,13 @@ class _Run:
 
 def _run(train, score, earlier):
     hyper_parameters = HyperParameters()
-    with runs_begun() as begun:
+    with runs_begun() as begun, means_released() as means:
         model = train(hyper_parameters)
+    if means:
+        raise PrivacyError(
+            "Argument `train` must look at private records by training alone; it called a "
+            "PrivateMean, whose cost would not be charged. Give it as `score`."
+        )
     history = getattr(model, "charge_history", None)
     if history is None:
         raise PrivacyError(
@@ -143,12 +151,34 @@ def _run(train, score, earlier):
             "history of charges. Load such layers from their file inside of `train`."
         )
     steps = history.steps_of(begun)
+    elsewhere = [n for n, of in begun.items() if n not in steps and of.steps_of([n])]
+    if not steps or elsewhere:
+        raise PrivacyError(
+            "Argument `train` must train the model that it returns, by itself and in this process, "
+            "and no other one: what others cost could not be charged. Received: a model with "
+            f"{len(steps)} trainings of its own, beside {len(elsewhere)} of other models"
+        )
+    unnamed = [entry.label for entry in history.releases if "release" not in entry.details]
+    if unnamed:
+        raise PrivacyError(
+            "Argument `train` must use releases that have a name of their own, in their detail "
+            '"release": without one, a release that was made in every run looks like one that all '
+            f"of them share. Received: releases {unnamed}"
+        )
     charged = Ledger()
     for name in steps:
         charged.merge(history.ledger_of(name))
     _refuse_score_of_records(charged, score)
-    value = float(score(model))
-    beside = tuple(_without_run(e) for e in history.ledger_without(steps).entries)
+    with means_released() as means:
+        value = float(score(model))
+    if means != ([score] if isinstance(score, PrivateMean) else []):
+        raise PrivacyError(
+            "Argument `score` must be the PrivateMean itself, where it looks at private records: "
+            "the cost of one that a function calls would not be charged. To look for the smallest "
+            "error, let the PrivateMean's `values` give the bound minus the error."
+        )
+    releases = {entry.details["release"] for entry in history.releases}
+    beside = (history.steps_beside(steps), releases)
     cost = (tuple(_without_run(entry) for entry in charged.entries), beside)
     # A score that is no number must not win, nor hide the others.
     value = -math.inf if math.isnan(value) else value
@@ -157,9 +187,8 @@ def _run(train, score, earlier):
 
 def _without_run(entry):
     """What an entry says of its cost, comparable between runs."""
-    release = entry.details.get("release")
     cost = entry.event, entry.count, entry.overflow_probability, entry.adjacency
-    return *cost, release, entry.details.get("unit")
+    return *cost, entry.period, entry.details.get("unit")
 
 
 def _entry(run, score, number_of_runs):
