@@ -96,3 +96,18 @@ def test_without_a_vectorized_loop_the_same_is_drawn(brute_force, mean_loss, mon
     monkeypatch.setattr(fallback, "_vectorized", lambda *args: None)
     check = brute_force(model_of(of_rows), normal(4, 3, 4), mean_loss("mse", normal(4, 1) + 9))
     check.check()
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+def test_without_a_vectorized_loop_nan_stays_in_its_example(
+    brute_force, mean_loss, monkeypatch, graph
+):
+    monkeypatch.setattr(fallback, "_vectorized", lambda *args: None)
+    x = normal(4, 3, 4)
+    check = brute_force(model_of(of_rows), x, mean_loss("mse", normal(4, 1) + 9))
+    without, _ = check.private(1.0, graph=graph)
+    x[1] = np.nan
+    check.x = tf.constant(x)
+    norms, _ = check.private(1.0, graph=graph)
+    assert not np.isfinite(norms[1])
+    np.testing.assert_allclose(norms[[0, 2, 3]], without[[0, 2, 3]], rtol=1e-5)

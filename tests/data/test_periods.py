@@ -1,5 +1,9 @@
 """Nobody is in two periods of one registry, whoever asks."""
 
+import copy
+import os
+import pickle
+
 import numpy as np
 import pytest
 
@@ -52,8 +56,11 @@ def test_a_registry_is_one_in_all_processes(tmp_path):
     assert DisjointPeriods().name != DisjointPeriods().name
     path.unlink()
     DisjointPeriods(path)
-    with pytest.raises(PrivacyError, match="another registry"):
-        one.claim("third", ["d"])
+    period = one.period("third")
+    for _ in range(2):  # refused again, too
+        with pytest.raises(PrivacyError, match="another registry"):
+            period.claim(["d"])
+    assert one.name == period.key[0] != DisjointPeriods(path).name
     path.write_text("something else")
     with pytest.raises(ValueError, match="path"):
         DisjointPeriods(path)
@@ -74,3 +81,51 @@ def test_a_period_needs_a_registry_and_ids():
     for wrong in ("", None, 7):
         with pytest.raises(ValueError, match="name"):
             DisjointPeriods().period(wrong)
+
+
+def test_a_file_that_is_gone_is_not_made_anew_from_memory(tmp_path):
+    path = tmp_path / "periods.npz"
+    one, other = DisjointPeriods(path), DisjointPeriods(path)
+    one.claim("first", ["a"])
+    path.unlink()
+    with pytest.raises(PrivacyError, match="is gone"):
+        other.claim("second", ["a"])
+
+
+def test_a_period_knows_its_registry_by_name():
+    periods = DisjointPeriods()
+    period = periods.period("one")
+    periods.__init__()
+    with pytest.raises(PrivacyError, match="another one"):
+        period.claim(["a"])
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_registry_in_memory_has_no_copies(copied, tmp_path):
+    with pytest.raises(TypeError, match="file"):
+        copied(DisjointPeriods())
+    assert copied(DisjointPeriods(tmp_path / "periods.npz"))  # sees the same file
+
+
+def test_a_registry_in_memory_has_no_forks(monkeypatch, tmp_path):
+    memory, file = DisjointPeriods(), DisjointPeriods(tmp_path / "periods.npz")
+    memory.claim("one", ["a"])
+    process = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: process + 1)
+    with pytest.raises(PrivacyError, match="another process"):
+        memory.claim("one", ["b"])
+    file.claim("one", ["b"])
+
+
+def test_names_and_ids_have_no_nul():
+    periods = DisjointPeriods()
+    for refused in (periods.period, lambda name: periods.claim(name, ["a"])):
+        with pytest.raises(ValueError, match="NUL"):
+            refused("w\0")
+    strings = ["w\0", "w"]
+    mixed = [7, "w\0"]
+    for ids in (strings, [b"w\0", b"w"], np.array(strings, "O"), mixed, np.array(["a\0b", "a"])):
+        with pytest.raises(ValueError, match="NUL"):
+            periods.claim("one", ids)
+    for ids in (["w", "wide"], [b"w", b"wide"], np.array(["w", "wide"])[::-1], [7, 0]):
+        periods.claim("one", ids)

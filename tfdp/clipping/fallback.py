@@ -141,9 +141,12 @@ def contributions(recorded, gradients, compiled=False):
         return gradients_of(rebuild(tensors), seeds, [tf.expand_dims(g, 0) for g in s])
 
     def of_row(i):
-        rows = tf.range(tf.shape(gradients[0])[0]) == i
+        n = tf.shape(gradients[0])[0]
+        rows = tf.range(n) == i
         s = [tf.where(tf.reshape(rows, [-1] + [1] * (g.shape.rank - 1)), g, 0) for g in gradients]
-        return gradients_of((recorded.args, recorded.kwargs), [s[0] for s in recorded.seeds], s)
+        # Its inputs in every row: 0 times the NaN of another example would be NaN.
+        tensors = tf.nest.map_structure(lambda t: t[i], examples)
+        return gradients_of(rebuild(tensors, n), [s[0] for s in recorded.seeds], s)
 
     elements = (examples, recorded.seeds, gradients)
     with paused():
@@ -152,7 +155,7 @@ def contributions(recorded, gradients, compiled=False):
             pairs = zip(planned.variables, parameters, strict=True)
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
             one = of_example
-            if recorded.drawn_at_once:  # all run, to draw as they did; one has gradients
+            if recorded.drawn_at_once:  # all rows run, to draw as they did; one has gradients
                 one, elements = of_row, tf.range(tf.shape(gradients[0])[0])
             found = tf.map_fn(one, elements, fn_output_signature=signature)
     return [
@@ -171,7 +174,10 @@ def _vectorized(function, elements, drawn_at_once):
 
 
 def _split(recorded):
-    """The tensors that have the batch axis, and a function that rebuilds a call on one example."""
+    """The tensors that have the batch axis, and a function that rebuilds a call on one example.
+
+    The function takes the example's tensors and masks, and in how many rows it is to stand.
+    """
     structure = (recorded.args, recorded.kwargs)
     flat = tf.nest.flatten(structure)
     aligned = iter(recorded.planned.aligned)
@@ -183,14 +189,20 @@ def _split(recorded):
         [m for m in masks if m is not None],
     )
 
-    def rebuild(elements):
+    def repeated(tensor, like, rows):
+        tensor = tf.expand_dims(tensor, 0)
+        if rows is None:
+            return tensor
+        return tf.ensure_shape(tf.repeat(tensor, rows, axis=0), like.shape)
+
+    def rebuild(elements, rows=None):
         tensors, example_masks = iter(elements[0]), iter(elements[1])
         values = []
         for value, is_split, mask in zip(flat, split, masks, strict=True):
             if is_split:
-                value = tf.expand_dims(next(tensors), 0)
+                value = repeated(next(tensors), value, rows)
                 if mask is not None:
-                    set_mask(value, tf.expand_dims(next(example_masks), 0))
+                    set_mask(value, repeated(next(example_masks), mask, rows))
             values.append(value)
         return tf.nest.pack_sequence_as(structure, values)
 

@@ -37,7 +37,8 @@ class DisjointPeriods:
     Formal guarantees: the ids of all periods of one registry are disjoint, as they are written:
     the integer 7 and the string "7" are the same id. That one person has one id, in all periods, is
     for the user to see to. A registry of which there are two copies that go on by themselves is
-    two registries under one name: keep one file.
+    two registries under one name: keep one file. A restored backup of it is a copy. A registry in
+    memory cannot be copied or pickled, and refuses claims in a forked process.
 
     Args:
         path: file that the registry is kept in, read if it exists; it holds keyed digests of the
@@ -50,9 +51,24 @@ class DisjointPeriods:
     def __init__(self, path=None):
         self._path = None if path is None else pathlib.Path(path)
         self._name, self._owners = secrets.token_hex(8), {}
+        self._process = os.getpid()
         with self._locked():
-            if not self._load():
+            stored = self._load()
+            if stored is None:
                 self._save()
+            else:
+                self._name, self._owners = stored
+
+    def __reduce_ex__(self, protocol):
+        # Of copy.copy, copy.deepcopy and pickle alike. A copy would keep the name, and not see who
+        # is entered here.
+        if self._path is None:
+            raise TypeError(
+                "A `DisjointPeriods` in memory cannot be copied or pickled: two copies of one "
+                "registry do not see each other's persons. Keep it in a file: "
+                "DisjointPeriods(path)."
+            )
+        return super().__reduce_ex__(protocol)
 
     @property
     def name(self):
@@ -63,11 +79,9 @@ class DisjointPeriods:
         """The `Period` of a name; the same one for the same name.
 
         Raises:
-            ValueError: if the name is no string, or empty.
+            ValueError: if the name is no string, empty, or has a NUL character.
         """
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"Argument `name` must be a string. Received: name={name!r}")
-        return Period(self, name)
+        return Period(self, _checked_name(name))
 
     def claim(self, name, privacy_ids):
         """Enters the persons of a period; called when batches are made.
@@ -77,20 +91,23 @@ class DisjointPeriods:
             privacy_ids: array of integers or strings; repetitions allowed.
 
         Raises:
-            PrivacyError: if a person is in another period already. Nothing is entered then.
+            ValueError: for a wrong name, or wrong ids.
+            PrivacyError: if a person is in another period already, if the file is gone or holds
+                another registry, or in a fork of the process of a registry in memory. Nothing is
+                entered then.
         """
+        _checked_name(name)
+        if self._path is None and os.getpid() != self._process:
+            raise PrivacyError(
+                "This `DisjointPeriods` is in the memory of another process, which would not see "
+                "who is entered here. Keep it in a file: DisjointPeriods(path)."
+            )
         ids = np.unique(checked_ids(privacy_ids, len(privacy_ids))).tolist()
         key = bytes.fromhex(self._name)
         digests = {hashlib.blake2b(_written(i), digest_size=16, key=key).digest() for i in ids}
         with self._locked():
-            self._load()
-            if bytes.fromhex(self._name) != key:
-                raise PrivacyError(
-                    f"The file {str(self._path)!r} holds another registry than the one it was "
-                    "opened as: what is in its periods says nothing about this one's. Make the "
-                    "`DisjointPeriods`, and its periods, anew."
-                )
-            elsewhere = sum(self._owners.get(digest, name) != name for digest in digests)
+            owners = self._current_owners()
+            elsewhere = sum(owners.get(digest, name) != name for digest in digests)
             if elsewhere:
                 raise PrivacyError(
                     f"{elsewhere} of {len(digests)} persons of period {name!r} are in another "
@@ -99,8 +116,27 @@ class DisjointPeriods:
                     "records out of one of the periods, or leave `period` out: costs are added up "
                     "then."
                 )
-            self._owners |= dict.fromkeys(digests, name)
+            self._owners = owners | dict.fromkeys(digests, name)
             self._save()
+
+    def _current_owners(self):
+        """Who is where now, by the file if there is one.
+
+        Raises:
+            PrivacyError: if the file is gone, or holds another registry.
+        """
+        if self._path is None:
+            return self._owners
+        stored = self._load()
+        # What this process remembers may lack what others entered: without the file it is nothing.
+        if stored is None or stored[0] != self._name:
+            found = "is gone" if stored is None else "holds another registry"
+            raise PrivacyError(
+                f"The file {str(self._path)!r} {found}, not the one it was opened as: nothing is "
+                "known of who is in the periods of this one. Put the file back, or make the "
+                "`DisjointPeriods`, and its periods, anew."
+            )
+        return stored[1]
 
     @contextlib.contextmanager
     def _locked(self):
@@ -112,9 +148,9 @@ class DisjointPeriods:
             yield
 
     def _load(self):
-        """Reads the file, which another process may have written; whether there is one."""
+        """(name, owners) of the file, which another process may have written; None without one."""
         if self._path is None or not self._path.exists():
-            return False
+            return None
         try:
             with np.load(self._path, allow_pickle=False) as stored:
                 name, names = str(stored["registry"]), stored["names"].tolist()
@@ -124,10 +160,8 @@ class DisjointPeriods:
                 "Argument `path` must name a file of a `tfdp.data.DisjointPeriods`, or none that "
                 f"exists. Received: path={str(self._path)!r}"
             ) from error
-        self._name = name
         rows = (row.tobytes() for row in digests)
-        self._owners = {row: names[i] for row, i in zip(rows, owners, strict=True)}
-        return True
+        return name, {row: names[i] for row, i in zip(rows, owners, strict=True)}
 
     def _save(self):
         if self._path is None:
@@ -166,6 +200,11 @@ class Period:
 
     def claim(self, privacy_ids):
         """As `DisjointPeriods.claim`."""
+        if self.key != (self._periods.name, self._name):  # the ledger has the key
+            raise PrivacyError(
+                f"The registry of {self!r} is another one than when the period was made. Ask the "
+                "registry for its period anew."
+            )
         self._periods.claim(self._name, privacy_ids)
 
     def __repr__(self):
@@ -194,6 +233,16 @@ def claimed(period, privacy_ids):
         )
     period.claim(privacy_ids)
     return period.key
+
+
+def _checked_name(name):
+    # The file is written by numpy, which drops NULs at the end: two periods would become one.
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ValueError(
+            "Argument `name` must be a string of one or more characters, none of them NUL. "
+            f"Received: name={name!r}"
+        )
+    return name
 
 
 def _written(one):

@@ -107,7 +107,7 @@ def checked_ids(privacy_ids, num_records):
     """The ids as an array (n,) of integers or strings.
 
     Raises:
-        ValueError: for another number of ids, other types, or missing ones.
+        ValueError: for another number of ids, other types, missing ones, or strings with a NUL.
     """
     # What a masked array hides would be taken for an id.
     masked = np.ma.is_masked(privacy_ids)
@@ -115,14 +115,34 @@ def checked_ids(privacy_ids, num_records):
     if ids.dtype == object and ids.ndim == 1:  # of pandas, and byte strings
         kinds = {type(one) for one in ids.tolist()}
         if len(kinds) == 1 and kinds <= {str, bytes, int}:
-            ids = np.asarray(ids.tolist())
+            privacy_ids = ids.tolist()
+            ids = np.asarray(privacy_ids)
     if ids.shape != (num_records,) or ids.dtype.kind not in "iuSU":
         raise ValueError(
             "Argument `privacy_ids` must hold one integer or string for each record: whose record "
             f"it is, {num_records} in all, none missing. Received: an array of shape {ids.shape}, "
             f"dtype {ids.dtype}"
         )
+    if ids.dtype.kind in "SU" and _any_nul(privacy_ids, ids):
+        raise ValueError(
+            "Argument `privacy_ids` must not hold NUL characters: numpy drops those at the end of "
+            "a string, so that two persons could become one. Received: an id with a NUL"
+        )
     return ids
+
+
+def _any_nul(given, ids):
+    """Whether a string has a NUL, as it was given; an array lost those at the end before."""
+    if isinstance(given, np.ndarray) and given.dtype.kind in "SU":
+        code = np.uint8 if ids.dtype.kind == "S" else np.uint32
+        if not ids.size or not ids.dtype.itemsize:
+            return False
+        codes = np.ascontiguousarray(ids).view(code).reshape(len(ids), -1)
+        return bool(np.any((codes[:, :-1] == 0) & (codes[:, 1:] != 0)))
+    texts = [one for one in given if isinstance(one, str | bytes)]
+    if all(isinstance(one, str) for one in texts):
+        return "\0" in "".join(texts)
+    return any((b"\0" if isinstance(one, bytes) else "\0") in one for one in texts)
 
 
 def _subsets(generator, counts, k):
