@@ -22,8 +22,8 @@ def pytest_collection_finish(session):
     gc.set_threshold(50_000, 20, 20)
 
 
-#: Folders whose tests run many small models for a few steps. Optimizing their graphs takes a fifth
-#: of the time there. How graphs compute is the matter of the other folders (noise, clipping,
+#: Folders whose tests run many small models for a few steps. Optimizing their graphs takes a fifth of
+#: the time there. How graphs compute is the matter of the other folders (noise, clipping,
 #: optimizers, contracts ...), which optimize them as users do; so does `make evidence` everywhere.
 _OF_SMALL_MODELS = {"data", "distribution", "layers", "models", "selection", "training", "tuning"}
 
