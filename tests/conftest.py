@@ -22,17 +22,6 @@ def pytest_collection_finish(session):
     gc.set_threshold(50_000, 20, 20)
 
 
-#: Folders whose tests run many small models for a few steps. Optimizing their graphs takes a fifth of
-#: the time there. How graphs compute is the matter of the other folders (noise, clipping,
-#: optimizers, contracts ...), which optimize them as users do; so does `make evidence` everywhere.
-_OF_SMALL_MODELS = {"data", "distribution", "layers", "models", "selection", "training", "tuning"}
-
-
-def pytest_runtest_setup(item):
-    small = item.path.parent.name in _OF_SMALL_MODELS and not item.get_closest_marker("evidence")
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": small})
-
-
 @pytest.fixture(scope="session")
 def shared_data():
     """Folder of the real data sets, which the project may not redistribute."""
