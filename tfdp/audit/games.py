@@ -64,8 +64,8 @@ def full_batch_step(present, trials, delta):
 
 
 def poisson_step(present, trials, delta):
-    """A step on a Poisson sample, q = 1/4, σ = 0.4."""
-    return _linear(present, trials, delta, 0.4, 1)
+    """A step on a Poisson sample, q = 1/4, σ = 1."""
+    return _linear(present, trials, delta, 1.0, 1)
 
 
 def adafest_step(present, trials, delta):
@@ -102,10 +102,10 @@ def forward_noise(present, trials, delta):
 
 
 def frequencies(present, trials, delta):
-    """Item frequencies of ten records, of which one has all of the items."""
+    """Item frequencies of ten records, of which four or five have all of the items."""
     x, y = np.zeros((2, 10, 4), int)
-    if present:
-        x[0], y[0] = [1, 2, 3, 4], [2, 3, 4, 5]
+    having = 5 if present else 4  # in the middle of the range that frequencies are cut to
+    x[:having], y[:having] = [1, 2, 3, 4], [2, 3, 4, 5]
     releases = [
         tfdp.data.private_frequency((x, y), epsilon=1.0, delta=1e-3, num_items=5)
         for _ in range(trials)
