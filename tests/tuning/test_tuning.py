@@ -267,6 +267,8 @@ def test_a_private_mean_counts_wherever_it_is_called(small, runs):
     score = PrivateMean(lambda model: np.ones(40), num_examples=40, noise_multiplier=1.0)
     with pytest.raises(PrivacyError, match="must be the PrivateMean itself"):
         tune(trainer(small), lambda model: -score(model))
+    with pytest.raises(PrivacyError, match="must not train"):
+        tune(trainer(small), lambda model: len(model.fit(small.poisson(), verbose=0).epoch))
     train = trainer(small)
 
     def looks(hp):

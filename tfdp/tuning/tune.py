@@ -169,8 +169,13 @@ def _run(train, score, earlier):
     for name in steps:
         charged.merge(history.ledger_of(name))
     _refuse_score_of_records(charged, score)
-    with means_released() as means:
+    with means_released() as means, runs_begun() as later:
         value = float(score(model))
+    if later or history.steps_of(begun) != steps:
+        raise PrivacyError(
+            "Argument `score` must not train: what it trained could not be charged as a part of "
+            "the run. Train in `train`."
+        )
     if means != ([score] if isinstance(score, PrivateMean) else []):
         raise PrivacyError(
             "Argument `score` must be the PrivateMean itself, where it looks at private records: "
