@@ -8,7 +8,7 @@ DATA ?=
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-lowest evidence lint bench tpu docs clean
+.PHONY: demo test test-lowest evidence lint bench tpu docs wheels clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
@@ -46,6 +46,11 @@ $(DOCS)/.installed: pyproject.toml
 	$(DOCS)/bin/python docs/extra.py docs | $(DOCS)/bin/python -m pip install --quiet -r /dev/stdin
 	touch $@
 
+# The wheel in a fresh environment of every Python that pyproject.toml promises.
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+wheels:
+	.ci/wheels $(PYTHONS)
+
 # libtpu and TensorFlow exclude each other in one process: libtpu has an environment of its own.
 tpu: $(STAMP)
 	test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu
@@ -62,4 +67,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs .venv-wheels site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

@@ -66,12 +66,20 @@ def two_tpus(page):
     import tensorflow as tf
     import tpu_emulation
 
-    made = tpu_emulation.strategy(2)
+    kind = tf.distribute.TPUStrategy
+    made_by = kind.__init__
+
+    def init(self, resolver):
+        made_by(self, resolver)
+        tpu_emulation.put_on_cpus(self, 2)
+
     tpu_emulation.emulate(page.patch)
-    page.patch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", lambda tpu: tpu)
+    page.patch.setattr(kind, "__init__", init)
+    page.patch.setattr(
+        tf.distribute.cluster_resolver, "TPUClusterResolver", lambda tpu: tpu_emulation.resolver(2)
+    )
     page.patch.setattr(tf.config, "experimental_connect_to_cluster", lambda resolver: None)
     page.patch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: None)
-    page.patch.setattr(tf.distribute, "TPUStrategy", lambda resolver: made)
 
 
 def tpu_embeddings(page):
@@ -127,7 +135,11 @@ def commands(page):
 def _pip(arguments):
     """`pip install .[extras]`, without installing: the extras exist."""
     import re
-    import tomllib
+
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        from pip._vendor import tomli as tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     command, what = arguments
