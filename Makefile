@@ -47,7 +47,7 @@ $(DOCS)/.installed: pyproject.toml
 	touch $@
 
 # The wheel in a fresh environment of every Python that pyproject.toml promises.
-PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+PYTHONS ?= python3.11 python3.12 python3.13
 wheels:
 	.ci/wheels $(PYTHONS)
 

@@ -6,10 +6,7 @@ python docs/extra.py docs
 import pathlib
 import sys
 
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    from pip._vendor import tomli as tomllib
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -3,10 +3,12 @@
 import inspect
 import os
 import pathlib
+import re
 import stat
 import sys
 
 import numpy as np
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -89,6 +91,19 @@ def tpu_embeddings(page):
     page.stack.enter_context(hardware(KINDS.V1))
 
 
+def criteo(page):
+    """`train.txt`: 4,000 lines in Criteo's form."""
+    generator = np.random.default_rng(0)
+    categories = generator.zipf(1.3, (4_000, 26)) % 5_000
+    clicked = (categories[:, 0] < 3) ^ (generator.random(4_000) < 0.2)
+    counts = generator.integers(0, 50, (4_000, 13))
+    lines = [
+        "\t".join([str(int(y)), *map(str, c), *(f"{v:x}" for v in k)]) + "\n"
+        for y, c, k in zip(clicked, counts, categories, strict=True)
+    ]
+    (page.folder / "train.txt").write_text("".join(lines))
+
+
 def _clicks(rows=3_000):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(rows, 39)).astype("float32")
@@ -134,13 +149,6 @@ def commands(page):
 
 def _pip(arguments):
     """`pip install .[extras]`, without installing: the extras exist."""
-    import re
-
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        from pip._vendor import tomli as tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     command, what = arguments
     extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", what)[1]
@@ -176,7 +184,7 @@ SETUPS = {
     f.__name__: f
     for f in (
         ml_1m, sst2, bert, two_devices, two_tpus, tpu_embeddings, clicks_bin, clicks_tsv,
-        clicks_array_record, commands,
+        clicks_array_record, criteo, commands,
     )
 }  # fmt: skip
 

@@ -1,13 +1,10 @@
 """Every code block of README and of the pages runs as printed."""
 
 import contextlib
-import math
 
 import page_setups
 import pytest
 from page_blocks import LANGUAGES, ROOT, Page, blocks_of
-
-import tfdp
 
 README = ROOT / "README.md"
 PAGES = {
