@@ -175,10 +175,6 @@ def times(workers, architectures, args):
     run["load_after"] = os.getloadavg()
     rows = [row_of(key, prepared[key], seconds) for key in prepared]
     for row in rows:
-        own = [r["median_seconds"] for r in rows if r["architecture"] == row["architecture"]
-               and r["library"] == "tfdp" and r["private"] and "error" not in r]  # fmt: skip
-        if own and "error" not in row:
-            row["of_tfdp"] = row["median_seconds"] / min(own)
         text = row.get("error", "")[:90]
         if not text:
             ratio = f"  x {row['ratio']:.2f}" if row["private"] else ""

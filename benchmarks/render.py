@@ -6,12 +6,17 @@ python benchmarks/render.py
 import pathlib
 
 import tables
+import tables_peers
 import tables_transitions
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- {name}: written by benchmarks/render.py -->\n", "<!-- end of {name} -->\n"
 SECTIONS = {
     "step time": tables.step_time,
+    "other libraries": tables_peers.steps,
+    "fastest of other libraries": tables_peers.fastest,
+    "checks of other libraries": tables_peers.checks,
+    "memory of other libraries": tables_peers.memory,
     "cliffs": tables.cliffs,
     "movielens": tables.movielens,
     "transitions": tables_transitions.everything,

@@ -12,6 +12,7 @@ Every library's methods include "plain": the same model, trained without privacy
 
 import json
 import os
+import re
 import resource
 import sys
 import time
@@ -28,12 +29,12 @@ def _peak():
 
 
 def _message(error):
-    """Without the stack that TensorFlow puts into messages."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "Detected at node" in str(error):
-        lines = [v for v in lines if not v.startswith(("File", "Detected at node", "Graph exec"))]
+    """Without the stacks that TensorFlow puts into messages."""
+    text = re.sub(r'File "[^"]*", line \d+(, in \S+)?', "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "Detected at node" in text:
         lines = [v for v in lines if any(w in v for w in ("must", "upport", "ompil", "OOM"))]
-    return " ".join(lines)[:1000] or str(error)[-300:]
+    return " ".join(lines)[:1000] or text[-300:]
 
 
 def _prepared(make, name, method, batch_size=None):
