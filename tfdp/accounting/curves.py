@@ -38,6 +38,9 @@ def plot(points: list[dict], delta: float, path: str | os.PathLike):
         if rows:
             below[0].semilogy(*_columns(rows), marker="s", markersize=3, label="surviving rows")
         below[0].set(ylabel="of sparse tables, a step", title="What the selection let through")
+        shown = [size for _, size in sizes + rows if size > 0]
+        if shown:  # sizes hardly change: a decade of context keeps their noise small
+            below[0].set_ylim(min(shown) / 3, max(shown) * 3)
         below[0].legend()
         below[0].grid(alpha=0.3, which="both")
     (axes, *below)[-1].set_xlabel("steps")
