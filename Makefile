@@ -1,13 +1,14 @@
 # `make demo` and `make test` set up everything they need in .venv inside this checkout.
 PYTHON ?= python3
 VENV := .venv
+DOCS ?= .venv-docs
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DATA ?=
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-lowest evidence lint bench tpu clean
+.PHONY: demo test test-lowest evidence lint bench tpu docs wheels clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
@@ -35,6 +36,21 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/step_time.py
 
+# The pages as a site in site/. They are made from the text of the code: TensorFlow is not installed.
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
+$(DOCS)/.installed: pyproject.toml
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python docs/extra.py docs | $(DOCS)/bin/python -m pip install --quiet -r /dev/stdin
+	touch $@
+
+# The wheel in a fresh environment of every Python that pyproject.toml promises.
+PYTHONS ?= python3.11 python3.12 python3.13
+wheels:
+	.ci/wheels $(PYTHONS)
+
 # libtpu and TensorFlow exclude each other in one process: libtpu has an environment of its own.
 tpu: $(STAMP)
 	test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu
@@ -51,4 +67,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-lowest exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs .venv-wheels site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
