@@ -33,6 +33,7 @@ ROOMS = (
     "callbacks",
     "metrics",
     "registration",
+    "commands",
     "cli",
 )
 

@@ -12,6 +12,7 @@ from tfdp._compat.dp_accounting import PldAccountant, RdpAccountant
 from tfdp.accounting.adjacency import ADJACENCIES, interpretations
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.gaussian_losses import gaussian_losses
+from tfdp.accounting.loss_masses import with_arrays
 
 ACCOUNTANTS = ("pld", "rdp")
 _LARGEST_LOSS = 100.0
@@ -214,7 +215,7 @@ class _PldAccountant(PldAccountant):
             return True, self.refusal(event, why)
         if do_compose:
             self._composed += count
-            self.add(event.pld(self.interval).self_compose(count))
+            self.add(with_arrays(event.pld(self.interval)).self_compose(count))
         return True, None
 
     def _compose_gaussian(self, sigma, q, count):

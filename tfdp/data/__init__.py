@@ -2,7 +2,7 @@
 
 from tfdp.data.datasets.clicks import CRITEO_VOCABULARY_SIZES, ClickData
 from tfdp.data.datasets.criteo import load_criteo
-from tfdp.data.datasets.sequence_files import load_sequences
+from tfdp.data.datasets.sequence_files import load_histories, load_sequences
 from tfdp.data.datasets.sequences import SequenceData, Sequences, leave_one_out_split
 from tfdp.data.datasets.sst2 import SST2Data, load_sst2
 from tfdp.data.datasets.synthetic import synthetic_sequences
@@ -32,6 +32,7 @@ __all__ = [
     "declare_sampling",
     "leave_one_out_split",
     "load_criteo",
+    "load_histories",
     "load_sequences",
     "load_sst2",
     "microbatches",

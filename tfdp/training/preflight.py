@@ -99,6 +99,7 @@ def sampling_of_fit(optimizer, x, y, kwargs):
             "A batch of `tfdp.data.microbatches` may hold one record several times, and each copy "
             "would be clipped by itself. A DPOptimizer needs `tfdp.data.poisson_batches`."
         )
+    optimizer.from_data.take(sampling, kwargs.get("epochs"), kwargs.get("steps_per_epoch"))
     for name in ("period", "max_records_per_unit", "num_examples", "expected_batch_size"):
         _compare(name, getattr(sampling, name), getattr(optimizer, name))
     return sampling
@@ -211,7 +212,7 @@ def _compare(name, found, expected):
     numbers = is_number(found) and is_number(expected)
     if found != expected and not (numbers and abs(found - expected) <= 1e-9 * expected):
         raise PrivacyError(
-            f"The data have {name}={found}, but the DPOptimizer was given {name}={expected}: the "
+            f"The data have {name}={found}, but the DPOptimizer has {name}={expected}: the "
             f"ε it would charge is not the ε of this run. Give the DPOptimizer {name}={found}, or "
             "other data."
         )

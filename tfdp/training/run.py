@@ -151,7 +151,7 @@ def single_batches(model, batches):
     private = isinstance(model.optimizer, DPOptimizer)
     run = None
     try:
-        batches, _ = begin(model, batches, None, None, {"epochs": 1})
+        batches, _ = begin(model, batches, None, None, {"epochs": None})
         run = vars(model)[_RUN]
         run.is_fit = False
         for batch in batches:

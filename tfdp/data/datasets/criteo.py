@@ -60,7 +60,7 @@ def load_criteo(path, hash_buckets=None, vocabulary=None, num_rows=None, test_fr
         )
     integers = np.stack(
         [
-            _integers(path, [row[1 + i] for row in rows], f"integer {i + 1}")
+            _counts(path, [row[1 + i] for row in rows], f"count {i + 1}")
             for i in range(NUM_INTEGERS)
         ],
         axis=1,
@@ -135,3 +135,20 @@ def _integers(path, fields, what):
             f"Argument `path` must name a file whose {what} fields are integers ({error}). "
             f"Received: path={str(path)!r}"
         ) from error
+
+
+def _counts(path, fields, what):
+    """float64 of whole or decimal counts; what is missing is 0."""
+    try:
+        counts = np.array([field or 0 for field in fields]).astype(np.float64)
+    except ValueError as error:
+        raise ValueError(
+            f"Argument `path` must name a file whose {what} fields are numbers ({error}). "
+            f"Received: path={str(path)!r}"
+        ) from error
+    if not np.isfinite(counts).all():
+        raise ValueError(
+            f"Argument `path` must name a file whose {what} fields are finite. "
+            f"Received: path={str(path)!r}"
+        )
+    return counts
