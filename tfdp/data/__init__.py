@@ -46,3 +46,7 @@ __all__ = [
     "synthetic_clicks",
     "synthetic_sequences",
 ]
+
+
+def __dir__():
+    return sorted(__all__)
