@@ -132,8 +132,9 @@ def _batches(statement):
             what = "persons" if sampling.get("max_records_per_unit") else "records"
             capacities.append(f"{sampling['max_batch_size']} {what}")
     if statement.overflow_delta > 0:
+        most = " or ".join(dict.fromkeys(capacities))
         lines.append(
-            f"A batch holds at most {' or '.join(capacities)}; the chance that a draw is "
+            f"A batch holds at most {most}; the chance that a draw is "
             f"larger takes {statement.overflow_delta:.3g} of the delta above."
         )
     return list(dict.fromkeys(lines))
@@ -153,6 +154,13 @@ def _drawn(sampling, steps):
         return f"Batches: every record in every {every}."
     if kind == "shuffled":
         return f"Batches: shuffled, {size:g} of {number}{of}; not Poisson sampled."
+    if kind == "allocated":
+        among = "" if steps is None else f", {steps} steps"
+        with_most = "" if most is None else f", with at most {most} of its records"
+        return (
+            f"Batches: random allocation, each {one} in one of the {round(1 / probability)} steps "
+            f"of an epoch{with_most} ({size:g} of {number} expected in a step){among}."
+        )
     return (
         f"Batches: Poisson sampled, each {one} with probability {probability:.6g}{of} "
         f"({size:g} of {number} expected)."
