@@ -138,6 +138,40 @@ def test_what_was_given_is_still_compared(small):
             made(small, None, noise_multiplier=1.0, **given).fit(small.poisson(), verbose=0)
 
 
+def test_rows_are_not_chosen_on_the_host_before_the_unit_is_known():
+    ids = keras.Input((1,), dtype="int64")
+    rows = tfdp.layers.SparseEmbedding(20, 2)(ids)
+    model = tfdp.make_private(keras.Model(ids, keras.layers.Dense(1)(rows[:, 0])))
+    optimizer = tfdp.optimizers.DPOptimizer(
+        "sgd", noise_multiplier=1.0, selection=tfdp.selection.AdaFEST(3.0, capacity=20),
+        embedding_optimizer=tfdp.optimizers.RowSGD(0.1),
+    )  # fmt: skip
+    model.compile(optimizer, loss="mse")
+    batches = tfdp.data.poisson_batches(
+        (np.zeros((40, 1), np.int64), np.zeros((40, 1), np.float32)), 5,
+        privacy_ids=np.repeat(np.arange(20), 2), max_records_per_unit=2,
+    )  # fmt: skip
+    with pytest.raises(PrivacyError, match="give the DPOptimizer these arguments"):
+        tfdp.distribution.select_on_host(batches, model)
+
+
+def test_a_backup_goes_on_within_the_steps_of_the_first_fit(small, tmp_path):
+    class Halt(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    def backup():
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    with pytest.raises(KeyboardInterrupt):
+        made(small).fit(small.poisson(), epochs=3, verbose=0, callbacks=[backup(), Halt()])
+    model = made(small)
+    model.fit(small.poisson(), epochs=3, verbose=0, callbacks=[backup()])
+    assert model.optimizer.steps_taken == 12 and model.optimizer.epsilon() <= 3
+    assert len(model.ledger) == 1
+
+
 def test_before_the_first_fit_there_is_no_noise_and_no_epsilon(small):
     model = made(small)
     x, y = small.data()
