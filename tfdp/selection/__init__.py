@@ -23,3 +23,7 @@ __all__ = [
     "TopKRelease",
     "private_top_k",
 ]
+
+
+def __dir__():
+    return sorted(__all__)
