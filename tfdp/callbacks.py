@@ -1,5 +1,7 @@
 """Watching the privacy of a run while it trains."""
 
+from __future__ import annotations
+
 import math
 
 import keras
@@ -7,6 +9,8 @@ import keras
 from tfdp.accounting.budget import check_delta
 from tfdp.accounting.statement_text import round_up_to
 from tfdp.optimizers import DPOptimizer
+
+__all__ = ["PrivacyMeter"]
 
 _DECIMALS = 4  # as many as Keras' progress bar shows; it would round down
 
@@ -30,7 +34,7 @@ class PrivacyMeter(keras.callbacks.Callback):
     #: `fit` calls it before the callbacks that read the logs, wherever it stands in the list.
     writes_logs = True
 
-    def __init__(self, delta=None, max_epsilon=None):
+    def __init__(self, delta: float | None = None, max_epsilon: float | None = None):
         super().__init__()
         if max_epsilon is not None and not 0 < max_epsilon < math.inf:
             raise ValueError(
@@ -102,3 +106,7 @@ class PrivacyMeter(keras.callbacks.Callback):
 
     def _epsilon_after(self, steps):
         return round_up_to(self._charging.epsilon_after(steps, self._delta), _DECIMALS)
+
+
+def __dir__():
+    return sorted(__all__)
