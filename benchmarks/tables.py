@@ -117,3 +117,20 @@ def sst2_scratch():
 
 def accuracy(found):
     return with_interval({"mean": found["dev_accuracy"], "half_width": found["interval_95"]}, 1)
+
+
+def random_allocation():
+    found = read("random_allocation")
+    lines = table("σ", "T", "epochs", "allocation", "Poisson, q = 1/T", "neither", "other bounds")
+    for one in found["settings"]:
+        lines.append(
+            row(
+                f"{one['noise_multiplier']:g}",
+                one["steps_per_epoch"],
+                one["epochs"],
+                *(f"{one[k]:.3f}" for k in ("allocation", "poisson", "without_amplification")),
+                f"{one['outside_lower']:.3f} to {one['outside_upper']:.3f}",
+            )
+        )
+    said = f"δ = {found['delta']:g}. Other bounds: {found['outside']}."
+    return [*lines, "", said]

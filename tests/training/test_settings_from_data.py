@@ -102,6 +102,13 @@ def test_weights_that_are_loaded_go_on_where_they_were(small, tmp_path):
     assert loaded.optimizer.steps_left == 8
 
 
+def test_a_fit_that_ends_within_its_last_epoch_says_so(small):
+    model = made(small, num_examples=small.n, expected_batch_size=10, steps=3)
+    with pytest.warns(UserWarning, match="ends after 3 steps, in epoch 1 of 1"):
+        model.fit(small.poisson(), verbose=0)
+    assert model.optimizer.steps_taken == 3
+
+
 def test_a_fit_that_was_refused_fixes_no_steps(small):
     model = made(small)
     x, y = small.data()

@@ -13,7 +13,8 @@ from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant
 from tfdp.accounting.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.ledger import Ledger
-from tfdp.accounting.mechanisms import Notes, doubts, if_poisson
+from tfdp.accounting.mechanisms import if_poisson
+from tfdp.accounting.notes import Notes, doubts
 from tfdp.accounting.sampling import Sampling
 from tfdp.accounting.truncation import truncation_delta
 

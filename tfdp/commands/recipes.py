@@ -10,6 +10,9 @@ from tfdp.commands.progress import working
 from tfdp.data.datasets.columns import read_columns
 from tfdp.metrics import NDCG, HitRate
 
+#: AdaFEST's threshold over its noise: one untouched row in 300,000 survives a step by noise alone.
+_STDDEVS = 4.5
+
 
 def train(arguments):
     """Trains what the arguments of `tfdp train` ask for.
@@ -58,7 +61,7 @@ def _dpformer(arguments):
         microbatch_size=min(512, batch),
     )
     model.compile(optimizer)
-    _fit(model, data.train, batch, arguments.epochs or 20)
+    _fit(model, data.train, batch, arguments.epochs or 20, arguments.plot)
     ndcg, hit = NDCG(10), HitRate(10)
     x, items = data.held_out
     with working("Ranking the held-out items"):
@@ -79,20 +82,39 @@ def _ctr(arguments):
     model = tfdp.models.PrivateCTR(
         data.vocabulary_sizes, privacy_assumptions=data.privacy_assumptions
     )
+    batch = min(arguments.batch_size or 2048, data.num_examples)
+    epochs = arguments.epochs or 4
+    budget = tfdp.PrivacyBudget(arguments.epsilon, delta)
+    selection = _threshold(data, budget, batch, epochs)
+    print(selection.explain(data.vocabulary_sizes, _noise(data, budget, batch, epochs), batch))
     model.compile(
         tfdp.optimizers.DPOptimizer(
             keras.optimizers.Adam(arguments.learning_rate or 5e-3),
-            budget=tfdp.PrivacyBudget(arguments.epsilon, delta),
-            selection=tfdp.selection.AdaFEST(30.0, noise_ratio=1.0, contribution_norm=5.0),
+            budget=budget,
+            selection=selection,
             embedding_optimizer=tfdp.optimizers.RowAdagrad(0.05),
         )
     )
-    _fit(model, data.train, min(arguments.batch_size or 2048, data.num_examples),
-         arguments.epochs or 4)  # fmt: skip
+    _fit(model, data.train, batch, epochs, arguments.plot)
     if len(data.test[1]):
         print("On held-out impressions (computed on raw data, not covered):")
         model.evaluate(*data.test, batch_size=1024)
     return model, delta, None
+
+
+def _noise(data, budget, batch, epochs):
+    """About the noise multiplier that `fit` will find; only a threshold depends on it."""
+    n = data.num_examples
+    steps = epochs * max(1, round(n / batch))
+    return tfdp.accounting.calibrate_noise_multiplier(budget, batch / n, steps)
+
+
+def _threshold(data, budget, batch, epochs):
+    """AdaFEST whose threshold is so many standard deviations above its noise."""
+    settings = {"noise_ratio": 1.0, "contribution_norm": len(data.vocabulary_sizes) ** 0.5}
+    sizes, sigma = data.vocabulary_sizes, _noise(data, budget, batch, epochs)
+    stddev = tfdp.selection.AdaFEST(1.0, **settings).explain(sizes, sigma).noise_stddev
+    return tfdp.selection.AdaFEST(_STDDEVS * stddev, **settings)
 
 
 def _text(arguments):
@@ -153,10 +175,13 @@ def _texts(arguments):
     return texts.astype(object), labels
 
 
-def _fit(model, train, batch, epochs):
-    # A first step takes some seconds to be traced, before Keras' bar moves.
+def _fit(model, train, batch, epochs, plot):
+    curve = tfdp.callbacks.PrivacyCurve()
     batches = tfdp.data.poisson_batches(train, batch)
-    model.fit(batches, epochs=epochs, callbacks=[tfdp.callbacks.PrivacyMeter()])
+    model.fit(batches, epochs=epochs, callbacks=[tfdp.callbacks.PrivacyMeter(), curve])
+    if plot is not None:
+        curve.plot(plot)
+        print(f"plot written to {plot}")
 
 
 def _delta(arguments, num_examples):

@@ -50,6 +50,9 @@ def add(subparsers):
     training.add_argument("--epochs", type=int, help="default: dpformer 20, ctr 4, text 20")
     training.add_argument("--batch-size", type=int, help="default: dpformer n/8, ctr 2048")
     training.add_argument("--learning-rate", type=float, help="of Adam")
+    training.add_argument(
+        "--plot", metavar="FILE", help="dpformer, ctr: also draw epsilon over steps"
+    )
     training.add_argument("--max-length", type=int, help="items of a history, tokens of a text")
     tables = parser.add_argument_group("tables (CSV with a header; Parquet)")
     for column in ("user", "item", "timestamp", "text", "label"):

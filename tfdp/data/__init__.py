@@ -1,5 +1,6 @@
 """Data for private training: batches drawn as the accountant assumes, and what they carry."""
 
+from tfdp.data.allocated import allocated_epochs
 from tfdp.data.datasets.clicks import CRITEO_VOCABULARY_SIZES, ClickData
 from tfdp.data.datasets.criteo import load_criteo
 from tfdp.data.datasets.sequence_files import load_histories, load_sequences
@@ -29,6 +30,7 @@ __all__ = [
     "SequenceData",
     "Sequences",
     "TransitionRelease",
+    "allocated_epochs",
     "declare_sampling",
     "leave_one_out_split",
     "load_criteo",
