@@ -26,7 +26,7 @@ test-lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet uv
 	.venv-lowest/bin/python -m uv pip install --quiet --python .venv-lowest/bin/python \
-		--resolution lowest-direct -e . "pytest>=8" "pytest-xdist>=3.5" "hypothesis>=6.100" "psutil>=5.9"
+		--resolution lowest-direct -e . "pytest>=8" "pytest-xdist>=3.5" "hypothesis>=6.100"
 	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)

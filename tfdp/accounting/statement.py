@@ -1,8 +1,11 @@
 """The privacy statement: what is guaranteed, for whom, and what is not."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
+from typing import Any
 
 from tfdp import _validate
 from tfdp.accounting import statement_text
@@ -133,16 +136,16 @@ def _budget_of(fields):
 
 
 def privacy_statement(
-    ledger,
+    ledger: Ledger,
     *,
-    delta,
-    accountant=None,
-    adjacency="add_or_remove_one",
-    unit="one example",
-    num_examples=None,
-    budget=None,
-    notes=None,
-):
+    delta: float,
+    accountant: str | None = None,
+    adjacency: str = "add_or_remove_one",
+    unit: str = "one example",
+    num_examples: int | None = None,
+    budget: PrivacyBudget | None = None,
+    notes: Any = None,
+) -> Statement:
     """States what a ledger guarantees.
 
     Formal guarantees: `.epsilon` is `ledger.epsilon(delta)` under the adjacency stated, and so

@@ -1,6 +1,9 @@
 """Writing a SavedModel that plain TensorFlow can load, beside the privacy statement it needs."""
 
+from __future__ import annotations
+
 import json
+import os
 import pathlib
 
 import keras
@@ -15,7 +18,9 @@ from tfdp.training.statements import is_protected
 STATEMENT = "privacy_statement.json"
 
 
-def export(model, path, k=10, delta=None):
+def export(
+    model: keras.Model, path: str | os.PathLike, k: int = 10, delta: float | None = None
+) -> pathlib.Path:
     """Writes `path/` as a SavedModel, with `privacy_statement.json` inside.
 
     The SavedModel is loaded by `tf.saved_model.load(path)` without tfdp. Its `serve` signature
