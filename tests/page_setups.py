@@ -104,6 +104,19 @@ def criteo(page):
     (page.folder / "train.txt").write_text("".join(lines))
 
 
+def orders(page):
+    """`orders.csv`: 200 customers, 3 to 9 orders each, of the items in `catalogue.txt`."""
+    generator = np.random.default_rng(0)
+    items = [f"sku-{i}" for i in range(30)]
+    lines = ["customer,sku,time\n"]
+    for customer in range(200):
+        for _ in range(generator.integers(3, 10)):
+            day = generator.integers(1, 29)
+            lines.append(f"c{customer},{generator.choice(items)},2024-02-{day:02}\n")
+    (page.folder / "orders.csv").write_text("".join(lines))
+    (page.folder / "catalogue.txt").write_text("\n".join(items) + "\n")
+
+
 def _clicks(rows=3_000):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(rows, 39)).astype("float32")
@@ -184,7 +197,7 @@ SETUPS = {
     f.__name__: f
     for f in (
         ml_1m, sst2, bert, two_devices, two_tpus, tpu_embeddings, clicks_bin, clicks_tsv,
-        clicks_array_record, criteo, commands,
+        clicks_array_record, criteo, commands, orders,
     )
 }  # fmt: skip
 

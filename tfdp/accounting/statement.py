@@ -12,7 +12,7 @@ from tfdp.accounting import statement_text
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant
 from tfdp.accounting.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.budget import PrivacyBudget, check_delta
-from tfdp.accounting.ledger import Ledger
+from tfdp.accounting.ledger import Ledger, LedgerEntry
 from tfdp.accounting.mechanisms import if_poisson
 from tfdp.accounting.notes import Notes, doubts
 from tfdp.accounting.sampling import Sampling
@@ -27,6 +27,9 @@ DISJOINT = (
     "The records of every person lie in one period only, which was checked by ids when the batches "
     "were made: of the {count} disjoint periods the costliest is stated, and not their sum."
 )
+
+
+_ROUNDING = 1e-6  # relative, between versions of the accountants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +97,8 @@ class Statement:
         """The inverse of `to_dict`.
 
         Raises:
-            ValueError: if the dict is no statement.
+            ValueError: if the dict is no statement, or its ε is below what its entries compose
+                to: it was damaged, or changed by hand.
         """
         known = {f.name for f in dataclasses.fields(cls)}
         if not isinstance(fields, dict) or not {"epsilon", "delta", "entries"} <= set(fields):
@@ -107,7 +111,21 @@ class Statement:
         for name, make in (("sampling", Sampling.from_dict), ("budget", _budget_of)):
             if read.get(name) is not None:
                 read[name] = make(read[name])
-        return cls(**read)
+        statement = cls(**read)
+        statement._check_entries()
+        return statement
+
+    def _check_entries(self):
+        if math.isinf(self.epsilon):
+            return
+        ledger = Ledger(LedgerEntry.from_dict(entry) for entry in self.entries)
+        composed = ledger.epsilon(self.delta, self.accountant, self.adjacency)
+        if composed > self.epsilon * (1 + _ROUNDING):
+            raise ValueError(
+                f"The statement says epsilon = {self.epsilon:.6g}, but the mechanisms that it "
+                f"lists compose to {composed:.6g} at delta = {self.delta:.3g}: it was damaged, or "
+                "changed by hand. Export the model again"
+            )
 
     def __str__(self):
         return statement_text.render(self)

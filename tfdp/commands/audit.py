@@ -2,7 +2,8 @@
 
 import json
 import pathlib
-import sys
+
+from tfdp.commands.progress import working
 
 
 def add(subparsers):
@@ -29,8 +30,9 @@ def _run(arguments):
 
     results = []
     for name in arguments.mechanism or audit.GAMES:
-        print(f"attacking: {name}", file=sys.stderr, flush=True)
-        results.append(audit.play(name, arguments.trials, arguments.delta, arguments.confidence))
+        with working(f"Attacking: {name}"):
+            found = audit.play(name, arguments.trials, arguments.delta, arguments.confidence)
+        results.append(found)
     print(result.table(results))
     if arguments.json:
         pathlib.Path(arguments.json).write_text(

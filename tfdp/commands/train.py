@@ -7,6 +7,10 @@ import pathlib
 from tfdp.commands.serving_hint import how_to_serve
 
 _UNITS = {"dpformer": "user", "transitions": "user", "ctr": "impression", "text": "text"}
+_ADDS_UP = (
+    "What is stated is the cost of this model. Another run on the same people costs again, for\n"
+    "whoever sees both, or sees the better one (tfdp.tuning accounts for choosing).\n"
+)
 _DESCRIPTION = """\
 Trains a private model on a file, writes exported/ (a SavedModel and privacy_statement.json),
 prints the statement, and says how TensorFlow Serving takes the export.
@@ -86,6 +90,7 @@ def _run(arguments):
     if items is not None:
         # Line i is the item of id i.
         (folder / "items.txt").write_text("".join(f"{item}\n" for item in items), encoding="utf-8")
+    print(_ADDS_UP)
     print(f"Written: {folder}/, a SavedModel and privacy_statement.json.\n")
     print(how_to_serve(folder, arguments.model))
     return 0

@@ -80,7 +80,8 @@ def select_on_host(
     Raises:
         ValueError: for a selection without a capacity, tables that `ids` does not name, or a
             model whose ids are not known without it.
-        PrivacyError: inside the scope of a TPUStrategy.
+        PrivacyError: inside the scope of a TPUStrategy; for a DPOptimizer that was not told
+            `num_examples`, `expected_batch_size` and, with a budget, `steps`.
     """
     optimizer = model.optimizer
     selection = getattr(optimizer, "selection", None)
@@ -94,6 +95,8 @@ def select_on_host(
             "Batches are made on the host. Call `select_on_host` outside of `strategy.scope()`, "
             f"which puts variables onto the devices. Received: {tf.distribute.get_strategy()}"
         )
+    # Whose rows count together must be known here, and not at the `fit` that comes later.
+    optimizer.from_data.require()
     sizes = _tables(model)
     ids = ids or ids_of_model(model)
     held = [table_name(v) for v in trained_variables(model) if is_external(v)]

@@ -66,16 +66,20 @@ def export(
             f"Received: model={model.name!r}"
         )
     tpu_resident_tables.refuse_export(model)
+    statement = _training_statement(model, delta)
+    if releases:
+        statement["releases_at_inference"] = releases
     path = pathlib.Path(path)
+    # An export that fails half way leaves no statement: certainly not that of another model.
+    (path / STATEMENT).unlink(missing_ok=True)
     endpoint = model.serving_endpoint(k) if isinstance(model, DPModel) else None
     if endpoint is None:
         getattr(model, "model", model).export(str(path), verbose=False)
     else:
         _write(endpoint, path)
-    statement = _training_statement(model, delta)
-    if releases:
-        statement["releases_at_inference"] = releases
-    (path / STATEMENT).write_text(json.dumps(statement, indent=2, allow_nan=False))
+    written = path / f"{STATEMENT}.part"
+    written.write_text(json.dumps(statement, indent=2, allow_nan=False))
+    written.replace(path / STATEMENT)
     return path
 
 

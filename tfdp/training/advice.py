@@ -11,6 +11,7 @@ import warnings
 
 import keras
 
+from tfdp._validate import is_number
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.surviving_rows import table_name
 from tfdp.optimizers import DPOptimizer
@@ -47,9 +48,9 @@ def step_sizes(optimizer: DPOptimizer, steps: int) -> list[str]:
     by r·s at random, √T times as far in T steps; Adam divides by s, and moves it by about r.
     """
     inner = optimizer.inner_optimizer
-    if isinstance(inner.get_config().get("learning_rate"), dict):
+    rate = inner.get_config().get("learning_rate")  # the variable may be on several replicas
+    if not is_number(rate):
         return []  # a schedule, which may begin at zero
-    rate = float(inner.learning_rate)
     clip_norm, batch = optimizer.clip_norm, optimizer.expected_batch_size
     noise = optimizer.noise_multiplier * clip_norm / batch
     name = type(inner).__name__
