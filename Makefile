@@ -33,8 +33,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check --fix tfdp tests benchmarks examples
 	$(BIN)/ruff format tfdp tests benchmarks examples
 
+# Every benchmark that needs no data set, at a small size; tables in docs/benchmarks.md are of the full one.
 bench: $(STAMP)
-	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/quick.py
 
 # tfdp beside other libraries, each in an environment of its own: none of them is a dependency.
 # PyTorch comes first, from the index of its CPU builds, so that nothing asks for CUDA.

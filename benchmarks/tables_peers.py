@@ -56,9 +56,7 @@ def steps():
         lines.append(row(f"{library}, {method}", *texts))
     remarks = [f"({i}) `{_shortened(reason)}`  " for i, reason in enumerate(reasons, 1)]
     if notes:
-        remarks.insert(
-            0, "\\* no rule of fast gradient clipping for a layer.  "
-        )
+        remarks.insert(0, "\\* no rule of fast gradient clipping for a layer.  ")
     versions = "; ".join(
         ", ".join(f"{k} {v}" for k, v in of.items()) for of in found["versions"].values()
     )
