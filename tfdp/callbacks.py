@@ -1,5 +1,7 @@
 """Watching the privacy of a run while it trains."""
 
+from __future__ import annotations
+
 import math
 import os
 
@@ -11,6 +13,8 @@ from tfdp.accounting.budget import check_delta
 from tfdp.accounting.statement_text import round_up_to
 from tfdp.clipping.surviving_rows import table_name
 from tfdp.optimizers import DPOptimizer
+
+__all__ = ["PrivacyCurve", "PrivacyMeter"]
 
 _SCALAR = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
@@ -65,7 +69,7 @@ class PrivacyMeter(keras.callbacks.Callback):
     #: `fit` calls it before the callbacks that read the logs, wherever it stands in the list.
     writes_logs = True
 
-    def __init__(self, delta=None, max_epsilon=None):
+    def __init__(self, delta: float | None = None, max_epsilon: float | None = None):
         super().__init__()
         if max_epsilon is not None and not 0 < max_epsilon < math.inf:
             raise ValueError(
@@ -206,3 +210,7 @@ class PrivacyCurve(keras.callbacks.Callback):
                             f"privacy/{name}", tf.constant(value, tf.float32), step=self._step,
                             metadata=_SCALAR,
                         )  # fmt: skip
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,5 +1,7 @@
 """epsilon of an event: the only place that runs an accountant."""
 
+from __future__ import annotations
+
 import functools
 import json
 import math
@@ -21,7 +23,12 @@ _LARGEST_ROUNDING = 1e-2  # of δ, beyond which PLD is not the better choice
 _REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
 
-def epsilon(event, delta, accountant="pld", adjacency="add_or_remove_one"):
+def epsilon(
+    event: dp_accounting.DpEvent,
+    delta: float,
+    accountant: str = "pld",
+    adjacency: str = "add_or_remove_one",
+) -> float:
     """The epsilon at which an event is (epsilon, delta)-differentially private.
 
     Formal guarantees: an upper bound, by privacy loss distributions or Rényi divergences. Under

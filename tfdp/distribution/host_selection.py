@@ -4,7 +4,10 @@ Which rows an example activates depends on its ids and on no gradient, so that A
 where the batches are made, before they are divided among replicas.
 """
 
+from __future__ import annotations
+
 import typing
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -46,7 +49,9 @@ class SelectedInputs(typing.NamedTuple):
     look_ups: typing.Any = ()
 
 
-def select_on_host(batches, model, ids=None):
+def select_on_host(
+    batches: tf.data.Dataset, model: keras.Model, ids: Callable | None = None
+) -> tf.data.Dataset:
     """Chooses the rows of each batch in the input pipeline, by the model's AdaFEST.
 
     The choice is the one that the step would make, with the same distribution, charged with the

@@ -1,5 +1,7 @@
 """Rows chosen anew in every step, from how many examples of the batch activate them."""
 
+from __future__ import annotations
+
 import math
 
 import keras
@@ -53,7 +55,12 @@ class AdaFEST(RowSelection):
     """
 
     def __init__(
-        self, threshold, noise_ratio=5.0, contribution_norm=1.0, within=None, capacity=None
+        self,
+        threshold: float,
+        noise_ratio: float = 5.0,
+        contribution_norm: float = 1.0,
+        within: FEST | None = None,
+        capacity: int | None = None,
     ):
         for name, value in (
             ("threshold", threshold),
