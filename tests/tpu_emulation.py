@@ -19,25 +19,37 @@ _REPLICATE = tpu.replicate
 _DEVICE = collections.namedtuple("Device", "name")
 
 
+_NAME = "/job:localhost/replica:0/task:0/device:{}:{}".format
+
+
 def strategy(count):
     """A tf.distribute.TPUStrategy whose `count` TPU cores are logical CPU devices."""
-    name = "/job:localhost/replica:0/task:0/device:{}:{}".format
+    made = tf.distribute.TPUStrategy(resolver(count))
+    put_on_cpus(made, count)
+    return made
+
+
+def resolver(count):
+    """What finds `count` TPU cores."""
     metadata = tpu_system_metadata.TPUSystemMetadata(
         num_cores=count, num_hosts=1, num_of_cores_per_host=count, topology=None,
-        devices=[_DEVICE(name("TPU", i)) for i in range(count)],
+        devices=[_DEVICE(_NAME("TPU", i)) for i in range(count)],
     )  # fmt: skip
-    resolver = mock.Mock()
-    resolver.get_tpu_system_metadata.return_value = metadata
-    resolver.cluster_spec.return_value = tf.train.ClusterSpec({})
-    made = tf.distribute.TPUStrategy(resolver)
-    devices = [name("CPU", i) for i in range(count)]
+    found = mock.Mock()
+    found.get_tpu_system_metadata.return_value = metadata
+    found.cluster_spec.return_value = tf.train.ClusterSpec({})
+    return found
+
+
+def put_on_cpus(made, count):
+    """Gives a TPUStrategy logical CPU devices in place of its TPU cores."""
+    devices = [_NAME("CPU", i) for i in range(count)]
     made.extended._tpu_devices = np.array([[d] for d in devices], dtype=object)
     made.extended._device_input_worker_devices = collections.OrderedDict({devices[0]: devices})
     made.extended._host_input_worker_devices = collections.OrderedDict(
         {devices[0]: devices[:1] * count}
     )
     made._enable_packed_variable_in_eager_mode = False  # one handle for each replica
-    return made
 
 
 def products_of(monkeypatch, float32):

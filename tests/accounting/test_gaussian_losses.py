@@ -28,7 +28,7 @@ def test_divergences_are_those_of_dp_accounting(sigma, q):
             ours.self_compose(steps).get_delta_for_epsilon(at),
             theirs.self_compose(steps).get_delta_for_epsilon(at),
             rtol=1e-12,
-            atol=1e-15,
+            atol=2e-15,  # what a composition moves to infinity, which theirs spares few losses
         )
 
 

@@ -34,6 +34,7 @@ ROOMS = (
     "callbacks",
     "metrics",
     "registration",
+    "commands",
     "cli",
 )
 

@@ -32,7 +32,7 @@ def test_the_papers_table_has_26_features_and_its_sizes():
 def test_a_file_becomes_labels_integers_and_ids(tmp_path):
     path = written(
         tmp_path / "clicks.tsv",
-        line(1, (5, -2), ("a", "b")),
+        line(1, (5, -2, 0, 0.25), ("a", "b")),
         line(0, ("", 7), ("a", "")),
         line(0, (1, 1), ("c", "x")),
     )
@@ -40,7 +40,7 @@ def test_a_file_becomes_labels_integers_and_ids(tmp_path):
     data = load_criteo(path, vocabulary=vocabulary, test_fraction=1 / 3)
     x, y = data.train
     np.testing.assert_array_equal(y, [[1], [0]])
-    np.testing.assert_array_equal(x["integers"][:, :3], [[5, -2, 0], [0, 7, 0]])
+    np.testing.assert_array_equal(x["integers"][:, :4], [[5, -2, 0, 0.25], [0, 7, 0, 0]])
     np.testing.assert_array_equal(x["C1"], [2, 2])
     np.testing.assert_array_equal(x["C2"], [1, 0])
     np.testing.assert_array_equal(data.test[0]["C1"], [1])
@@ -88,7 +88,7 @@ def test_sizes_are_never_read_from_the_data(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [("", "empty"), ("1\t2\n", "line 1 with 2 fields"), (line(2), "labels"),
-     (line(1, ("x",)), "integer 1")],
+     (line(1, ("x",)), "count 1"), (line(1, ("nan",)), "count 1 fields are finite")],
 )  # fmt: skip
 def test_malformed_files_are_named(tmp_path, content, message):
     with pytest.raises(ValueError, match=message):

@@ -81,6 +81,13 @@ def test_dense_updates_and_losses_are_equal_on_1_2_and_4_replicas(replicas):
         assert ledger == found[0][2]
 
 
+def test_a_model_that_is_built_by_its_data_is_built_on_all_replicas(replicas):
+    model = replicas.model(2, lambda: keras.Sequential([keras.layers.Dense(2)]), **SETTINGS)
+    assert not model.built
+    model.fit(batches(dense_data()), steps_per_epoch=1, verbose=0)
+    assert len(model.weights[0].value.values) == 2 and replicas.in_agreement(model.weights)
+
+
 @pytest.mark.parametrize("rows", ROWS)
 def test_sparse_updates_are_equal_on_1_2_and_4_replicas(replicas, rows):
     found = []

@@ -99,7 +99,7 @@ def test_noise_has_the_law_of_its_quantile_and_true_tails():
 
 def test_the_largest_noise_is_beyond_eleven_deviations(monkeypatch):
     # 93 bits of zero: 11.1 for a normal draw, 66 for a Laplace one. Window and sign are bits, too.
-    monkeypatch.setattr("tfdp.noise.grid.philox_bits", lambda k, c, s: tf.zeros(s, tf.uint64))
+    monkeypatch.setattr("tfdp.noise.gaussian.philox_bits", lambda k, c, s: tf.zeros(s, tf.uint64))
     for quantile, least in ((normal_of_tail, 11.0), (laplace_of_tail, 64.0)):
         found = release(tf.zeros([1]), Grid(1.0, 1.0, 1), KEY, COUNTER, quantile).numpy()
         assert least < found[0] < 67

@@ -13,7 +13,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp import noise
-from tfdp.noise import NoiseSource, standard_normal_from_bits
+from tfdp.noise import NoiseSource, gaussian, standard_normal_from_bits
 from tfdp.runtime.xla import compiling
 
 
@@ -162,3 +162,29 @@ def test_parts_of_a_compiled_draw_share_nothing(jit_compile):
     # The first part is what an undivided draw begins with.
     np.testing.assert_allclose(drawn[:part], other.normal((part,), 2.0, tf.float64), rtol=1e-12)
     np.testing.assert_array_equal(source._counter, [2 * (3 * (part + 1) + 1 + 8) - part, 6])
+
+
+@pytest.mark.parametrize("counter", [[0, 0], [2**64 - 3, 7], [2**64 - 2, 2**64 - 1]])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_fused_words_are_those_of_philox(jit_compile, counter):
+    key = tf.constant([0xFEDCBA9876543210], tf.uint64)
+    counter = tf.constant(counter, tf.uint64)
+    run = tf.function(gaussian.fused_word_pairs, jit_compile=jit_compile, autograph=False)
+    for shape in ([5], [2, 3], []):
+        fused = run(key, counter, shape)
+        for words, expected in zip(fused, gaussian.word_pairs(key, counter, shape), strict=True):
+            assert words.shape == expected.shape == tf.TensorShape(shape)
+            np.testing.assert_array_equal(words, expected)
+
+
+def test_releases_of_many_sizes_share_a_compilation():
+    """Each costs the first step of a model, and every model of a test, most of a second."""
+    source, grid = NoiseSource(), noise.grid.Grid(1.0, 1.0, 10)
+    source.release([tf.zeros([5])], grid)
+    compiled = noise.grid._compiled(gaussian.normal_of_tail, tf.float32)
+    before = compiled.experimental_get_tracing_count()
+    drawn = [source.release([tf.zeros([n])], grid)[0].numpy() for n in (7, 1, 900, 1024, 31)]
+    assert compiled.experimental_get_tracing_count() == before
+    assert [len(d) for d in drawn] == [7, 1, 900, 1024, 31]
+    drawn = np.concatenate(drawn)
+    assert len(np.unique(np.abs(drawn))) > 0.99 * len(drawn)

@@ -336,7 +336,6 @@ def test_models_with_a_step_of_their_own_are_refused(small):
     [
         ({"noise_multiplier": None}, "Exactly one"),
         ({"budget": tfdp.PrivacyBudget(1, 0.01), "noise_multiplier": 1.0}, "Exactly one"),
-        ({"budget": tfdp.PrivacyBudget(1, 0.01)}, "steps"),
         ({"budget": 3.0, "steps": 3}, "PrivacyBudget"),
         ({"budget": tfdp.PrivacyBudget(1, 0.5), "steps": 3}, "delta"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),

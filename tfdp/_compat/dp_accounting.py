@@ -48,4 +48,16 @@ class PldAccountant(_TakesOthers, dp_accounting.pld.PLDAccountant):
 
     def add(self, losses):
         """Composes what has this `PrivacyLossDistribution`, made at `interval`."""
-        self._pld = self._pld.compose(losses)
+        nothing_yet = parts_of(pmfs_of(self._pld)[0]) == (self.interval, 0, [1], 0)
+        self._pld = losses if nothing_yet else losses.compose(self._pld)
+
+
+def parts_of(pmf):
+    """(interval, lowest loss over it, masses, mass of infinity) of a `PLDPmf`."""
+    dense = pmf.to_dense_pmf()
+    return dense._discretization, dense._lower_loss, dense._probs, dense._infinity_mass
+
+
+def pmfs_of(losses):
+    """The `PLDPmf`s of a `PrivacyLossDistribution`: one where it is symmetric, or two."""
+    return (losses._pmf_remove,) if losses._symmetric else (losses._pmf_remove, losses._pmf_add)

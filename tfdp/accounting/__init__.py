@@ -32,3 +32,7 @@ __all__ = [
     "privacy_statement",
     "register_event",
 ]
+
+
+def __dir__():
+    return sorted(__all__)

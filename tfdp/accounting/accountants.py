@@ -1,5 +1,7 @@
 """epsilon of an event: the only place that runs an accountant."""
 
+from __future__ import annotations
+
 import functools
 import json
 import math
@@ -12,6 +14,7 @@ from tfdp._compat.dp_accounting import PldAccountant, RdpAccountant
 from tfdp.accounting.adjacency import ADJACENCIES, interpretations
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.gaussian_losses import gaussian_losses
+from tfdp.accounting.loss_masses import with_arrays
 from tfdp.accounting.random_allocation import RandomAllocationGaussianDpEvent
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -20,7 +23,12 @@ _LARGEST_ROUNDING = 1e-2  # of δ, beyond which PLD is not the better choice
 _REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
 
-def epsilon(event, delta, accountant="pld", adjacency="add_or_remove_one"):
+def epsilon(
+    event: dp_accounting.DpEvent,
+    delta: float,
+    accountant: str = "pld",
+    adjacency: str = "add_or_remove_one",
+) -> float:
     """The epsilon at which an event is (epsilon, delta)-differentially private.
 
     Formal guarantees: an upper bound, by privacy loss distributions or Rényi divergences. Under
@@ -220,7 +228,7 @@ class _PldAccountant(PldAccountant):
             return True, self.refusal(event, why)
         if do_compose:
             self._composed += count
-            self.add(event.pld(self.interval).self_compose(count))
+            self.add(with_arrays(event.pld(self.interval)).self_compose(count))
         return True, None
 
     def _compose_gaussian(self, sigma, q, count):

@@ -1,9 +1,13 @@
 """The smallest noise that meets a budget after the other charges."""
 
+from __future__ import annotations
+
 import functools
 import itertools
 import json
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tfdp import _validate
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant, epsilon
@@ -15,21 +19,24 @@ from tfdp.accounting.gdp import gdp_clt_epsilon
 from tfdp.accounting.random_allocation import allocation_event
 from tfdp.errors import BudgetError
 
+if TYPE_CHECKING:
+    import dp_accounting
+
 _TIGHTNESS = 1e-3  # epsilon of the result is within this share of the budget
 _NARROW = 1e-5  # a bracket of this relative width is one of a jump, between two accountants
 _LARGEST = 1e6
 
 
 def calibrate_noise_multiplier(
-    budget,
-    sampling_probability,
-    steps,
-    accountant="pld",
-    adjacency="add_or_remove_one",
-    other_events=(),
-    extra_delta=0.0,
-    mechanism="gaussian",
-):
+    budget: PrivacyBudget,
+    sampling_probability: float,
+    steps: int,
+    accountant: str = "pld",
+    adjacency: str = "add_or_remove_one",
+    other_events: Sequence[dp_accounting.DpEvent] = (),
+    extra_delta: float = 0.0,
+    mechanism: Any = "gaussian",
+) -> float:
     """The smallest noise multiplier whose training, with the other events, meets a budget.
 
     Formal guarantees: `other_events` composed with `steps` training steps at the result have
@@ -66,14 +73,14 @@ def calibrate_noise_multiplier(
 
 
 def calibrate_random_allocation(
-    budget,
-    num_steps,
-    epochs,
-    accountant="pld",
-    adjacency="add_or_remove_one",
-    other_events=(),
-    extra_delta=0.0,
-):
+    budget: PrivacyBudget,
+    num_steps: int,
+    epochs: int,
+    accountant: str = "pld",
+    adjacency: str = "add_or_remove_one",
+    other_events: Sequence[dp_accounting.DpEvent] = (),
+    extra_delta: float = 0.0,
+) -> float:
     """As `calibrate_noise_multiplier`, for epochs in which each record joins one random step.
 
     Args:

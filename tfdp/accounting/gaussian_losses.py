@@ -7,8 +7,10 @@ noise multiplier of 1 or less, and a calibration asks for several distributions.
 import math
 
 import numpy as np
-from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
+from dp_accounting.pld import privacy_loss_mechanism
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from tfdp.accounting.loss_masses import LossMasses
 
 _ADD = privacy_loss_mechanism.AdjacencyType.ADD
 _REMOVE = privacy_loss_mechanism.AdjacencyType.REMOVE
@@ -39,7 +41,7 @@ def _discrete(losses, interval):
     low = math.floor(bounds.epsilon_lower / interval)
     high = math.ceil(bounds.epsilon_upper / interval)
     deltas = losses.get_delta_for_epsilon(np.arange(low, high + 1) * interval)
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
+    return LossMasses.of_divergences(interval, low, deltas)
 
 
 class _Losses(privacy_loss_mechanism.GaussianPrivacyLoss):

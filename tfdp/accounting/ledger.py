@@ -1,10 +1,13 @@
 """The ledger: every mechanism that touched the data, in order."""
 
+from __future__ import annotations
+
 import copy
 import dataclasses
 import itertools
 import json
 import math
+from collections.abc import Iterable
 
 import dp_accounting
 
@@ -119,7 +122,7 @@ class Ledger:
     2
     """
 
-    def __init__(self, entries=()):
+    def __init__(self, entries: Iterable[LedgerEntry] = ()):
         self._entries = []
         for entry in entries:
             self._append(entry)

@@ -1,15 +1,18 @@
 """The privacy statement: what is guaranteed, for whom, and what is not."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
+from typing import Any
 
 from tfdp import _validate
 from tfdp.accounting import statement_text
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant
 from tfdp.accounting.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.budget import PrivacyBudget, check_delta
-from tfdp.accounting.ledger import Ledger
+from tfdp.accounting.ledger import Ledger, LedgerEntry
 from tfdp.accounting.mechanisms import if_poisson
 from tfdp.accounting.notes import Notes, doubts
 from tfdp.accounting.sampling import Sampling
@@ -30,6 +33,9 @@ DISJOINT = (
     "The records of every person lie in one period only, which was checked by ids when the batches "
     "were made: of the {count} disjoint periods the costliest is stated, and not their sum."
 )
+
+
+_ROUNDING = 1e-6  # relative, between versions of the accountants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +103,8 @@ class Statement:
         """The inverse of `to_dict`.
 
         Raises:
-            ValueError: if the dict is no statement.
+            ValueError: if the dict is no statement, or its ε is below what its entries compose
+                to: it was damaged, or changed by hand.
         """
         known = {f.name for f in dataclasses.fields(cls)}
         if not isinstance(fields, dict) or not {"epsilon", "delta", "entries"} <= set(fields):
@@ -110,7 +117,21 @@ class Statement:
         for name, make in (("sampling", Sampling.from_dict), ("budget", _budget_of)):
             if read.get(name) is not None:
                 read[name] = make(read[name])
-        return cls(**read)
+        statement = cls(**read)
+        statement._check_entries()
+        return statement
+
+    def _check_entries(self):
+        if math.isinf(self.epsilon):
+            return
+        ledger = Ledger(LedgerEntry.from_dict(entry) for entry in self.entries)
+        composed = ledger.epsilon(self.delta, self.accountant, self.adjacency)
+        if composed > self.epsilon * (1 + _ROUNDING):
+            raise ValueError(
+                f"The statement says epsilon = {self.epsilon:.6g}, but the mechanisms that it "
+                f"lists compose to {composed:.6g} at delta = {self.delta:.3g}: it was damaged, or "
+                "changed by hand. Export the model again"
+            )
 
     def __str__(self):
         return statement_text.render(self)
@@ -121,16 +142,16 @@ def _budget_of(fields):
 
 
 def privacy_statement(
-    ledger,
+    ledger: Ledger,
     *,
-    delta,
-    accountant=None,
-    adjacency="add_or_remove_one",
-    unit="one example",
-    num_examples=None,
-    budget=None,
-    notes=None,
-):
+    delta: float,
+    accountant: str | None = None,
+    adjacency: str = "add_or_remove_one",
+    unit: str = "one example",
+    num_examples: int | None = None,
+    budget: PrivacyBudget | None = None,
+    notes: Any = None,
+) -> Statement:
     """States what a ledger guarantees.
 
     Formal guarantees: `.epsilon` is `ledger.epsilon(delta)` under the adjacency stated, and so

@@ -12,7 +12,7 @@ _NEIGHBOURS = {
     "replace_one": "replacing {unit} by any other",
     "zero_out": "blanking out {unit} (its contribution becomes zero)",
 }
-_ACCOUNTANTS = {
+ACCOUNTANTS = {
     "pld": "privacy loss distributions (PLD)",
     "rdp": "Rényi differential privacy (RDP)",
 }
@@ -22,12 +22,12 @@ def render(statement):
     """The text of a `Statement`, about 10 to 25 lines."""
     lines = ["Privacy statement", "================="]
     lines += _headline(statement)
-    lines.append(f"Accountant: {_ACCOUNTANTS[statement.accountant]}.")
+    lines.append(f"Accountant: {ACCOUNTANTS[statement.accountant]}.")
     if statement.budget is not None:
-        lines.append(_budget(statement))
-    lines.append("Mechanisms that touched the data:" if statement.entries else _EMPTY)
-    lines += [_entry(entry) for entry in statement.entries]
-    lines += _batches(statement)
+        lines.append(f"Budget: {budget_in_words(statement)}.")
+    lines.append("Mechanisms that touched the data:" if statement.entries else EMPTY)
+    lines += [f"  - {entry_in_words(entry)}" for entry in statement.entries]
+    lines += [f"Batches: {how}" for how in drawn_in_words(statement)] + cut_off_in_words(statement)
     for title, items in (
         ("Not covered by this guarantee:", statement.not_covered),
         ("Assumed, not checked:", statement.assumptions),
@@ -39,7 +39,7 @@ def render(statement):
     return "\n".join(_wrap(line) for line in lines)
 
 
-_EMPTY = "No mechanism has touched the data yet."
+EMPTY = "No mechanism has touched the data yet."
 
 
 def _headline(statement):
@@ -50,15 +50,27 @@ def _headline(statement):
         return lines + [f"  - {reason}" for reason in statement.unstated]
     if math.isinf(statement.epsilon):
         return [f"epsilon = infinity at delta = {statement.delta:.4g}: NOT PRIVATE."]
-    change = _NEIGHBOURS[statement.adjacency].format(unit=statement.unit)
     of = "" if statement.num_examples is None else f", of {statement.num_examples}"
     lines = [
         f"epsilon = {round_up(statement.epsilon)}, delta = {statement.delta:.4g}",
         f"Unit of privacy: {statement.unit}{of}.",
-        f"Adjacency: {statement.adjacency}. By {change}, the probability of any outcome changes "
-        f"by at most a factor e^{round_up(statement.epsilon)}, except with probability "
-        f"{statement.delta:.4g}.",
+        f"Adjacency: {statement.adjacency}. {in_words(statement)}",
     ]
+    return lines + without_amplification(statement)
+
+
+def in_words(statement):
+    """What a finite epsilon says."""
+    change = _NEIGHBOURS[statement.adjacency].format(unit=statement.unit)
+    return (
+        f"By {change}, the probability of any outcome changes by at most a factor "
+        f"e^{round_up(statement.epsilon)}, except with probability {statement.delta:.4g}."
+    )
+
+
+def without_amplification(statement):
+    """What shuffled batches cost, and do not save; a list of at most one sentence or two."""
+    lines = []
     if statement.assumed_epsilon is not None:
         one = statement.unit if statement.unit == PERSON else "a record"
         times = "once" if statement.appearances == 1 else f"{statement.appearances} times"
@@ -71,20 +83,22 @@ def _headline(statement):
     return lines
 
 
-def _budget(statement):
+def budget_in_words(statement):
+    """What was asked for, and whether it was kept."""
     budget = statement.budget
-    line = f"Budget: epsilon = {budget.epsilon:g}, delta = {budget.delta:.4g}"
+    line = f"epsilon = {budget.epsilon:g}, delta = {budget.delta:.4g}"
     kept = statement.epsilon <= budget.epsilon and statement.delta <= budget.delta
-    return f"{line}; {'kept' if kept else 'NOT KEPT'}."
+    return f"{line}; {'kept' if kept else 'NOT KEPT'}"
 
 
-def _entry(entry):
+def entry_in_words(entry):
+    """One mechanism that touched the data, as often as it did."""
     selection = entry["details"].get("selection")
     chosen = f", rows of sparse tables chosen by {selection['name']}" if selection else ""
     period = (entry["details"].get("sampling") or {}).get("period")
     of = f", period {period[1]!r}" if period else ""
     event = describe(event_from_dict(entry["event"]))
-    return f"  - {entry['label']}{of}: {entry['count']} x {event}{chosen}"
+    return f"{entry['label']}{of}: {entry['count']} x {event}{chosen}"
 
 
 def describe(event):
@@ -116,9 +130,9 @@ def describe(event):
     return str(event)
 
 
-def _batches(statement):
-    """How the batches of each training were drawn, and what cutting them off costs."""
-    lines, capacities = [], []
+def drawn_in_words(statement):
+    """How the batches of each training were drawn."""
+    lines = []
     for entry in statement.entries:
         details = entry["details"]
         if "sampling" not in details:
@@ -128,16 +142,24 @@ def _batches(statement):
         if details.get("kind") != "training":
             steps = None
         lines.append(_drawn(sampling, steps))
-        if details.get("overflow_probability", 0) > 0:
+    return list(dict.fromkeys(lines))
+
+
+def cut_off_in_words(statement):
+    """What cutting off batches costs; a list of at most one sentence."""
+    if not statement.overflow_delta > 0:
+        return []
+    capacities = []
+    for details in (entry["details"] for entry in statement.entries):
+        if "sampling" in details and details.get("overflow_probability", 0) > 0:
+            sampling = details["sampling"]
             what = "persons" if sampling.get("max_records_per_unit") else "records"
             capacities.append(f"{sampling['max_batch_size']} {what}")
-    if statement.overflow_delta > 0:
-        most = " or ".join(dict.fromkeys(capacities))
-        lines.append(
-            f"A batch holds at most {most}; the chance that a draw is "
-            f"larger takes {statement.overflow_delta:.3g} of the delta above."
-        )
-    return list(dict.fromkeys(lines))
+    most = " or ".join(dict.fromkeys(capacities))
+    return [
+        f"A batch holds at most {most}; the chance that a draw is larger takes "
+        f"{statement.overflow_delta:.3g} of the delta above."
+    ]
 
 
 def _drawn(sampling, steps):
@@ -151,18 +173,18 @@ def _drawn(sampling, steps):
         of += f", with at most {most} of its records"
     if kind == "full_batch":
         every = "step" if steps is None else f"one of {steps} steps"
-        return f"Batches: every record in every {every}."
+        return f"every record in every {every}."
     if kind == "shuffled":
-        return f"Batches: shuffled, {size:g} of {number}{of}; not Poisson sampled."
+        return f"shuffled, {size:g} of {number}{of}; not Poisson sampled."
     if kind == "allocated":
         among = "" if steps is None else f", {steps} steps"
         with_most = "" if most is None else f", with at most {most} of its records"
         return (
-            f"Batches: random allocation, each {one} in one of the {round(1 / probability)} steps "
+            f"random allocation, each {one} in one of the {round(1 / probability)} steps "
             f"of an epoch{with_most} ({size:g} of {number} expected in a step){among}."
         )
     return (
-        f"Batches: Poisson sampled, each {one} with probability {probability:.6g}{of} "
+        f"Poisson sampled, each {one} with probability {probability:.6g}{of} "
         f"({size:g} of {number} expected)."
     )
 

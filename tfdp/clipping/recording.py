@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import all_layers, takes_training, training_of_call
 from tfdp.runtime.external_table import external_tables
+from tfdp.runtime.strategies import scope_of
 
 _ACTIVE = threading.local()
 
@@ -277,9 +278,12 @@ def call_model(model, x):
 
 
 def ensure_built(model, x):
-    """Builds a model that Keras would build at its first call, on one example of zeros."""
+    """Builds a model that Keras would build at its first call, on one example of zeros.
+
+    Its variables are made where `fit` would make them: under the strategy of the model.
+    """
     if not model.built:
-        with tf.init_scope():
+        with tf.init_scope(), scope_of(model):
             model(tf.nest.map_structure(lambda t: tf.zeros((1, *t.shape[1:]), t.dtype), x))
 
 

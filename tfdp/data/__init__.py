@@ -3,7 +3,7 @@
 from tfdp.data.allocated import allocated_epochs
 from tfdp.data.datasets.clicks import CRITEO_VOCABULARY_SIZES, ClickData
 from tfdp.data.datasets.criteo import load_criteo
-from tfdp.data.datasets.sequence_files import load_sequences
+from tfdp.data.datasets.sequence_files import load_histories, load_sequences
 from tfdp.data.datasets.sequences import SequenceData, Sequences, leave_one_out_split
 from tfdp.data.datasets.sst2 import SST2Data, load_sst2
 from tfdp.data.datasets.synthetic import synthetic_sequences
@@ -36,6 +36,7 @@ __all__ = [
     "leave_one_out_split",
     "load_batches",
     "load_criteo",
+    "load_histories",
     "load_sequences",
     "load_sst2",
     "microbatches",
@@ -49,3 +50,7 @@ __all__ = [
     "synthetic_clicks",
     "synthetic_sequences",
 ]
+
+
+def __dir__():
+    return sorted(__all__)

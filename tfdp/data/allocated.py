@@ -1,5 +1,10 @@
 """Random allocation ("balls in bins"): each record in exactly one step of every epoch."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from tfdp._validate import count
@@ -11,6 +16,12 @@ from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.sources import records_of
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from numpy.typing import ArrayLike
+
+    from tfdp.data.periods import Period
 
 
 def draw_allocation(generator, num_examples, num_steps, capacity):
@@ -39,16 +50,16 @@ def draw_allocation(generator, num_examples, num_steps, capacity):
 
 
 def allocated_epochs(
-    data,
-    steps_per_epoch,
-    max_batch_size=None,
-    seed=None,
+    data: Any,
+    steps_per_epoch: int,
+    max_batch_size: int | None = None,
+    seed: int | None = None,
     *,
-    parse=None,
-    privacy_ids=None,
-    max_records_per_unit=None,
-    period=None,
-):
+    parse: Callable | None = None,
+    privacy_ids: ArrayLike | None = None,
+    max_records_per_unit: int | None = None,
+    period: Period | None = None,
+) -> tf.data.Dataset:
     """Batches of epochs in which every record takes part exactly once, in a random step.
 
     Each record falls into one of the T steps of an epoch, uniformly, independently of the other

@@ -1,6 +1,9 @@
 """Click-through-rate prediction from categorical features and counts (the paper's pCTR)."""
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Sequence
 
 import keras
 
@@ -88,12 +91,12 @@ class PrivateCTR(PrivateModel):
 
     def __init__(
         self,
-        features,
-        num_integers=13,
-        hidden_units=(598, 598, 598, 598),
-        embeddings_initializer="uniform",
-        placement=None,
-        privacy_assumptions=(),
+        features: dict[str, int | CategoricalFeature],
+        num_integers: int = 13,
+        hidden_units: Sequence[int] = (598, 598, 598, 598),
+        embeddings_initializer: str | keras.Initializer = "uniform",
+        placement: str | None = None,
+        privacy_assumptions: Sequence[str] = (),
         **kwargs,
     ):
         if not isinstance(features, dict) or not features:

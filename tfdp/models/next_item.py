@@ -1,16 +1,20 @@
 """What every model that recommends a next item shares: how it is asked."""
 
+import keras
 import tensorflow as tf
 
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
 from tfdp.training.dp_model import DPModel
 from tfdp.training.endpoint import Endpoint
+from tfdp.training.multi_worker import as_results
 
 
 class NextItemModel(DPModel):
     """A model of sequences of item ids that scores every item as the next one.
 
     A subclass has the attributes `num_items`, M, and `max_length`, and defines `score_next`.
+    `evaluate(*data.held_out)` ranks all items after each history, as
+    `compile(metrics=[tfdp.metrics.NDCG(10)])` asks; what is seen in evaluation is not private.
     """
 
     privacy_unit = UNIT_OF_PRIVACY
@@ -25,6 +29,18 @@ class NextItemModel(DPModel):
             (B, num_items + 1) float32; what is never recommended, such as padding, scores −inf.
         """
         raise NotImplementedError
+
+    def test_step(self, data):
+        """As Keras'; or the metrics alone, where targets are (B,): the items that come next.
+
+        Scoring the last position alone takes T times less memory than all of them.
+        """
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if y is None or tf.nest.is_nested(y) or len(y.shape) != 1:
+            return super().test_step(data)
+        results = self.compute_metrics(x, y, self.score_next(x), sample_weight)
+        results = {name: value for name, value in results.items() if name != "loss"}
+        return as_results(results, self.distribute_strategy)
 
     def serving_endpoint(self, k):
         """From raw histories to the k best next items.

@@ -4,7 +4,11 @@ A float64 inverse normal CDF of 63 random bits and a sign, past 9 sigma (`tf.ran
 exceeds 5.678), from stateless operations: eager execution, `tf.function` and XLA give the same.
 """
 
+from __future__ import annotations
+
 import functools
+import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -45,10 +49,64 @@ _F = (
 )  # fmt: skip
 
 
-def philox_bits(key, counter, shape):
+def philox_bits(key: tf.Tensor, counter: tf.Tensor, shape: Any) -> tf.Tensor:
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=shape, key=key, counter=counter, alg=PHILOX, dtype=tf.uint64
     )
+
+
+def word_pairs(key, counter, shape):
+    """Two uint64 tensors of `shape`: the words of one 128-bit block of Philox for each place."""
+    static = isinstance(shape, list)
+    words = philox_bits(key, counter, [*shape, 2] if static else tf.concat([shape, [2]], 0))
+    return words[..., 0], words[..., 1]
+
+
+def fused_word_pairs(key, counter, shape):
+    """As `word_pairs`, bit for bit, of elementwise operations: inside a loop that XLA fuses.
+
+    XLA writes the words of its own Philox to memory before it reads them, which takes as long as
+    all that becomes of them.
+
+    Source: Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3",
+    Philox-4x32-10.
+    """
+    low, high = _block_counters(counter, shape)
+    x, keys = [*_halves(low), *_halves(high)], _halves(key[0])
+    for _ in range(10):
+        product_0, product_1 = x[0] * _uint64(0xD2511F53), x[2] * _uint64(0xCD9E8D57)
+        (low_0, high_0), (low_1, high_1) = _halves(product_0), _halves(product_1)
+        x = [_xor(high_1, x[1], keys[0]), low_1, _xor(high_0, x[3], keys[1]), low_0]
+        keys = _low(keys[0] + _uint64(0x9E3779B9)), _low(keys[1] + _uint64(0xBB67AE85))
+    return _joined(x[0], x[1]), _joined(x[2], x[3])
+
+
+def _block_counters(counter, shape):
+    """The two words of the counters of as many blocks, from `counter` on."""
+    places = tf.reshape(tf.range(math.prod(shape), dtype=tf.int64), shape)
+    low = counter[0] + tf.cast(places, tf.uint64)
+    return low, counter[1] + tf.cast(low < counter[0], tf.uint64)
+
+
+def _halves(word):
+    """(lower, upper) 32 bits of uint64 words, as uint64."""
+    return _low(word), tf.bitwise.right_shift(word, _uint64(32))
+
+
+def _low(word):
+    return tf.bitwise.bitwise_and(word, _uint64(0xFFFFFFFF))
+
+
+def _xor(a, b, c):
+    return tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(a, b), c)
+
+
+def _joined(low, high):
+    return tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, _uint64(32)), low)
+
+
+def _uint64(value):
+    return tf.constant(value, tf.uint64)
 
 
 @functools.cache
@@ -67,7 +125,7 @@ def standard_normal(key, counter, shape):
     return _compiled_normal(shape)(key, counter)
 
 
-def standard_normal_from_bits(bits):
+def standard_normal_from_bits(bits: tf.Tensor) -> tf.Tensor:
     """Turns uniform 64-bit integers into standard normal float64 values.
 
     Args:
@@ -83,7 +141,7 @@ def standard_normal_from_bits(bits):
     return tf.where(negative, -value, value)
 
 
-def normal_of_tail(tail):
+def normal_of_tail(tail: tf.Tensor) -> tf.Tensor:
     """The standard normal value that is exceeded with probability `tail`, float64 in (0, 1/2]."""
     q = 0.5 - tail
     r = tf.sqrt(-tf.math.log(tail))

@@ -29,13 +29,15 @@ Formal guarantees:
 Where the standard deviation is 0 there is no grid and nothing is added or rounded.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 
 import tensorflow as tf
 
-from tfdp.noise.gaussian import later, normal_of_tail, philox_bits
-from tfdp.runtime.strategies import traces_once
+from tfdp.noise.gaussian import fused_word_pairs, normal_of_tail, word_pairs
+from tfdp.runtime.xla import platform
 
 #: What clipping to C in float32, or with a float32 result, may exceed C by, relative to C.
 CLIPPED = 2.0**-19
@@ -48,7 +50,7 @@ _LOG_LARGEST_WINDOW = 31
 WORDS = 2
 
 
-def sum_rounding(num_summed):
+def sum_rounding(num_summed: int) -> float:
     """What one record may move a float32 sum by beyond its own norm, relative to C.
 
     Each of two neighbouring sums of B vectors of norm C has norm B·C at most; if each is computed
@@ -76,17 +78,25 @@ class Grid:
         step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > 2⁴³·γ.
         stddev: float64 scalar, σ·(C·(1 + rounding) + γ·√d).
         window: float64 scalar, the number of values of w, a power of two.
+        public: float64 scalars from which the three follow.
     """
 
-    def __init__(self, stddev, sensitivity, coordinates, rounding=CLIPPED):
+    def __init__(
+        self,
+        stddev: float | tf.Tensor,
+        sensitivity: float,
+        coordinates: int,
+        rounding: float = CLIPPED,
+    ):
         root = math.sqrt(max(coordinates, 1))
         # frexp: x = m·2^e with m in [1/2, 1), so that 2^(e−1) is the power of two below x.
         finest = math.ldexp(1.0, math.frexp(_FINEST * sensitivity / root)[1] - 1)
         stddev = tf.cast(tf.convert_to_tensor(stddev, dtype_hint=tf.float64), tf.float64)
         known = (tf.constant(x, tf.float64) for x in (finest, rounding, root / sensitivity))
+        self.public = (stddev, *known)
         # One call instead of thirty small ones, each of which costs as much.
         numbers = _numbers_at_once if tf.executing_eagerly() else _numbers
-        self.step, self.stddev, self.window = numbers(stddev, *known)
+        self.step, self.stddev, self.window = numbers(*self.public)
 
     @property
     def tensors(self):
@@ -113,7 +123,7 @@ def _power_of_two(x, most, above=False):
     return 1.0 + tf.reduce_sum(tf.where(smaller, powers, tf.zeros_like(powers)))
 
 
-def laplace_of_tail(tail):
+def laplace_of_tail(tail: tf.Tensor) -> tf.Tensor:
     """The value that a Laplace variable of scale 1 exceeds with probability `tail`, in (0, 1/2]."""
     return -tf.math.log(2.0 * tail)
 
@@ -133,17 +143,14 @@ def release(values, grid, key, counter, quantile=normal_of_tail, dtype=tf.float3
     Returns:
         A tensor of the shape of `values`.
     """
-    return released(values, *grid.tensors, key, counter, quantile, dtype, scale)
+    static = values.shape.is_fully_defined()
+    words = word_pairs(key, counter, values.shape.as_list() if static else tf.shape(values))
+    return released(values, *grid.tensors, words, quantile, dtype, scale)
 
 
-def released(values, step, stddev, window, key, counter, quantile, dtype, scale=None):
-    """As `release`, from single tensors."""
-    if values.shape.is_fully_defined():
-        shape, size = values.shape.as_list(), tf.constant(values.shape.num_elements(), tf.uint64)
-    else:
-        shape, size = tf.shape(values), tf.cast(tf.size(values, tf.int64), tf.uint64)
-    bits = philox_bits(key, counter, shape)
-    more = philox_bits(key, later(counter, size), shape)
+def released(values, step, stddev, window, words, quantile, dtype, scale=None):
+    """As `release`, from single tensors and a pair of uint64 `words` for each value."""
+    bits, more = words
     tail, even = tail_and_even(bits, more)
     noise = quantile(tail) * (stddev / step)
     noise = tf.where(tf.equal(tf.bitwise.bitwise_and(bits, _uint64(1)), 1), -noise, noise)
@@ -182,16 +189,17 @@ def _uint64(value):
 
 @functools.cache
 def _compiled(quantile, dtype):
-    # Compiled by itself, the chain of elementwise float64 work is one loop, several times faster.
+    # Compiled by itself, all of the draw is one loop that touches memory for values and results.
     @tf.function(jit_compile=True, autograph=False)
-    def run(values, step, stddev, window, key, counter):
-        return released(values, step, stddev, window, key, counter, quantile, dtype)
+    def run(values, public, key, counter):
+        words = fused_word_pairs(key, counter, values.shape.as_list())
+        return released(values, *_numbers(*public), words, quantile, dtype)
 
     return run
 
 
 def compiled_release(values, grid, key, counter, quantile=normal_of_tail, dtype=tf.float32):
     """As `release`, of values of a static shape, as one compiled loop."""
-    if traces_once(tf.distribute.get_strategy()):  # compiled already, with the whole step
+    if platform() == "TPU":  # compiled already, with the whole step; and 64-bit products are slow
         return release(values, grid, key, counter, quantile, dtype)
-    return _compiled(quantile, dtype)(values, *grid.tensors, key, counter)
+    return _compiled(quantile, dtype)(values, grid.public, key, counter)

@@ -1,5 +1,7 @@
 """Noise of training steps and of input pipelines."""
 
+from __future__ import annotations
+
 import hashlib
 import math
 import os
@@ -12,7 +14,7 @@ from tfdp.noise import grid as on_grid
 from tfdp.noise.gaussian import later, normal_of_tail, philox_bits, standard_normal
 from tfdp.noise.layer_sources import ServingNoiseSource
 from tfdp.runtime.replicas import of_first_replica
-from tfdp.runtime.xla import is_compiling
+from tfdp.runtime.xla import is_compiling, platform
 
 _LARGEST_DRAW = 1 << 22
 _SMALL_DRAW = 1 << 14  # compiled once, for draws whose number is not known beforehand
@@ -31,7 +33,7 @@ class NoiseSource:
             system. A privacy statement says when a seed was fixed.
     """
 
-    def __init__(self, seed=None):
+    def __init__(self, seed: int | None = None):
         _validate.seed(seed)
         self.seed = seed
         with tf.init_scope():
@@ -130,6 +132,11 @@ class NoiseSource:
     def _release(self, values, grid, quantile=normal_of_tail, dtype=tf.float32):
         """(n,) values of a static size."""
         size = values.shape[0]
+        if platform() != "TPU":  # one loop that needs no memory but for values and results
+            whole = size if is_compiling() else _compiled_size(size)
+            state = self._advance(on_grid.WORDS * whole)
+            padded = tf.pad(values, [[0, whole - size]]) if whole > size else values
+            return on_grid.compiled_release(padded, grid, *state, quantile, dtype)[:size]
 
         def draw(key, counter, start, count):
             part = tf.slice(values, [start], [count]) if count < size else values
@@ -201,6 +208,13 @@ class NoiseSource:
         after = later(counter, tf.constant(size + 1, tf.uint64))
         self._counter.assign(tf.bitcast(after, tf.int64))
         return tf.bitcast(self._key.read_value(), tf.uint64), counter
+
+
+def _compiled_size(size):
+    """How many values are drawn for `size`: one compilation, of a second, serves many sizes."""
+    if size > _SMALL_DRAW:
+        return size
+    return max(1 << (size - 1).bit_length(), 1 << 10)
 
 
 class PipelineNoiseSource(NoiseSource):

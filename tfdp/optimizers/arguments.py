@@ -44,11 +44,6 @@ def check_amount(budget, noise_multiplier, steps):
         raise ValueError(
             f"Argument `budget` must be a tfdp.PrivacyBudget. Received: budget={budget}"
         )
-    if budget is not None and steps is None:
-        raise ValueError(
-            "Argument `steps` must be given with `budget`: the noise depends on how many steps "
-            "will be run. It is epochs times steps per epoch. Received: steps=None"
-        )
     if noise_multiplier is not None and not (
         is_number(noise_multiplier) and 0 <= noise_multiplier < float("inf")
     ):
@@ -62,12 +57,14 @@ def check_amount(budget, noise_multiplier, steps):
 
 def check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
     """Checks the numbers that describe data and clipping."""
-    if not _is_positive_integer(num_examples):
+    if num_examples is not None and not _is_positive_integer(num_examples):
         raise ValueError(
-            "Argument `num_examples` must be a positive integer, the number of training records. "
-            f"Received: num_examples={num_examples!r}"
+            "Argument `num_examples` must be a positive integer, the number of training records, "
+            f"or None. Received: num_examples={num_examples!r}"
         )
-    if not (is_number(expected_batch_size) and 0 < expected_batch_size <= num_examples):
+    most = float("inf") if num_examples is None else num_examples
+    batch = expected_batch_size
+    if batch is not None and not (is_number(batch) and 0 < batch <= most):
         raise ValueError(
             "Argument `expected_batch_size` must lie in (0, num_examples]. Received: "
             f"expected_batch_size={expected_batch_size!r}, num_examples={num_examples}"
@@ -103,7 +100,9 @@ def check_records(max_records_per_unit, microbatch_size, period):
 
 
 def plain_number(value):
-    """An int, or else a float: numbers of numpy would be lost on their way through JSON."""
+    """An int, or else a float, or None: numbers of numpy would be lost on the way through JSON."""
+    if value is None:
+        return None
     return int(value) if value == int(value) else float(value)
 
 

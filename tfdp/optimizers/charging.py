@@ -79,7 +79,7 @@ class Charging(RunCharging):
     @property
     def remaining(self):
         """Steps that the budget still allows, or None without a budget."""
-        if self._optimizer.budget is None:
+        if self._optimizer.budget is None or self._optimizer.steps is None:
             return None
         return self._optimizer.steps - sum(steps for _, steps in self._runs_of_this_budget())
 
@@ -117,6 +117,9 @@ class Charging(RunCharging):
         self._limit.assign(0)  # what is refused below leaves no step that nobody would charge
         self._cap = self.mechanism = None
         budget = self._optimizer.budget
+        if not self._optimizer.from_data.is_complete:
+            self._stddev.assign(float("nan"))
+            return
         if budget is None or sampling is not None:
             if sampling is not None:
                 self._refuse_other_units()
@@ -228,12 +231,9 @@ class Charging(RunCharging):
         """Poisson sampling as the optimizer's arguments describe it."""
         optimizer = self._optimizer
         return accounting.Sampling(
-            "poisson",
-            optimizer.num_examples,
-            optimizer.expected_batch_size,
-            max_records_per_unit=optimizer.max_records_per_unit,
-            period=optimizer.period,
-        )
+            "poisson", optimizer.num_examples, optimizer.expected_batch_size,
+            max_records_per_unit=optimizer.max_records_per_unit, period=optimizer.period,
+        )  # fmt: skip
 
     def _noise_multiplier_for(self, sampling):
         """σ of the budget's runs on such batches, or calibrated to what is left."""
@@ -332,7 +332,8 @@ class Charging(RunCharging):
             raise BudgetError(
                 f"The budget (epsilon={budget.epsilon}, delta={budget.delta}) is spent: all "
                 f"{self._optimizer.steps} steps have run. Compile the model with a larger budget "
-                "to train on; what was spent stays charged."
+                "to train on; what was spent stays charged. To train in several calls of `fit`, "
+                "give the DPOptimizer `steps=`, those of all calls together."
             )
 
     def _check_budget(self, budget, remaining):

@@ -1,20 +1,25 @@
 """The optimizer that makes a Keras optimizer private."""
 
+from __future__ import annotations
+
 import keras
 import tensorflow as tf
 
 from tfdp import _validate, accounting
-from tfdp.accounting.budget import check_delta
+from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.sampling import checked_period
 from tfdp.clipping.factors import CLIPPING
 from tfdp.clipping.losses import REDUCTIONS
+from tfdp.data.periods import Period
 from tfdp.errors import PrivacyError
 from tfdp.noise import NoiseSource
-from tfdp.optimizers import arguments, logical_step
+from tfdp.optimizers import arguments, from_data, logical_step
 from tfdp.optimizers.charging import Charging
+from tfdp.optimizers.rows.row_optimizer import RowOptimizer
 from tfdp.optimizers.run_charging import HistoryState
 from tfdp.optimizers.sparse_training import SparseTraining
 from tfdp.runtime.external_table import is_external
+from tfdp.selection.row_selection import RowSelection
 
 # What a run was charged by cannot change under it.
 _FIXED = (
@@ -44,14 +49,17 @@ class DPOptimizer(keras.optimizers.Optimizer):
     Args:
         optimizer: a `keras.optimizers.Optimizer`.
         budget: `tfdp.PrivacyBudget`; the noise multiplier is calibrated so that `steps` steps,
-            together with everything else charged to the model, meet it. Needs `steps`. After
-            `steps` steps no example is used any more.
+            together with everything else charged to the model, meet it. After `steps` steps no
+            example is used any more.
         noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`. Exactly
             one of `budget` and `noise_multiplier` must be given.
         num_examples: n, the number of training records (of persons, where they are the unit);
-            public.
-        expected_batch_size: B̄, the divisor, and n times the sampling probability.
-        steps: number of steps that will be run in all.
+            public. `None`: as the first `fit` draws its batches (`max_records_per_unit` and
+            `period`, too).
+        expected_batch_size: B̄, the divisor, and n times the sampling probability. `None`: as the
+            first `fit` draws its batches.
+        steps: number of steps that will be run in all. `None`, with a budget: all epochs of the
+            first `fit`, after which the budget is spent.
         clip_norm: C, the largest l2 norm of one example's contribution.
         clipping: "flat", "automatic", "normalized" or "per_layer".
         selection: `tfdp.selection.AdaFEST` or `FEST`: which rows of the model's
@@ -78,8 +86,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
     model = tfdp.make_private(keras.Sequential([keras.Input((20,)), keras.layers.Dense(2)]))
     model.compile(
         tfdp.optimizers.DPOptimizer(
-            keras.optimizers.Adam(1e-3), noise_multiplier=1.0,
-            num_examples=10_000, expected_batch_size=100,
+            keras.optimizers.Adam(1e-3), budget=tfdp.PrivacyBudget(epsilon=3, delta=1e-5)
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
@@ -89,25 +96,14 @@ class DPOptimizer(keras.optimizers.Optimizer):
     """
 
     def __init__(
-        self,
-        optimizer,
-        *,
-        budget=None,
-        noise_multiplier=None,
-        num_examples,
-        expected_batch_size,
-        steps=None,
-        clip_norm=1.0,
-        clipping="flat",
-        selection=None,
-        embedding_optimizer=None,
-        microbatch_size=None,
-        max_records_per_unit=None,
-        period=None,
-        per_example_reduction="mean",
-        seed=None,
-        name=None,
-    ):
+        self, optimizer: str | dict | keras.Optimizer, *, budget: PrivacyBudget | None = None,
+        noise_multiplier: float | None = None, num_examples: int | None = None,
+        expected_batch_size: float | None = None, steps: int | None = None, clip_norm: float = 1.0,
+        clipping: str = "flat", selection: RowSelection | None = None,
+        embedding_optimizer: RowOptimizer | None = None, microbatch_size: int | None = None,
+        max_records_per_unit: int | None = None, period: Period | None = None,
+        per_example_reduction: str = "mean", seed: int | None = None, name: str | None = None,
+    ):  # fmt: skip
         super().__init__(learning_rate=0.0, name=name or "dp_optimizer")
         optimizer = keras.optimizers.get(optimizer)
         arguments.check_optimizer(optimizer)
@@ -119,11 +115,11 @@ class DPOptimizer(keras.optimizers.Optimizer):
         self._sparse = None
         if selection is not None or embedding_optimizer is not None:
             self._sparse = SparseTraining(selection, embedding_optimizer, microbatch_size)
-        if budget is not None:
+        if budget is not None and num_examples is not None:
             check_delta(budget.delta, num_examples)
         self.inner_optimizer = optimizer
         self.budget = budget
-        self.num_examples = int(num_examples)
+        self.num_examples = None if num_examples is None else int(num_examples)
         self.expected_batch_size = arguments.plain_number(expected_batch_size)
         self.steps = None if steps is None else int(steps)
         self.clip_norm = float(clip_norm)
@@ -135,6 +131,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         self.period = None if period is None else checked_period(period)
         self.per_example_reduction = per_example_reduction
         self.seed = seed
+        self.from_data = from_data.FromData(self)
         self._noise = NoiseSource(seed)
         self._charging = Charging(self, noise_multiplier)
         # tf.train.Checkpoint keeps Python state of this kind.
@@ -151,11 +148,13 @@ class DPOptimizer(keras.optimizers.Optimizer):
     @property
     def sampling_probability(self):
         """q = expected_batch_size / num_examples."""
+        self.from_data.require()
         return self.expected_batch_size / self.num_examples
 
     @property
     def noise_multiplier(self):
         """σ: the noise's standard deviation is σ·clip_norm."""
+        self.from_data.require()
         return self._charging.noise_multiplier
 
     @property
@@ -196,6 +195,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         """δ where none is given: the budget's, or 1/(10·n) of the largest data trained on."""
         if self.budget:
             return self.budget.delta
+        self.from_data.require()
         return 0.1 / max(self.num_examples, self.ledger.num_examples or 0)
 
     def build(self, variables):

@@ -1,5 +1,7 @@
 """Strategies that trace a step once, as one program that XLA compiles for every replica."""
 
+import contextlib
+
 import tensorflow as tf
 
 _SINGLE_TRACE = (
@@ -26,3 +28,11 @@ def compiled_by_xla(model):
     """
     strategy = getattr(model, "distribute_strategy", None)
     return traces_once(strategy) or bool(getattr(model, "jit_compile", False))
+
+
+def scope_of(model):
+    """The scope of the strategy that a Keras model was made under; nothing inside of a scope."""
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is None or tf.distribute.has_strategy():
+        return contextlib.nullcontext()
+    return strategy.scope()

@@ -137,7 +137,8 @@ class DPModel(MultiWorkerFit, ChargedModel):
             optimizer.charging.weights = self.weight_origin
             optimizer.charging.begin(None, self.distribute_strategy)
             optimizer.refresh_entropy(self.distribute_strategy)
-            self.bind_layers()
+            if optimizer.from_data.is_complete:
+                self.bind_layers()
         else:
             self.plain_charging.begin(mechanism_outside_fit(self))
         # tf.train.Checkpoint keeps Python state of this kind. The model has one whatever it is
@@ -238,6 +239,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
             return self._private_step(data)
 
     def _private_step(self, data):
+        self.optimizer.from_data.require()
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         x, chosen = host_selection.unpack(x)
         self.clipping_plan(x)  # builds the model, if this is its first batch

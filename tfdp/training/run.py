@@ -9,7 +9,9 @@ from tfdp.data import drawn_batches, provenance
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer
-from tfdp.training import caveats, plain_training, preflight, tpu_resident_tables
+from tfdp.optimizers.from_data import steps_of
+from tfdp.training import advice, caveats, plain_training, preflight, tpu_resident_tables
+from tfdp.training.budget_stop import BudgetStop, with_callbacks
 from tfdp.training.building import build_ahead
 from tfdp.training.row_selection import ROWS_ARE_CHECKED, trace_again_if_chosen_anew
 
@@ -94,7 +96,12 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     vars(model)[ROWS_ARE_CHECKED] = has_rows
     build_ahead(model, x, y)
     drawn_batches.mark_as_trained(sampling)
-    return x, preflight.with_budget_stop(callbacks, optimizer)
+    steps = optimizer.steps or steps_of(
+        sampling, kwargs.get("epochs"), kwargs.get("steps_per_epoch")
+    )
+    advice.warn_before_training(model, steps)
+    watch = [] if optimizer.selection is None else [advice.SelectionWatch()]
+    return x, with_callbacks(callbacks, [*watch, BudgetStop(optimizer)])
 
 
 def _begin_plain_run(model, x, y, callbacks, kwargs):
@@ -153,7 +160,7 @@ def single_batches(model, batches):
     private = isinstance(model.optimizer, DPOptimizer)
     run = None
     try:
-        batches, _ = begin(model, batches, None, None, {"epochs": 1})
+        batches, _ = begin(model, batches, None, None, {"epochs": None})
         run = vars(model)[_RUN]
         run.is_fit = False
         for batch in batches:

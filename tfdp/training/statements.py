@@ -20,6 +20,7 @@ def statement_of(model, delta, accountant):
     budget = getattr(model, "budget", None)
     num_examples, unit = None, model.privacy_unit
     if isinstance(optimizer, DPOptimizer):
+        optimizer.from_data.require()
         notes |= caveats.of_optimizer(optimizer)
         budget, num_examples = optimizer.budget, optimizer.num_examples
         unit = optimizer.charging.unit

@@ -1,18 +1,32 @@
 """Reads click logs in the form of Criteo's display-advertising challenge."""
 
+from __future__ import annotations
+
 import gzip
 import numbers
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp.data.datasets.clicks import NUM_INTEGERS, click_data, feature_names
 
+if TYPE_CHECKING:
+    from tfdp.data.datasets.clicks import ClickData
+
 _NUM_CATEGORICAL = 26
 _NUM_FIELDS = 1 + NUM_INTEGERS + _NUM_CATEGORICAL
 
 
-def load_criteo(path, hash_buckets=None, vocabulary=None, num_rows=None, test_fraction=0.1):
+def load_criteo(
+    path: str | os.PathLike,
+    hash_buckets: int | Sequence[int] | None = None,
+    vocabulary: Sequence[Sequence[str]] | None = None,
+    num_rows: int | None = None,
+    test_fraction: float = 0.1,
+) -> ClickData:
     """Loads a file of tab-separated label, 13 integers and 26 categorical values a line.
 
     No header; an empty field is missing. How values become ids must not depend on private data,
@@ -60,7 +74,7 @@ def load_criteo(path, hash_buckets=None, vocabulary=None, num_rows=None, test_fr
         )
     integers = np.stack(
         [
-            _integers(path, [row[1 + i] for row in rows], f"integer {i + 1}")
+            _counts(path, [row[1 + i] for row in rows], f"count {i + 1}")
             for i in range(NUM_INTEGERS)
         ],
         axis=1,
@@ -135,3 +149,20 @@ def _integers(path, fields, what):
             f"Argument `path` must name a file whose {what} fields are integers ({error}). "
             f"Received: path={str(path)!r}"
         ) from error
+
+
+def _counts(path, fields, what):
+    """float64 of whole or decimal counts; what is missing is 0."""
+    try:
+        counts = np.array([field or 0 for field in fields]).astype(np.float64)
+    except ValueError as error:
+        raise ValueError(
+            f"Argument `path` must name a file whose {what} fields are numbers ({error}). "
+            f"Received: path={str(path)!r}"
+        ) from error
+    if not np.isfinite(counts).all():
+        raise ValueError(
+            f"Argument `path` must name a file whose {what} fields are finite. "
+            f"Received: path={str(path)!r}"
+        )
+    return counts

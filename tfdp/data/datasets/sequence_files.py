@@ -1,38 +1,223 @@
-"""Reads `user item` files, the form in which SASRec publishes MovieLens and Amazon data."""
+"""Reads users' item sequences: `user item` lines, tables, or one line for each user."""
 
+from __future__ import annotations
+
+import os
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from tfdp.data.datasets.sequences import leave_one_out_split
+from tfdp.data.datasets.columns import read_columns, read_lines
+from tfdp.data.datasets.item_ids import item_ids
+from tfdp.data.datasets.sequences import SequenceData, split_sequences
 
 _LARGEST_ID = int(np.iinfo(np.int64).max)
 
 
-def load_sequences(path, max_length=50, num_items=None):
-    """Loads a file of `user item` pairs and holds out each user's last item.
+def load_sequences(
+    data: str | os.PathLike | Any,
+    max_length: int = 50,
+    num_items: int | None = None,
+    *,
+    user: str | int | None = None,
+    item: str | int | None = None,
+    timestamp: str | int | None = None,
+    delimiter: str | None = None,
+    items: Sequence | str | None = None,
+) -> SequenceData:
+    """Loads who had which item, and holds out each user's last item.
 
-    Each line has two whitespace-separated positive integers, and the lines of one user stand in
-    time order; users may be interleaved. Blank lines are skipped. Item ids are kept as they are.
+    Without `user` and `item` the file is in the form of SASRec's: each line has two
+    whitespace-separated positive integers, user and item, and the lines of one user stand in time
+    order. With them it is a table: a CSV or Parquet file, or a DataFrame.
+
+    ```python
+    data = tfdp.data.load_sequences("ml-1m.txt")
+    data = tfdp.data.load_sequences(
+        "orders.csv", user="customer", item="sku", timestamp="ordered_at", items=catalogue)
+    data = tfdp.data.load_sequences("ratings.dat", user=0, item=1, timestamp=3, delimiter="::")
+    ```
+
+    Users may be interleaved, and may be called by numbers or text. Integers of items are kept as
+    their ids, unless `items` says what they are called. The vocabulary is public, whoever it comes
+    from: an item that a single user had would otherwise show that this user is in the data.
 
     Args:
-        path: path of the file.
+        data: path of a file (.csv, .tsv, .parquet; compressed by gzip, too), a DataFrame (pandas,
+            polars, pyarrow), or a dict of columns. Parquet files need `pip install tfdp[parquet]`.
         max_length: number of positions of a record.
-        num_items: size of the vocabulary. Default: the largest item id in the file, which is then
-            taken to be public.
+        num_items: size of the vocabulary. Default: that of `items`, or else the largest item id in
+            the data, which is then taken to be public.
+        user, item: the columns. Names are those of the header; integers count from 0, and the
+            file has no header.
+        timestamp: column of numbers or ISO 8601 dates by which a user's items are ordered. Default:
+            the order of the rows.
+        delimiter: of a CSV file. Default: a tab in files called .tsv, else a comma.
+        items: what the items are called, in the order of their ids, from 1 on: the public
+            catalogue. Rows of other items are left out. Or `"from_data"`, which takes what occurs;
+            the privacy statement then lists it as assumed to be public.
 
     Returns:
         A `tfdp.data.SequenceData` with one record per user, in order of user id.
 
     Raises:
-        ValueError: a line is malformed (the message has its number and content), the file is
-            empty, or an item id exceeds `num_items`.
+        ValueError: a line is malformed, a column is missing, the file is empty, an item id exceeds
+            `num_items`, or items are called by text and `items` is missing.
         FileNotFoundError: there is no such file.
     """
-    users, items = _read_pairs(path)
-    by_user = np.argsort(users, kind="stable")  # stable: time order within a user survives
-    starts = np.flatnonzero(np.diff(users[by_user])) + 1
-    return leave_one_out_split(np.split(items[by_user], starts), max_length, num_items)
+    if (user is None) != (item is None):
+        raise ValueError(
+            "Arguments `user` and `item` must both name a column, or neither. "
+            f"Received: user={user!r}, item={item!r}"
+        )
+    if user is not None:
+        return _load_table(data, max_length, num_items, user, item, timestamp, delimiter, items)
+    if timestamp is not None or delimiter is not None or not isinstance(data, (str, os.PathLike)):
+        raise ValueError(
+            "Arguments `user` and `item` must name the columns of a table. Received: user=None, "
+            f"item=None, timestamp={timestamp!r}, delimiter={delimiter!r}, data of type "
+            f"{type(data).__name__}"
+        )
+    users, found = _read_pairs(data)
+    return _of_columns(users, found, None, max_length, num_items, items)
+
+
+def load_histories(
+    path: str | os.PathLike,
+    max_length: int = 50,
+    num_items: int | None = None,
+    *,
+    first_is_user: bool = False,
+    delimiter: str | None = None,
+    items: Sequence | str | None = None,
+) -> SequenceData:
+    """Loads a file that has one line for each user: the items, oldest first.
+
+    Args:
+        path: path of the file. Blank lines are users without items.
+        max_length, num_items, items: as for `load_sequences`.
+        first_is_user: whether the first field of a line names the user, and no item.
+        delimiter: between fields. Default: any white space.
+
+    Returns:
+        A `tfdp.data.SequenceData` with one record per line, in their order.
+
+    Raises:
+        ValueError: as for `load_sequences`.
+        FileNotFoundError: there is no such file.
+    """
+    histories = []
+    for line in read_lines(path):
+        fields = line.strip() and line.strip("\r\n").split(delimiter)
+        histories.append([f for f in fields[first_is_user:] if f] if fields else [])
+    names = np.array([name for history in histories for name in history])
+    if not names.size:
+        raise ValueError(f"{path} must hold at least one item. Received: none")
+    ids, catalogue, origin = item_ids(names, items)
+    parts = np.split(ids, np.cumsum([len(history) for history in histories])[:-1])
+    return _split(parts, max_length, num_items, catalogue, origin)
+
+
+def _load_table(data, max_length, num_items, user, item, timestamp, delimiter, items):
+    names = [user, item] if timestamp is None else [user, item, timestamp]
+    if len({isinstance(name, str) for name in names}) > 1:
+        raise ValueError(
+            "Arguments `user`, `item` and `timestamp` must all be names of columns, or all numbers "
+            f"of columns. Received: {names}"
+        )
+    users, found, *times = read_columns(data, names, delimiter)
+    for column, name in ((users, user), (found, item)):
+        _refuse_missing(column, name)
+    times = _times(times[0], timestamp) if times else None
+    return _of_columns(users, found, times, max_length, num_items, items)
+
+
+def _refuse_missing(column, name):
+    if column.dtype.kind == "f":
+        missing = np.isnan(column)
+    elif column.dtype.kind == "O":
+        missing = np.array([_is_missing(value) for value in column], bool)
+    else:
+        missing = np.char.strip(column.astype(str)) == ""
+    if missing.any():
+        raise ValueError(
+            f"Column {name!r} must have a value in every row: leave such rows out. Received: "
+            f"{np.count_nonzero(missing)} rows without one"
+        )
+
+
+def _is_missing(value):
+    # pandas.NA has no truth value, not even compared with itself.
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
+
+
+def _times(column, name):
+    """Numbers by which rows are ordered."""
+    if column.dtype.kind in "iuM":
+        return column
+    if column.dtype.kind == "f" and np.isfinite(column).all():
+        return column
+    for read in (
+        lambda: column.astype(str).astype(np.int64),
+        lambda: _finite(column.astype(str).astype(np.float64)),
+        lambda: _dates(column),
+    ):
+        try:
+            found = read()
+        except (ValueError, TypeError, OverflowError):
+            continue
+        if not (found.dtype.kind == "M" and np.isnat(found).any()):
+            return found
+    raise ValueError(
+        "Argument `timestamp` must name a column of numbers or of dates such as 2024-05-31 or "
+        f"2024-05-31T12:30:00, with a value in every row. Received: timestamp={name!r}"
+    )
+
+
+def _dates(column):
+    if all(isinstance(value, str) for value in column.ravel()):
+        # numpy has no time zones: Z, which is UTC, is the only one that may stand there.
+        return np.char.rstrip(column.astype(str), "Z").astype("datetime64[us]")
+    return np.asarray(column, "datetime64[ns]")
+
+
+def _finite(values):
+    if not np.isfinite(values).all():
+        raise ValueError("not finite")
+    return values
+
+
+def _of_columns(users, found, times, max_length, num_items, items):
+    ids, catalogue, origin = item_ids(found, items)
+    if catalogue is None and ids.min() < 1:
+        raise ValueError(
+            "Item ids must be 1 or more, since 0 is padding. If these integers are what items are "
+            'called, give `items`, the catalogue, or items="from_data". Received: ids from '
+            f"{ids.min()} on"
+        )
+    if users.dtype.kind == "O":
+        users = users.astype(str)
+    _, users = np.unique(users, return_inverse=True)
+    # Stable: rows of one user keep their order where they have no time, or the same.
+    order = np.argsort(users, kind="stable") if times is None else np.lexsort((times, users))
+    users, ids = users[order], ids[order]
+    histories = np.split(ids, np.flatnonzero(np.diff(users)) + 1)
+    return _split(histories, max_length, num_items, catalogue, origin)
+
+
+def _split(histories, max_length, num_items, catalogue, origin):
+    if catalogue is None:
+        return split_sequences(histories, max_length, num_items)
+    if num_items not in (None, len(catalogue)):
+        raise ValueError(
+            f"Argument `num_items` must be the number of `items`, {len(catalogue)}, or None. "
+            f"Received: num_items={num_items}"
+        )
+    # A user without an item of the catalogue stays a record: n counts all users.
+    known = [history[history > 0] for history in histories]
+    return split_sequences(known, max_length, len(catalogue), catalogue, origin)
 
 
 def _read_pairs(path):

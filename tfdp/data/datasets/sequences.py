@@ -1,12 +1,19 @@
 """Item sequences, one per user, split by leaving the last item out."""
 
+from __future__ import annotations
+
 import collections
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfdp._validate import count
 from tfdp.data.provenance import Origin
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 #: What one record is, for statements.
 UNIT_OF_PRIVACY = "one user (one training sequence)"
@@ -28,7 +35,9 @@ class Sequences(collections.namedtuple("Sequences", ["x", "y"])):
     num_items = None
     origin = Origin()
 
-    def __new__(cls, x, y, num_items=None, origin=None):
+    def __new__(
+        cls, x: ArrayLike, y: ArrayLike, num_items: int | None = None, origin: Origin | None = None
+    ):
         self = super().__new__(cls, x, y)
         self.num_items = num_items
         self.origin = Origin() if origin is None else origin
@@ -53,6 +62,8 @@ class SequenceData:
         num_items: largest item id; item ids are 1 to num_items. Treated as public.
         num_users: number of records n. Treated as public.
         max_length: number of positions.
+        items: what the items are called, in the order of their ids from 1 on, where the data did
+            not say ids; else None. Public, or assumed to be.
     """
 
     train: Sequences = dataclasses.field(repr=False)
@@ -60,9 +71,19 @@ class SequenceData:
     num_items: int
     num_users: int
     max_length: int
+    items: tuple | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def held_out(self) -> tuple[np.ndarray, np.ndarray]:
+        """The test for `model.evaluate(*data.held_out)`: histories (num_users, max_length) and
+        the item that followed (num_users,), 0 for none. Only the last position is scored.
+        """
+        return self.test.x, self.test.y[:, -1]
 
 
-def leave_one_out_split(sequences, max_length, num_items=None):
+def leave_one_out_split(
+    sequences: Sequence[ArrayLike], max_length: int, num_items: int | None = None
+) -> SequenceData:
     """Holds out the last item of every sequence, as SASRec and DPFormer evaluate.
 
     For a history h_1 … h_m and L = max_length: the training record is made of the newest L+1 of
@@ -86,20 +107,25 @@ def leave_one_out_split(sequences, max_length, num_items=None):
         ValueError: there is no sequence or no item, an id is below 1 or above `num_items`, or
             `max_length` is not a positive integer.
     """
+    return split_sequences(sequences, max_length, num_items)
+
+
+def split_sequences(sequences, max_length, num_items=None, items=None, origin=None):
+    """As `leave_one_out_split`, with the names of the items and the `Origin` of their ids."""
     count("max_length", max_length)
     sequences = [np.asarray(sequence, np.int64).reshape(-1) for sequence in sequences]
-    items = np.concatenate(sequences) if sequences else np.zeros(0, np.int64)
-    if items.size == 0:
+    ids = np.concatenate(sequences) if sequences else np.zeros(0, np.int64)
+    if ids.size == 0:
         raise ValueError("Argument `sequences` must hold at least one item. Received: none")
-    origin = Origin()
+    origin = Origin() if origin is None else origin
     if num_items is None:
-        num_items = int(items.max())
+        num_items = int(ids.max())
         origin = Origin(assumptions=("the number of items, the largest id in the data, is public",))
     count("num_items", num_items)
-    if items.min() < 1 or items.max() > min(num_items, np.iinfo(np.int32).max):
+    if ids.min() < 1 or ids.max() > min(num_items, np.iinfo(np.int32).max):
         raise ValueError(
             f"Argument `sequences` must hold item ids from 1 to num_items={num_items} that fit in "
-            f"int32 (0 is padding). Received: ids from {items.min()} to {items.max()}"
+            f"int32 (0 is padding). Received: ids from {ids.min()} to {ids.max()}"
         )
 
     shape = (len(sequences), max_length)
@@ -117,6 +143,7 @@ def leave_one_out_split(sequences, max_length, num_items=None):
         num_items=num_items,
         num_users=len(sequences),
         max_length=max_length,
+        items=items,
     )
 
 

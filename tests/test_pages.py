@@ -1,0 +1,64 @@
+"""Every code block of README and of the pages runs as printed."""
+
+import contextlib
+
+import page_setups
+import pytest
+from page_blocks import LANGUAGES, ROOT, Page, blocks_of
+
+README = ROOT / "README.md"
+PAGES = {
+    str(path.relative_to(ROOT)): path for path in [README, *sorted((ROOT / "docs").rglob("*.md"))]
+}
+WITH_CODE = [
+    n for n, p in PAGES.items() if {b.language for b in blocks_of(p.read_text())} - {"text"}
+]
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with contextlib.ExitStack() as stack:
+        yield Page(tmp_path, monkeypatch, stack)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_block_says_what_it_is(name):
+    text = PAGES[name].read_text()
+    found = blocks_of(text)
+    assert len(found) * 2 == sum(line.startswith("```") for line in text.splitlines())
+    for block in found:
+        assert block.language in LANGUAGES, f"{name}:{block.line}: ```{block.language}"
+        assert set(block.given) <= set(page_setups.SETUPS), f"{name}:{block.line}"
+        if block.language == "python":
+            compile(block.code, f"{name}:{block.line}", "exec")
+
+
+def test_the_two_commands_come_first():
+    first = blocks_of(README.read_text())[0]
+    assert first.code.split("\n")[:2] == ["make demo", "make test"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_readme_in_short(page, capsys):
+    page_setups.short(page)
+    assert page.run(README, page_setups.SETUPS) >= 5
+    check_readme(page, capsys.readouterr().out)
+
+
+@pytest.mark.evidence
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_a_page_runs_as_printed(name, page, capsys):
+    assert page.run(PAGES[name], page_setups.SETUPS)
+    CHECKS.get(name, lambda page, out: None)(page, capsys.readouterr().out)
+
+
+def check_readme(page, out):
+    assert "epsilon = " in out
+    assert (page.folder / "exported" / "privacy_statement.json").is_file()
+    statement = page.names["model"].privacy_statement(1e-6)  # of the texts, the last block
+    assert 2.99 < statement.epsilon <= 3 and statement.unit == "one text"
+
+
+CHECKS = {"README.md": check_readme}

@@ -1,0 +1,43 @@
+"""`tfdp audit`: attacks against every mechanism."""
+
+import json
+import pathlib
+
+from tfdp.commands.progress import working
+
+
+def add(subparsers):
+    parser = subparsers.add_parser(
+        "audit",
+        help="attacks every mechanism: epsilon claimed, and epsilon shown at least",
+        description="Plays games against the mechanisms of this installation: one record, as bad "
+        "as it may be, is in or not, and a test has to tell. Prints the epsilon that is claimed "
+        "and the lower bound that the attack shows. Exits with 1 if a claim is refuted.",
+        epilog='example: tfdp audit --mechanism "forward noise" --trials 20000 --plot audit.png',
+    )
+    parser.add_argument("--mechanism", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--trials", type=int, default=2000, help="runs of either kind")
+    parser.add_argument("--delta", type=float, default=1e-3)
+    parser.add_argument("--confidence", type=float, default=0.95, help="of the bounds")
+    parser.add_argument("--json", metavar="FILE", help="also write the results")
+    parser.add_argument("--plot", metavar="FILE", help="also draw them (needs matplotlib)")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments):
+    from tfdp import audit
+    from tfdp.audit import result
+
+    results = []
+    for name in arguments.mechanism or audit.GAMES:
+        with working(f"Attacking: {name}"):
+            found = audit.play(name, arguments.trials, arguments.delta, arguments.confidence)
+        results.append(found)
+    print(result.table(results))
+    if arguments.json:
+        pathlib.Path(arguments.json).write_text(
+            json.dumps([r.to_dict() for r in results], indent=1) + "\n"
+        )
+    if arguments.plot:
+        result.plot(results, arguments.plot)
+    return 0 if all(r.holds for r in results) else 1

@@ -1,0 +1,34 @@
+"""`tfdp plan`: which batch size leaves the least noise."""
+
+
+def add(subparsers):
+    parser = subparsers.add_parser(
+        "plan",
+        help="the batch size, steps and noise that an epsilon leaves",
+        description="Prints, for one epsilon and one number of epochs, the noise multiplier of "
+        "each batch size, and how much noise that is on the mean gradient: of a step, and of all.",
+        epilog="example: tfdp plan --num-examples 6040 --epochs 100 --epsilon 8 --delta 1e-4",
+    )
+    parser.add_argument("--num-examples", type=int, required=True, help="number of records, n")
+    parser.add_argument("--epochs", type=float, required=True)
+    parser.add_argument("--epsilon", type=float, required=True)
+    parser.add_argument("--delta", type=float, required=True, help="at most 1/n")
+    parser.add_argument(
+        "--batch-size", type=int, nargs="+", metavar="B", help="default: n/128 to n"
+    )
+    parser.add_argument("--accountant", choices=["pld", "rdp"], default="pld")
+    parser.add_argument("--plot", metavar="FILE", help="also draw it (needs matplotlib)")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments):
+    from tfdp.accounting import planner
+
+    planned = planner.plan_training(
+        arguments.num_examples, arguments.epochs, arguments.epsilon, arguments.delta,
+        arguments.batch_size, arguments.accountant,
+    )  # fmt: skip
+    print(planner.table(planned))
+    if arguments.plot:
+        planner.plot(planned, arguments.plot)
+    return 0

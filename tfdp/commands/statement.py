@@ -1,0 +1,50 @@
+"""`tfdp statement`: what an exported model promises, in the form that a reader needs."""
+
+import dataclasses
+import json
+import pathlib
+
+_FILE = "privacy_statement.json"
+_RELEASES = (
+    "The model releases attention weights at every call. What that costs its callers is listed "
+    "under releases_at_inference in privacy_statement.json, and is no part of this epsilon."
+)
+
+
+def add(subparsers):
+    parser = subparsers.add_parser(
+        "statement",
+        help="prints the privacy statement of an export",
+        description="Prints the privacy statement beside an exported model, or in a file.",
+        epilog="example: tfdp statement exported/ --html > privacy.html",
+    )
+    parser.add_argument("path", help="a folder made by tfdp.serving.export, or a JSON file")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON, for programs")
+    form.add_argument("--html", action="store_true", help="as one page, for readers")
+    form.add_argument("--markdown", action="store_true", help="as a section of a model card")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments):
+    from tfdp.accounting import statement_pages
+    from tfdp.accounting.statement import Statement
+
+    path = pathlib.Path(arguments.path)
+    path = path / _FILE if path.is_dir() else path
+    try:
+        fields = json.loads(path.read_text())
+        statement = Statement.from_dict(fields)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"Argument `path` holds no privacy statement: {path} ({error})") from error
+    if fields.get("releases_at_inference"):
+        statement = dataclasses.replace(statement, remarks=(*statement.remarks, _RELEASES))
+    if arguments.json:
+        print(json.dumps(fields, indent=2, allow_nan=False))
+    elif arguments.html:
+        print(statement_pages.to_html(statement))
+    elif arguments.markdown:
+        print(statement_pages.to_markdown(statement))
+    else:
+        print(statement)
+    return 0

@@ -1,0 +1,121 @@
+"""`tfdp train`: from a file to a private model that TensorFlow Serving takes."""
+
+import argparse
+import os
+import pathlib
+
+from tfdp.commands.serving_hint import how_to_serve
+
+_UNITS = {"dpformer": "user", "transitions": "user", "ctr": "impression", "text": "text"}
+_ADDS_UP = (
+    "What is stated is the cost of this model. Another run on the same people costs again, for\n"
+    "whoever sees both, or sees the better one (tfdp.tuning accounts for choosing).\n"
+)
+_DESCRIPTION = """\
+Trains a private model on a file, writes exported/ (a SavedModel and privacy_statement.json),
+prints the statement, and says how TensorFlow Serving takes the export.
+
+models:
+  transitions  next item, from one private release; no training. The unit is a user.
+  dpformer     next item, a transformer trained with DP-SGD. The unit is a user.
+  ctr          clicks, sparse tables with DP-AdaFEST, Criteo's format. The unit is an impression.
+  text         classes of texts, noise in the forward pass. The unit is a text.
+"""
+_EPILOG = """\
+examples:
+  tfdp train --data ml-1m.txt --model transitions --epsilon 8
+  tfdp train --data orders.csv --user customer --item sku --timestamp time \\
+      --items catalogue.txt --model dpformer --epsilon 8 --epochs 50
+  tfdp train --data clicks.tsv.gz --model ctr --epsilon 3
+  tfdp train --data reviews.csv --text review --label stars --classes 1 2 3 4 5 \\
+      --vocabulary vocab.txt --model text --epsilon 3
+"""
+
+
+def add(subparsers):
+    parser = subparsers.add_parser(
+        "train",
+        help="a private model from a file, exported for serving",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data", required=True, metavar="FILE", help="what to train on")
+    parser.add_argument("--model", required=True, choices=list(_UNITS))
+    parser.add_argument("--export", default="exported", metavar="FOLDER", help="default: exported")
+    privacy = parser.add_argument_group("privacy")
+    privacy.add_argument("--epsilon", type=float, required=True, help="of everything together")
+    privacy.add_argument("--delta", type=float, help="at most 1/n; default: 1/(10 n)")
+    privacy.add_argument(
+        "--unit", choices=sorted(set(_UNITS.values())),
+        help="what one record must be; refused where the model protects another",
+    )  # fmt: skip
+    training = parser.add_argument_group("training")
+    training.add_argument("--epochs", type=int, help="default: dpformer 20, ctr 4, text 20")
+    training.add_argument("--batch-size", type=int, help="default: dpformer n/8, ctr 2048")
+    training.add_argument("--learning-rate", type=float, help="of Adam")
+    training.add_argument(
+        "--plot", metavar="FILE", help="dpformer, ctr: also draw epsilon over steps"
+    )
+    training.add_argument("--max-length", type=int, help="items of a history, tokens of a text")
+    tables = parser.add_argument_group("tables (CSV with a header; Parquet)")
+    for column in ("user", "item", "timestamp", "text", "label"):
+        tables.add_argument(f"--{column}", metavar="COLUMN")
+    tables.add_argument("--delimiter", help="default: a comma, in .tsv files a tab")
+    tables.add_argument(
+        "--items", metavar="FILE",
+        help="the public catalogue, one item a line; or from_data, which the statement lists",
+    )  # fmt: skip
+    others = parser.add_argument_group("of single models")
+    others.add_argument("--num-items", type=int, help="items there are, where ids are numbers")
+    others.add_argument(
+        "--exclude-seen", action="store_true", help="transitions: recommend new items only"
+    )
+    others.add_argument("--hash-buckets", type=int, help="ctr: rows of each table")
+    others.add_argument("--vocabulary", metavar="FILE", help="text: a public WordPiece vocabulary")
+    others.add_argument("--backbone", metavar="FOLDER", help="text: a public keras_hub preset")
+    others.add_argument("--classes", nargs="+", metavar="LABEL", help="text: default 0 1")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments):
+    _check(arguments)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from tfdp import serving
+    from tfdp.commands import recipes
+
+    model, delta, items = recipes.train(arguments)
+    print(f"\n{model.privacy_statement(delta)}\n")
+    folder = serving.export(model, arguments.export, delta=delta)
+    if items is not None:
+        # Line i is the item of id i.
+        (folder / "items.txt").write_text("".join(f"{item}\n" for item in items), encoding="utf-8")
+    print(_ADDS_UP)
+    print(f"Written: {folder}/, a SavedModel and privacy_statement.json.\n")
+    print(how_to_serve(folder, arguments.model))
+    return 0
+
+
+def _check(arguments):
+    """What can be refused before TensorFlow is loaded."""
+    unit = _UNITS[arguments.model]
+    if arguments.unit not in (None, unit):
+        raise ValueError(
+            f"--unit {arguments.unit}: the model {arguments.model!r} protects one {unit}. "
+            f"Leave --unit out, or choose a model that protects one {arguments.unit}"
+        )
+    for name in ("epsilon", "delta", "epochs", "batch_size", "learning_rate", "max_length"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
+    if arguments.delta is not None and arguments.delta >= 1:
+        raise ValueError(f"--delta must be below 1. Received: {arguments.delta}")
+    if not os.path.isfile(arguments.data):
+        raise ValueError(f"--data must name a file. Received: {arguments.data}")
+    if arguments.model == "text":
+        missing = [n for n in ("text", "label", "vocabulary") if getattr(arguments, n) is None]
+        if missing:
+            raise ValueError(f"--model text needs {', '.join(f'--{name}' for name in missing)}")
+    export = pathlib.Path(arguments.export)
+    if export.exists() and (not export.is_dir() or any(export.iterdir())):
+        raise ValueError(f"--export must name a new or an empty folder. Received: {export}")
