@@ -131,24 +131,25 @@ import sys, time
 sys.path.insert(0, {here!r})
 import test_draws
 def slow(record):
-    time.sleep(0.01)
+    time.sleep({seconds})
     return record
-test_draws.draw({directory!r}, parse=slow, steps_per_file=1)
+test_draws.draw({directory!r}, parse=slow, steps=400, expected_batch_size=3, steps_per_file=1)
 """
 
 
 @pytest.mark.evidence
 def test_a_killed_run_leaves_no_draw_and_the_next_one_a_whole_one(tmp_path):
-    code = KILLED.format(here=str(pathlib.Path(__file__).parent), directory=str(tmp_path))
-    known = set()
-    for seconds in (0.2, 1.0):
+    here, known = str(pathlib.Path(__file__).parent), set()
+    # While records are drawn, and while files are written.
+    for pattern, seconds in (("steps-*", 0.1), ("steps-*/*.tfrecord", 0.0)):
+        code = KILLED.format(here=here, directory=str(tmp_path), seconds=seconds)
         child = subprocess.Popen([sys.executable, "-c", code])
-        while set(tmp_path.glob("steps-*")) == known:
-            time.sleep(0.01)
-        known = set(tmp_path.glob("steps-*"))
-        time.sleep(seconds)
+        while set(tmp_path.glob(pattern)) <= known:
+            time.sleep(0.001)
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
+        known = set(tmp_path.glob("steps-*"))
+        assert len(list(tmp_path.glob("steps-*/*.tfrecord"))) < 400
         with pytest.raises(ValueError, match="must hold a finished draw"):
             tfdp.data.load_batches(tmp_path)
     draw(tmp_path)

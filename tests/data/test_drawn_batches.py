@@ -155,6 +155,7 @@ def test_a_draw_trains_once(draw, small):
         [(tfdp.accounting.composition.training_event(2.0, 10 / N), STEPS)]
     )
     assert statement.steps == STEPS
+    assert any("the files of the draw" in text for text in statement.assumptions)
     assert statement.epsilon == tfdp.accounting.epsilon(event, 0.01)
     with pytest.raises(PrivacyError, match="A draw may train once"):
         model.fit(batches, verbose=0)

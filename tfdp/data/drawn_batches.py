@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdp.accounting import Sampling
 from tfdp.data.padding import guard_padding
-from tfdp.data.provenance import tag
+from tfdp.data.provenance import Origin, tag
 from tfdp.errors import PrivacyError
 
 MANIFEST, TRAINED = "manifest.json", "TRAINED"
@@ -144,6 +144,13 @@ _ONCE = (
 )
 
 
+_ASSUMED = (
+    "the reading of the records and `parse` give of each record what depends on it alone",
+    "the files of the draw, and the job that made them, stay as secret as the data: they show "
+    "which records were drawn",
+)
+
+
 def load_batches(directory):
     """Batches that `tfdp.beam.draw_batches` drew: Poisson samples, read from files in their order.
 
@@ -196,7 +203,7 @@ def load_batches(directory):
     batches = texts.map(parsed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     # That there are T is checked as they are read.
     batches = batches.apply(tf.data.experimental.assert_cardinality(manifest.steps))
-    return guard_padding(tag(batches.prefetch(2), manifest.sampling))
+    return guard_padding(tag(batches.prefetch(2), manifest.sampling, Origin((), _ASSUMED)))
 
 
 def refuse_used_draw(sampling, history):
