@@ -8,7 +8,7 @@ DATA ?=
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-lowest evidence lint bench tpu docs wheels clean
+.PHONY: demo test test-lowest evidence lint bench peers tpu docs wheels clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
@@ -33,8 +33,33 @@ lint: $(STAMP)
 	$(BIN)/ruff check --fix tfdp tests benchmarks examples
 	$(BIN)/ruff format tfdp tests benchmarks examples
 
+# Every benchmark that needs no data set, at a small size; tables in docs/benchmarks.md are of the full one.
 bench: $(STAMP)
-	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/quick.py
+
+# tfdp beside other libraries, each in an environment of its own: none of them is a dependency.
+# PyTorch comes first, from the index of its CPU builds, so that nothing asks for CUDA.
+PEERS_PYTHON ?= python3.11
+JAX_PYTHON ?= python3.12
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+peers: $(STAMP) .venv-peers-tfp/.installed .venv-peers-opacus/.installed .venv-peers-jax/.installed
+	$(BIN)/python benchmarks/peers.py
+
+.venv-peers-tfp/.installed:
+	$(PEERS_PYTHON) -m venv .venv-peers-tfp
+	.venv-peers-tfp/bin/python -m pip install --quiet "tensorflow==2.15.*" "tensorflow-privacy==0.9.0"
+	touch $@
+
+.venv-peers-opacus/.installed:
+	$(PEERS_PYTHON) -m venv .venv-peers-opacus
+	.venv-peers-opacus/bin/python -m pip install --quiet --extra-index-url $(TORCH_INDEX) "torch==2.13.0"
+	.venv-peers-opacus/bin/python -m pip install --quiet "opacus==1.6.0"
+	touch $@
+
+.venv-peers-jax/.installed:
+	$(JAX_PYTHON) -m venv .venv-peers-jax
+	.venv-peers-jax/bin/python -m pip install --quiet jax jaxlib "jax-privacy==2.0.0" "keras==3.15.*"
+	touch $@
 
 # The pages as a site in site/. They are made from the text of the code: TensorFlow is not installed.
 docs: $(DOCS)/.installed
@@ -67,4 +92,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs .venv-wheels site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs .venv-wheels .venv-peers-* site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

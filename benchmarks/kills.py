@@ -104,6 +104,8 @@ def life(kind, kills, generator, tally):
                 running.process.kill()
                 done += 1
             finished = running.finish()
+            if not log.exists():
+                raise RuntimeError(finished.stderr[-2000:])
             lines = [json.loads(line) for line in log.read_text().splitlines()]
             if finished.returncode != -9:
                 break

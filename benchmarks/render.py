@@ -12,6 +12,7 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- {name}: written by benchmarks/render.py -->\n", "<!-- end of {name} -->\n"
 SECTIONS = {
     "step time": tables.step_time,
+    "start and noise": tables.start_and_noise,
     "random allocation": tables.random_allocation,
     "cliffs": tables.cliffs,
     "movielens": tables.movielens,

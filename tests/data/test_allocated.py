@@ -200,3 +200,29 @@ def test_repeated_and_cached_epochs_have_no_known_sampling(small):
     batches = tfdp.data.allocated_epochs(small.data(), 4)
     for other in (batches.repeat(2), batches.cache(), batches.skip(1), batches.shuffle(4)):
         assert tfdp.data.sampling_of(other) is None
+
+
+def sparse_model(selection):
+    ids = keras.Input((2,), dtype="int64")
+    outputs = keras.layers.Dense(1)(tfdp.layers.SparseEmbedding(30, 3, combiner="sum")(ids))
+    model = tfdp.make_private(keras.Model(ids, outputs))
+    optimizer = tfdp.optimizers.DPOptimizer(
+        keras.optimizers.SGD(1.0), selection=selection, num_examples=40, expected_batch_size=10,
+        noise_multiplier=2.0, embedding_optimizer=tfdp.optimizers.RowSGD(1.0),
+    )  # fmt: skip
+    model.compile(optimizer, loss="mse", run_eagerly=True)
+    return model
+
+
+def test_adafest_s_steps_are_one_gaussian_and_exponential_selection_is_refused():
+    ids = np.random.default_rng(0).integers(1, 30, (40, 2))
+    batches = tfdp.data.allocated_epochs((ids, np.ones((40, 1), np.float32)), 4)
+    model = sparse_model(tfdp.selection.AdaFEST(1.0))
+    model.fit(batches, epochs=1, verbose=0)
+    (entry,) = model.optimizer.ledger.entries
+    allocation = tfdp.accounting.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
+    assert (entry.event, entry.count) == (allocation, 1)
+    model = sparse_model(tfdp.selection.ExponentialSelection(2))
+    with pytest.raises(ValueError, match="For this selection of rows use `tfdp.data.poisson_batch"):
+        model.fit(batches, epochs=1, verbose=0)
+    assert model.optimizer.steps_taken == 0

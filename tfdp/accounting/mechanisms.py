@@ -189,6 +189,9 @@ class PrivateTraining(_Mechanism):
             if not self.sampling.is_poisson:
                 # Every pass is drawn anew: one that was cut short still counts as begun.
                 details |= {"steps": steps, "run": run}
+            if self.sampling.draw is not None:
+                # Two runs on one draw must not look like one run of twice as many steps.
+                details |= {"steps": steps, "run": run}
             if self.amplification is None:
                 details["adjacency"] = self.adjacency
         return [LedgerEntry("private training", event, count, details)]
@@ -232,6 +235,14 @@ class ForwardNoise(_Mechanism):
     notes: Notes = Notes()
 
     kind = "forward noise"
+
+    def __post_init__(self):
+        if self.sampling is not None and self.sampling.draw is not None:
+            raise ValueError(
+                "Batches that were drawn ahead (`tfdp.data.load_batches`) are accounted for under "
+                "a DPOptimizer. For forward noise use `tfdp.data.shuffled_epochs` or "
+                f"`tfdp.data.poisson_batches`. Received: draw={self.sampling.draw!r}"
+            )
 
     def entries(self, steps, run):
         unstated = [UNKNOWN_BATCHES] if self.sampling is None else []

@@ -41,6 +41,8 @@ class Sampling:
         max_records_per_unit: k, for persons; None where each record is a unit of privacy.
         period: (name of a registry, name of a period in it), where no person has records in
             another of its periods; None for data that may overlap with any other.
+        draw: name of a draw that was made ahead and trains once; None where every pass is drawn
+            anew.
 
     Raises:
         ValueError: if a field is out of range or the fields contradict each other.
@@ -57,6 +59,7 @@ class Sampling:
     passes: int | None = None
     max_records_per_unit: int | None = None
     period: tuple | None = None
+    draw: str | None = None
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, KINDS)

@@ -23,6 +23,12 @@ MIXED_UNITS = (
     "together they protect neither. Draw by person everywhere (`privacy_ids`), or nowhere."
 )
 
+REPEATED_DRAW = (
+    "Several of the runs below trained on one draw that was made ahead: their samples are the "
+    "same, and no epsilon for independent samples holds. Draw anew for every training "
+    "(`tfdp.beam.draw_batches`)."
+)
+
 DISJOINT = (
     "The records of every person lie in one period only, which was checked by ids when the batches "
     "were made: of the {count} disjoint periods the costliest is stated, and not their sum."
@@ -176,6 +182,8 @@ def privacy_statement(
     remark = check_delta(delta, num_examples) if known else ""
     notes = Notes(remarks=(remark,) if remark else ()) | (notes or Notes())
     unstated, trainings = [MIXED_UNITS] if ledger.mixes_units else [], []
+    if ledger.repeats_draws:
+        unstated.append(REPEATED_DRAW)
     for entry in ledger.entries:
         notes |= Notes.from_details(entry.details)
         unstated += [why for why in entry.details.get("unstated", ()) if why not in unstated]

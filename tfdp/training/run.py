@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdp.accounting.mechanisms import ForwardNoise, Notes
 from tfdp.clipping.recording import trained_variables
-from tfdp.data import provenance
+from tfdp.data import drawn_batches, provenance
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer
@@ -72,6 +72,7 @@ def begin(model, x, y, callbacks, kwargs):
 def _begin_private_run(model, x, y, callbacks, kwargs):
     optimizer, strategy = model.optimizer, model.distribute_strategy
     sampling = preflight.sampling_of_fit(optimizer, x, y, kwargs)
+    drawn_batches.refuse_used_draw(sampling, model.charge_history)
     checks.check_strategy(strategy, optimizer)
     checks.check_data(strategy, x, sampling)
     has_rows = host_selection.check_selected(x, model)
@@ -94,6 +95,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     optimizer.refresh_entropy(strategy)
     vars(model)[ROWS_ARE_CHECKED] = has_rows
     build_ahead(model, x, y)
+    drawn_batches.mark_as_trained(sampling)
     steps = optimizer.steps or steps_of(
         sampling, kwargs.get("epochs"), kwargs.get("steps_per_epoch")
     )

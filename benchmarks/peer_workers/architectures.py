@@ -1,0 +1,40 @@
+"""Sizes and data of the models that every library is timed on. NumPy only: all workers read it."""
+
+import numpy as np
+
+VOCABULARY, WIDTH, BLOCKS = 3417, 64, 2
+TABLES, ROWS, TABLE_WIDTH, NUMBERS = 26, 5_000, 16, 13
+CLIP_NORM, NOISE_MULTIPLIER = 1.0, 1.0
+#: Gradient descent is for checks: changes of weights are to be large against their rounding.
+RATES = {"adam": 1e-3, "sgd": 1e3}
+NUM_EXAMPLES = 100_000
+THREADS = 2
+
+#: name: what it is, and the examples of one batch.
+ARCHITECTURES = {
+    "transformer, 50 positions": ("transformer", {"length": 50, "tied": False}, 64),
+    "transformer, 50 positions, tied": ("transformer", {"length": 50, "tied": True}, 64),
+    "transformer, 200 positions": ("transformer", {"length": 200, "tied": False}, 64),
+    "transformer, 200 positions, tied": ("transformer", {"length": 200, "tied": True}, 64),
+    "multilayer perceptron": ("perceptron", {}, 512),
+    "GRU": ("gru", {}, 64),
+    "convolutions, group normalisation": ("convolutions", {}, 64),
+    "clicks, 26 tables": ("clicks", {}, 256),
+}
+
+
+def batch(name, size=None, seed=0):
+    """Inputs (a tuple of arrays) and labels of `size` examples; None: the architecture's batch."""
+    kind, options, standard = ARCHITECTURES[name]
+    size = standard if size is None else size
+    generator = np.random.default_rng(seed)
+    if kind == "transformer":
+        shape = (size, options["length"])
+        ids, labels = (generator.integers(1, VOCABULARY, shape, dtype=np.int32) for _ in range(2))
+        return (ids,), labels
+    labels = generator.integers(0, 2 if kind == "clicks" else 10, (size,), dtype=np.int32)
+    if kind == "clicks":
+        ids = generator.integers(0, ROWS, (size, TABLES), dtype=np.int32)
+        return (ids, generator.standard_normal((size, NUMBERS), np.float32)), labels
+    shape = {"perceptron": (256,), "gru": (50, 32), "convolutions": (32, 32, 3)}[kind]
+    return (generator.standard_normal((size, *shape), np.float32),), labels

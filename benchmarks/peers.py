@@ -1,0 +1,254 @@
+"""Steps of tfdp and of other libraries, side by side: time, memory, and whether they clip.
+
+Every library runs in an environment of its own (`make peers` makes them), as one process that is
+alive all the time; the methods take turns, so that whatever else the machine does hits all of them.
+Prints a table and writes JSON.
+
+    python benchmarks/peers.py [--rounds 7] [--architectures ...] [--out FILE]
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "peer_workers"))
+
+import architectures as sizes  # noqa: E402
+
+#: library: its environment (None: this one), its worker, and its methods with what plain training
+#: each is compared with.
+LIBRARIES = {
+    "tfdp": (None, "tfdp_worker.py", {"private": "plain", "private, XLA": "plain, XLA"}),
+    "TF Privacy": (
+        ".venv-peers-tfp",
+        "tf_privacy_worker.py",
+        {"DPModel": "plain", "DPModel, XLA": "plain, XLA", "vectorized": "plain",
+         "vectorized, XLA": "plain, XLA"},
+    ),
+    "Opacus": (
+        ".venv-peers-opacus",
+        "opacus_worker.py",
+        {"hooks": "plain", "expanded weights": "plain", "ghost": "plain",
+         "fast gradient clipping": "plain"},
+    ),
+    "JAX-Privacy": (
+        ".venv-peers-jax",
+        "jax_privacy_worker.py",
+        {"clipped_grad": "plain", "Keras": "plain, Keras"},
+    ),
+}  # fmt: skip
+#: Of one step against single examples in float64; tfdp raises norms by what float32 may hide of
+#: them, 0.1% at most for each of the sums of a norm.
+TOLERANCE = 5e-3
+
+
+class Worker:
+    """One library's process."""
+
+    def __init__(self, library):
+        environment, script, self.methods = LIBRARIES[library]
+        python = pathlib.Path(sys.executable)
+        if environment is not None:
+            python = HERE.parent / environment / "bin" / "python"
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(HERE.parent),
+            "OMP_NUM_THREADS": str(sizes.THREADS),
+        }
+        self.process = subprocess.Popen(
+            [str(python), str(HERE / "peer_workers" / script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=open(os.devnull, "w"),
+            text=True,
+            env=variables,
+        )
+        self.versions = self._answer()["versions"]
+
+    def _answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            return {"error": f"the process ended with code {self.process.wait()}"}
+        return json.loads(line)
+
+    def ask(self, do, **arguments):
+        """The answer; a dict with "error" where the library could not."""
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            return {"error": f"the process ended with code {self.process.wait()}"}
+        return self._answer()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def checks(workers, architectures):
+    """What each private method did with single examples; "error" where it does not clip them."""
+    rows = []
+    for name in architectures:
+        for library, worker in workers.items():
+            for method in worker.methods:
+                answer = worker.ask("check", architecture=name, method=method)
+                if answer.get("relative_error", 0.0) > TOLERANCE:
+                    answer["error"] = "does not clip the gradient of each example to the clip norm"
+                rows.append({"architecture": name, "library": library, "method": method, **answer})
+                print(f"{name:34}{library:12}{method:24}{answer}", flush=True)
+    return rows
+
+
+def first_steps(workers, architectures):
+    """Builds everything; {key: answer}."""
+    found = {}
+    for name in architectures:
+        for library, worker in workers.items():
+            for method in dict.fromkeys([*worker.methods.values(), *worker.methods]):
+                answer = worker.ask("prepare", architecture=name, method=method)
+                found[name, library, method] = answer
+                print(f"{name:34}{library:12}{method:24}{answer}", flush=True)
+    return found
+
+
+def timed(workers, keys, rounds, seconds, only_while=None):
+    """{key: every measured second}; in each round every method has one turn.
+
+    Rounds end early, all methods with as many turns, when the file `only_while` is gone.
+    """
+    found = {key: [] for key in keys}
+    for number in range(rounds):
+        start = time.perf_counter()
+        of_round = {}
+        for key in keys:
+            if only_while and not os.path.exists(only_while):
+                return found
+            of_round[key] = turn(workers, key, seconds)
+        for key, measured in of_round.items():
+            found[key] += measured
+        print(f"round {number + 1}: {time.perf_counter() - start:.0f} s", flush=True)
+    return found
+
+
+def turn(workers, key, seconds):
+    name, library, method = key
+    answer = workers[library].ask("run", architecture=name, method=method, seconds=seconds)
+    if "error" in answer:
+        raise RuntimeError(f"{key}: {answer['error']}")
+    return answer["seconds"]
+
+
+def times(workers, architectures, args):
+    """Rows, and what the run was."""
+    prepared = first_steps(workers, architectures)
+    keys = [key for key, answer in prepared.items() if "error" not in answer]
+    timed(workers, keys, 1, 0.0)  # what a second step still builds
+    print("ready", flush=True)
+    while args.wait_for and not os.path.exists(args.wait_for):
+        time.sleep(0.1)
+    run = {
+        "architectures": architectures,
+        "date": datetime.date.today().isoformat(),
+        "load_before": os.getloadavg(),
+    }
+    seconds = timed(workers, keys, args.rounds, args.seconds, args.wait_for)
+    run["load_after"] = os.getloadavg()
+    rows = [row_of(key, prepared[key], seconds) for key in prepared]
+    for row in rows:
+        text = row.get("error", "")[:90]
+        if not text:
+            ratio = f"  x {row['ratio']:.2f}" if row["private"] else ""
+            text = f"{1e3 * row['median_seconds']:9.2f} ms{ratio}"
+        print(f"{row['architecture']:34}{row['library']:12}{row['method']:24}{text}")
+    return rows, run
+
+
+def row_of(key, prepared, seconds):
+    name, library, method = key
+    baseline = LIBRARIES[library][2].get(method)
+    row = {"architecture": name, "library": library, "method": method,
+           "private": baseline is not None, **prepared}  # fmt: skip
+    if "error" in prepared:
+        return row
+    median = statistics.median(seconds[key])
+    row |= {"seconds": seconds[key], "median_seconds": median, "fastest_seconds": min(seconds[key])}
+    if baseline:
+        plain = statistics.median(seconds[name, library, baseline])
+        row |= {"baseline": baseline, "ratio": median / plain}
+    return row
+
+
+def peaks(libraries, architectures):
+    """Peak resident bytes of each method, in a process of its own after a few steps."""
+    rows = []
+    for name, library in itertools.product(architectures, libraries):
+        methods = LIBRARIES[library][2]
+        for method in dict.fromkeys([*methods.values(), *methods]):
+            worker = Worker(library)
+            answer = worker.ask("prepare", architecture=name, method=method)
+            if "error" not in answer:
+                answer |= worker.ask("run", architecture=name, method=method, seconds=0.0)
+            worker.close()
+            print(f"{name:34}{library:12}{method:24}{answer}", flush=True)
+            if "error" not in answer:
+                answer.pop("seconds")
+                rows.append({"architecture": name, "library": library, "method": method, **answer})
+    return rows
+
+
+def keep(path, part, rows, run=None, versions=None):
+    """Writes one part of the JSON, if there is a path; other rows that it has stay."""
+    if path is None:
+        return
+    path = pathlib.Path(path)
+    result = json.loads(path.read_text()) if path.exists() else {}
+    new = {(row["architecture"], row["library"], row["method"]) for row in rows}
+    kept = [r for r in result.get(part, ())
+            if (r["architecture"], r["library"], r["method"]) not in new]  # fmt: skip
+    result[part] = [*kept, *rows]
+    if run:
+        result["runs"] = [*result.get("runs", ()), run]
+    result["versions"] = result.get("versions", {}) | (versions or {})
+    result |= {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "threads": sizes.THREADS,
+        "settings": {"clip_norm": sizes.CLIP_NORM, "noise_multiplier": sizes.NOISE_MULTIPLIER},
+        "batch": {name: size for name, (_, _, size) in sizes.ARCHITECTURES.items()},
+    }
+    path.write_text(json.dumps(result, indent=1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", default=["checks", "times", "peaks"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.25, help="of a turn")
+    parser.add_argument("--architectures", nargs="+", default=list(sizes.ARCHITECTURES))
+    parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES))
+    parser.add_argument("--wait-for", help="time only while this file exists")
+    parser.add_argument("--out", help="JSON; other rows that it has are kept")
+    args = parser.parse_args()
+    if {"checks", "times"} & set(args.parts):
+        workers = {library: Worker(library) for library in args.libraries}
+        versions = {name: worker.versions for name, worker in workers.items()}
+        if "checks" in args.parts:
+            keep(args.out, "checks", checks(workers, args.architectures), versions=versions)
+        if "times" in args.parts:
+            keep(args.out, "rows", *times(workers, args.architectures, args), versions)
+        for worker in workers.values():
+            worker.close()
+    if "peaks" in args.parts:
+        keep(args.out, "peaks", peaks(args.libraries, args.architectures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The tables of docs/benchmarks.md on other libraries, from peers.json. Written by render.py."""
+
+from tables import read, row, table
+
+SHORT = {
+    "transformer, 50 positions": "T 50",
+    "transformer, 50 positions, tied": "T 50, tied",
+    "transformer, 200 positions": "T 200",
+    "transformer, 200 positions, tied": "T 200, tied",
+    "multilayer perceptron": "MLP",
+    "GRU": "GRU",
+    "convolutions, group normalisation": "CNN",
+    "clicks, 26 tables": "clicks",
+}
+
+
+KEY = ("architecture", "library", "method")
+
+
+def _cells(found):
+    """{key: row}; a method that did not clip, or that could not be checked, has no time."""
+    cells = {tuple(r[k] for k in KEY): dict(r) for r in found["rows"]}
+    for check in found["checks"]:
+        key = tuple(check[k] for k in KEY)
+        if "error" in check and key in cells:
+            cells[key].setdefault("error", check["error"])
+    return cells
+
+
+def _names(cells):
+    return [name for name in SHORT if any(key[0] == name for key in cells)]
+
+
+def _fastest(cells, name, own):
+    """The private step of tfdp, or of all others, that takes the least time."""
+    rows = [
+        r
+        for (architecture, library, _), r in cells.items()
+        if architecture == name and r["private"] and "error" not in r and (library == "tfdp") == own
+    ]
+    return min(rows, key=lambda r: r["median_seconds"], default=None)
+
+
+def milliseconds(seconds):
+    value = 1e3 * seconds
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def steps():
+    found = read("peers")
+    cells, reasons, noted = _cells(found), [], False
+    names = _names(cells)
+    fastest = [_fastest(cells, name, own) for name in names for own in (True, False)]
+    lines = table("", *[SHORT[name] for name in names])
+
+    def text(cell):
+        if cell is None:
+            return ""
+        if "error" in cell:
+            if cell["error"] not in reasons:
+                reasons.append(cell["error"])
+            return f"({reasons.index(cell['error']) + 1})"
+        time = milliseconds(cell["median_seconds"])
+        if not cell["private"]:
+            return time
+        mark = "\\*" if "note" in cell else ""
+        best = any(cell is other for other in fastest)
+        return f"{f'**{time}**' if best else time}{mark} · {cell['ratio']:.2f}"
+
+    for library, method in dict.fromkeys(key[1:] for key in cells):
+        noted |= any("note" in r for key, r in cells.items() if key[1:] == (library, method))
+        texts = [text(cells.get((name, library, method))) for name in names]
+        lines.append(row(f"{library}, {method}", *texts))
+    remarks = [f"({i}) `{_shortened(reason)}`  " for i, reason in enumerate(reasons, 1)]
+    if noted:
+        remarks.insert(0, "\\* without fast gradient clipping: a layer has no rule of it.  ")
+    versions = "; ".join(
+        ", ".join(f"{k} {v}" for k, v in of.items()) for of in found["versions"].values()
+    )
+    rounds = f"{found['machine']}, {found['threads']} threads"
+    return [*lines, "", *remarks, "", f"Versions: {versions}. {rounds}.", ""]
+
+
+def fastest():
+    """The fastest step of another library against tfdp's, in the same run."""
+    cells = _cells(read("peers"))
+    lines = table("", "fastest of the others", "its time / tfdp's")
+    for name in _names(cells):
+        ours, theirs = (_fastest(cells, name, own) for own in (True, False))
+        if ours and theirs:
+            factor = theirs["median_seconds"] / ours["median_seconds"]
+            lines.append(row(SHORT[name], f"{theirs['library']}, {theirs['method']}",
+                             f"{factor:.2f} ({ours['method']})"))  # fmt: skip
+    return [*lines, ""]
+
+
+def checks():
+    """The largest error of each library against single examples."""
+    lines = table("", "methods checked", "largest relative error")
+    rows = [r for r in read("peers")["checks"] if "relative_error" in r]
+    for library in dict.fromkeys(r["library"] for r in rows):
+        own = [r["relative_error"] for r in rows if r["library"] == library]
+        lines.append(row(library, len(own), f"{max(own):.0e}"))
+    return [*lines, ""]
+
+
+def memory():
+    peaks = {tuple(r[k] for k in KEY): r["peak_bytes"] for r in read("peers")["peaks"]}
+    names = _names(peaks)
+    lines = table("", *[SHORT[name] for name in names])
+    for library, method in dict.fromkeys(key[1:] for key in peaks):
+        texts = [peaks.get((name, library, method)) for name in names]
+        texts = ["" if v is None else f"{v / 2**30:.2f}" for v in texts]
+        lines.append(row(f"{library}, {method}", *texts))
+    return [*lines, ""]
+
+
+def _shortened(reason, length=160):
+    reason = reason.replace("\n", " ").replace("`", "'").replace("|", "/")
+    return reason if len(reason) <= length else reason[:length] + "…"
