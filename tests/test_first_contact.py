@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pathlib
 import pydoc
+import re
 import typing
 
 import pytest
@@ -62,6 +63,40 @@ def test_every_public_callable_has_types_that_exist(name):
         if p.name in hints and p.default is None:
             allowed = typing.get_args(hints[p.name])
             assert hints[p.name] is typing.Any or type(None) in allowed, f"tfdp.{name}: {p}"
+
+
+def _texts():
+    yield from (ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))
+    yield from sorted((ROOT / "docs").rglob("*.md"))
+    yield from sorted((ROOT / "tfdp").rglob("*.py"))
+
+
+def _found(dotted):
+    """What a dotted name stands for; raises what importing it raises."""
+    value = tfdp
+    for part in dotted.split(".")[1:]:
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            value = importlib.import_module(f"{value.__name__}.{part}")
+    return value
+
+
+def test_every_name_that_pages_and_docstrings_give_exists():
+    wrong = set()
+    for path in _texts():
+        for name, call in re.findall(
+            r"(?<![\w/.-])(tfdp(?:\.[A-Za-z_]\w*)+)(\()?", path.read_text()
+        ):
+            try:
+                right = not call or callable(_found(name))
+            except ImportError as error:  # of a package that is not installed here: not ours
+                right = not (error.name or "").startswith("tfdp")
+            except AttributeError:
+                right = False
+            if not right:
+                wrong.add(f"{path.relative_to(ROOT)}: {name}{call}")
+    assert not wrong, sorted(wrong)
 
 
 def test_help_names_every_subpackage():

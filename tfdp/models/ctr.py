@@ -75,7 +75,7 @@ class PrivateCTR(PrivateModel):
     Example:
 
     ```python
-    data = tfdp.data.datasets.synthetic_clicks()
+    data = tfdp.data.synthetic_clicks()
     model = tfdp.models.PrivateCTR(data.vocabulary_sizes)
     model.compile(tfdp.optimizers.DPOptimizer(
         keras.optimizers.Adam(1e-3), noise_multiplier=1.0, num_examples=data.num_examples,
