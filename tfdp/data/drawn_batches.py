@@ -1,7 +1,10 @@
 """Batches that were drawn ahead, by `tfdp.beam.draw_batches`, and wait in files."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
+import os
 
 import numpy as np
 import tensorflow as tf
@@ -151,7 +154,7 @@ _ASSUMED = (
 )
 
 
-def load_batches(directory):
+def load_batches(directory: str | os.PathLike) -> tf.data.Dataset:
     """Batches that `tfdp.beam.draw_batches` drew: Poisson samples, read from files in their order.
 
     Each draw trains once. `fit` marks it when it begins (a file `TRAINED` in the directory); no
