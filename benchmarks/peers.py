@@ -9,6 +9,7 @@ Prints a table and writes JSON.
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -93,49 +94,48 @@ class Worker:
         self.process.wait()
 
 
-def all_methods(worker):
-    """Methods of a worker, each plain one before those that it is the baseline of."""
-    return list(dict.fromkeys([*worker.methods.values(), *worker.methods]))
-
-
 def checks(workers, architectures):
-    """{(architecture, library, method): answer} for every private method."""
-    found = {}
+    """What each private method did with single examples; "error" where it does not clip them."""
+    rows = []
     for name in architectures:
         for library, worker in workers.items():
             for method in worker.methods:
                 answer = worker.ask("check", architecture=name, method=method)
                 if answer.get("relative_error", 0.0) > TOLERANCE:
                     answer["error"] = "does not clip the gradient of each example to the clip norm"
-                found[name, library, method] = answer
+                rows.append({"architecture": name, "library": library, "method": method, **answer})
                 print(f"{name:34}{library:12}{method:24}{answer}", flush=True)
-    return found
+    return rows
 
 
-def first_steps(workers, architectures, failed):
+def first_steps(workers, architectures):
     """Builds everything; {key: answer}."""
     found = {}
     for name in architectures:
         for library, worker in workers.items():
-            for method in all_methods(worker):
-                if (name, library, method) in failed:
-                    continue
+            for method in dict.fromkeys([*worker.methods.values(), *worker.methods]):
                 answer = worker.ask("prepare", architecture=name, method=method)
                 found[name, library, method] = answer
                 print(f"{name:34}{library:12}{method:24}{answer}", flush=True)
     return found
 
 
-def timed(workers, keys, rounds, seconds):
-    """{key: every measured second}; in each round every method of an architecture has one turn."""
+def timed(workers, keys, rounds, seconds, only_while=None):
+    """{key: every measured second}; in each round every method has one turn.
+
+    Rounds end early, all methods with as many turns, when the file `only_while` is gone.
+    """
     found = {key: [] for key in keys}
-    for name in dict.fromkeys(key[0] for key in keys):
+    for number in range(rounds):
         start = time.perf_counter()
-        for _ in range(rounds):
-            for key in keys:
-                if key[0] == name:
-                    found[key] += turn(workers, key, seconds)
-        print(f"{name}: {rounds} rounds in {time.perf_counter() - start:.0f} s", flush=True)
+        of_round = {}
+        for key in keys:
+            if only_while and not os.path.exists(only_while):
+                return found
+            of_round[key] = turn(workers, key, seconds)
+        for key, measured in of_round.items():
+            found[key] += measured
+        print(f"round {number + 1}: {time.perf_counter() - start:.0f} s", flush=True)
     return found
 
 
@@ -147,133 +147,107 @@ def turn(workers, key, seconds):
     return answer["seconds"]
 
 
-def peak_memory(library, name, method):
-    """Peak resident bytes of a process of its own after a few steps."""
-    worker = Worker(library)
-    try:
-        answer = worker.ask("prepare", architecture=name, method=method)
-        if "error" not in answer:
-            answer |= worker.ask("run", architecture=name, method=method, seconds=0.0)
-        return answer
-    finally:
-        worker.close()
-
-
-def rows_of(keys, checked, prepared, seconds):
-    rows = []
-    for name, library, method in keys:
-        key = name, library, method
-        private = method in LIBRARIES[library][2]
-        row = {"architecture": name, "library": library, "method": method, "private": private}
-        if key in checked:
-            row["check"] = {k: v for k, v in checked[key].items() if k != "error"}
-        error = checked.get(key, {}).get("error") or prepared.get(key, {}).get("error")
-        if error:
-            rows.append({**row, "error": error})
-            continue
-        row |= prepared[key]  # seconds of the first step, and perhaps a note
-        row["seconds"] = seconds[key]
-        row["median_seconds"] = statistics.median(seconds[key])
-        row["fastest_seconds"] = min(seconds[key])
-        baseline = LIBRARIES[library][2].get(method)
-        if baseline:
-            row["baseline"] = baseline
-            row["ratio"] = row["median_seconds"] / statistics.median(
-                seconds[name, library, baseline]
-            )
-        rows.append(row)
-    return rows
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.2, help="of a turn")
-    parser.add_argument("--architectures", nargs="+", default=list(sizes.ARCHITECTURES))
-    parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES))
-    parser.add_argument("--memory", nargs="*", help="peak memory of these architectures instead")
-    parser.add_argument("--wait-for", help="time only when this file exists")
-    parser.add_argument("--out", help="JSON; rows of other architectures that it has are kept")
-    args = parser.parse_args()
-    if args.memory is not None:
-        rows = peaks(args.libraries, args.memory or args.architectures)
-        return args.out and add_peaks(args.out, rows)
-    workers = {library: Worker(library) for library in args.libraries}
-    checked = checks(workers, args.architectures)
-    failed = {key for key, answer in checked.items() if "error" in answer}
-    prepared = first_steps(workers, args.architectures, failed)
+def times(workers, architectures, args):
+    """Rows, and what the run was."""
+    prepared = first_steps(workers, architectures)
     keys = [key for key, answer in prepared.items() if "error" not in answer]
     timed(workers, keys, 1, 0.0)  # what a second step still builds
     print("ready", flush=True)
     while args.wait_for and not os.path.exists(args.wait_for):
         time.sleep(0.1)
     run = {
-        "architectures": args.architectures,
+        "architectures": architectures,
         "date": datetime.date.today().isoformat(),
         "load_before": os.getloadavg(),
     }
-    seconds = timed(workers, keys, args.rounds, args.seconds)
+    seconds = timed(workers, keys, args.rounds, args.seconds, args.wait_for)
     run["load_after"] = os.getloadavg()
-    rows = rows_of(list(dict.fromkeys([*prepared, *checked])), checked, prepared, seconds)
+    rows = [row_of(key, prepared[key], seconds) for key in prepared]
     for row in rows:
-        if "error" in row:
-            text = row["error"][:90]
-        else:
-            text = f"{1e3 * row['median_seconds']:9.2f} ms"
-            text += f"  x {row['ratio']:.2f}" if "ratio" in row else ""
+        text = row.get("error", "")[:90]
+        if not text:
+            ratio = f"  x {row['ratio']:.2f}" if row["private"] else ""
+            text = f"{1e3 * row['median_seconds']:9.2f} ms{ratio}"
         print(f"{row['architecture']:34}{row['library']:12}{row['method']:24}{text}")
-    if args.out:
-        write(args.out, run, {name: w.versions for name, w in workers.items()}, rows)
-    for worker in workers.values():
-        worker.close()
+    return rows, run
 
 
-def write(path, run, versions, rows):
-    """What was measured, beside other architectures' rows of the same versions."""
+def row_of(key, prepared, seconds):
+    name, library, method = key
+    baseline = LIBRARIES[library][2].get(method)
+    row = {"architecture": name, "library": library, "method": method,
+           "private": baseline is not None, **prepared}  # fmt: skip
+    if "error" in prepared:
+        return row
+    median = statistics.median(seconds[key])
+    row |= {"seconds": seconds[key], "median_seconds": median, "fastest_seconds": min(seconds[key])}
+    if baseline:
+        plain = statistics.median(seconds[name, library, baseline])
+        row |= {"baseline": baseline, "ratio": median / plain}
+    return row
+
+
+def peaks(libraries, architectures):
+    """Peak resident bytes of each method, in a process of its own after a few steps."""
+    rows = []
+    for name, library in itertools.product(architectures, libraries):
+        methods = LIBRARIES[library][2]
+        for method in dict.fromkeys([*methods.values(), *methods]):
+            worker = Worker(library)
+            answer = worker.ask("prepare", architecture=name, method=method)
+            if "error" not in answer:
+                answer |= worker.ask("run", architecture=name, method=method, seconds=0.0)
+            worker.close()
+            print(f"{name:34}{library:12}{method:24}{answer}", flush=True)
+            if "error" not in answer:
+                answer.pop("seconds")
+                rows.append({"architecture": name, "library": library, "method": method, **answer})
+    return rows
+
+
+def keep(path, part, rows, run=None, versions=None):
+    """Writes one part of the JSON, if there is a path; other rows that it has stay."""
+    if path is None:
+        return
     path = pathlib.Path(path)
-    before = json.loads(path.read_text()) if path.exists() else {}
-    if before.get("versions") != versions:
-        before = {}
-    names = run["architectures"]
-    kept = [row for row in before.get("rows", []) if row["architecture"] not in names]
-    runs = [r for r in before.get("runs", []) if set(r["architectures"]) - set(names)]
-    result = {
+    result = json.loads(path.read_text()) if path.exists() else {}
+    new = {(row["architecture"], row["library"], row["method"]) for row in rows}
+    kept = [r for r in result.get(part, ())
+            if (r["architecture"], r["library"], r["method"]) not in new]  # fmt: skip
+    result[part] = [*kept, *rows]
+    if run:
+        result["runs"] = [*result.get("runs", ()), run]
+    result["versions"] = result.get("versions", {}) | (versions or {})
+    result |= {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "threads": sizes.THREADS,
-        "versions": versions,
         "settings": {"clip_norm": sizes.CLIP_NORM, "noise_multiplier": sizes.NOISE_MULTIPLIER},
         "batch": {name: size for name, (_, _, size) in sizes.ARCHITECTURES.items()},
-        "runs": [*runs, run],
-        "rows": [*kept, *rows],
-        "peaks": before.get("peaks", []),
     }
     path.write_text(json.dumps(result, indent=1))
 
 
-def peaks(libraries, names):
-    """Peak memory of every method."""
-    rows = []
-    for name in names:
-        for library in libraries:
-            for method in dict.fromkeys([*LIBRARIES[library][2].values(), *LIBRARIES[library][2]]):
-                answer = peak_memory(library, name, method)
-                if "error" not in answer:
-                    rows.append(
-                        {"architecture": name, "library": library, "method": method,
-                         "first_seconds": answer["first_seconds"],
-                         "peak_bytes": answer["peak_bytes"]}
-                    )  # fmt: skip
-                print(f"{name:34}{library:12}{method:24}{answer}", flush=True)
-    return rows
-
-
-def add_peaks(path, rows):
-    path = pathlib.Path(path)
-    result = json.loads(path.read_text())
-    names = {row["architecture"] for row in rows}
-    kept = [row for row in result.get("peaks", []) if row["architecture"] not in names]
-    result["peaks"] = [*kept, *rows]
-    path.write_text(json.dumps(result, indent=1))
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", default=["checks", "times", "peaks"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.25, help="of a turn")
+    parser.add_argument("--architectures", nargs="+", default=list(sizes.ARCHITECTURES))
+    parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES))
+    parser.add_argument("--wait-for", help="time only while this file exists")
+    parser.add_argument("--out", help="JSON; other rows that it has are kept")
+    args = parser.parse_args()
+    if {"checks", "times"} & set(args.parts):
+        workers = {library: Worker(library) for library in args.libraries}
+        versions = {name: worker.versions for name, worker in workers.items()}
+        if "checks" in args.parts:
+            keep(args.out, "checks", checks(workers, args.architectures), versions=versions)
+        if "times" in args.parts:
+            keep(args.out, "rows", *times(workers, args.architectures, args), versions)
+        for worker in workers.values():
+            worker.close()
+    if "peaks" in args.parts:
+        keep(args.out, "peaks", peaks(args.libraries, args.architectures))
 
 
 if __name__ == "__main__":

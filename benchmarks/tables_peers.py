@@ -14,18 +14,31 @@ SHORT = {
 }
 
 
-def _methods(rows):
-    """(library, method) with a baseline, in the order in which they were timed."""
-    return list(dict.fromkeys((r["library"], r["method"]) for r in rows if r.get("private")))
+KEY = ("architecture", "library", "method")
 
 
 def _cells(found):
-    return {(r["architecture"], r["library"], r["method"]): r for r in found["rows"]}
+    """{key: row}; a method that did not clip, or that could not be checked, has no time."""
+    cells = {tuple(r[k] for k in KEY): dict(r) for r in found["rows"]}
+    for check in found["checks"]:
+        key = tuple(check[k] for k in KEY)
+        if "error" in check and key in cells:
+            cells[key].setdefault("error", check["error"])
+    return cells
 
 
-def _columns(found):
-    measured = {r["architecture"] for r in found["rows"]}
-    return [name for name in SHORT if name in measured]
+def _names(cells):
+    return [name for name in SHORT if any(key[0] == name for key in cells)]
+
+
+def _fastest(cells, name, own):
+    """The private step of tfdp, or of all others, that takes the least time."""
+    rows = [
+        r
+        for (architecture, library, _), r in cells.items()
+        if architecture == name and r["private"] and "error" not in r and (library == "tfdp") == own
+    ]
+    return min(rows, key=lambda r: r["median_seconds"], default=None)
 
 
 def milliseconds(seconds):
@@ -35,71 +48,71 @@ def milliseconds(seconds):
 
 def steps():
     found = read("peers")
-    cells, names, reasons = _cells(found), _columns(found), []
-    notes, lines = False, table("", *[SHORT[name] for name in names])
-    best = {name: _fastest(found, name) for name in names}
-    for library, method in _methods(found["rows"]):
-        texts = []
-        for name in names:
-            cell = cells.get((name, library, method))
-            if cell is None:
-                texts.append("")
-            elif "error" in cell:
-                if cell["error"] not in reasons:
-                    reasons.append(cell["error"])
-                texts.append(f"({reasons.index(cell['error']) + 1})")
-            else:
-                text = milliseconds(cell["median_seconds"])
-                text = f"**{text}**" if cell is best[name] else text
-                notes |= "note" in cell
-                texts.append(f"{text} · {cell['ratio']:.2f}" + ("*" if "note" in cell else ""))
+    cells, reasons, noted = _cells(found), [], False
+    names = _names(cells)
+    fastest = [_fastest(cells, name, own) for name in names for own in (True, False)]
+    lines = table("", *[SHORT[name] for name in names])
+
+    def text(cell):
+        if cell is None:
+            return ""
+        if "error" in cell:
+            if cell["error"] not in reasons:
+                reasons.append(cell["error"])
+            return f"({reasons.index(cell['error']) + 1})"
+        time = milliseconds(cell["median_seconds"])
+        if not cell["private"]:
+            return time
+        mark = "\\*" if "note" in cell else ""
+        best = any(cell is other for other in fastest)
+        return f"{f'**{time}**' if best else time}{mark} · {cell['ratio']:.2f}"
+
+    for library, method in dict.fromkeys(key[1:] for key in cells):
+        noted |= any("note" in r for key, r in cells.items() if key[1:] == (library, method))
+        texts = [text(cells.get((name, library, method))) for name in names]
         lines.append(row(f"{library}, {method}", *texts))
     remarks = [f"({i}) `{_shortened(reason)}`  " for i, reason in enumerate(reasons, 1)]
-    if notes:
-        remarks.insert(0, "\\* no rule of fast gradient clipping for a layer.  ")
+    if noted:
+        remarks.insert(0, "\\* without fast gradient clipping: a layer has no rule of it.  ")
     versions = "; ".join(
         ", ".join(f"{k} {v}" for k, v in of.items()) for of in found["versions"].values()
     )
-    return [*lines, "", *remarks, "", f"Versions: {versions}. {found['machine']}.", ""]
+    rounds = f"{found['machine']}, {found['threads']} threads"
+    return [*lines, "", *remarks, "", f"Versions: {versions}. {rounds}.", ""]
 
 
-def faster_peers():
-    """Where another library's best step takes less time than tfdp's best, in the same run."""
-    found, lines = read("peers"), []
-    for name in _columns(found):
-        best = {own: _fastest(found, name, own) for own in (True, False)}
-        if None in best.values():
-            continue
-        ours, theirs = best[True], best[False]
-        factor = theirs["median_seconds"] / ours["median_seconds"]
-        others = f"{theirs['library']}, {theirs['method']}"
-        verdict = f"{factor:.2f} times tfdp's ({ours['method']})"
-        lines.append(row(SHORT[name], others, verdict))
-    return [*table("", "fastest of the others", "its time"), *lines, ""]
+def fastest():
+    """The fastest step of another library against tfdp's, in the same run."""
+    cells = _cells(read("peers"))
+    lines = table("", "fastest of the others", "its time / tfdp's")
+    for name in _names(cells):
+        ours, theirs = (_fastest(cells, name, own) for own in (True, False))
+        if ours and theirs:
+            factor = theirs["median_seconds"] / ours["median_seconds"]
+            lines.append(row(SHORT[name], f"{theirs['library']}, {theirs['method']}",
+                             f"{factor:.2f} ({ours['method']})"))  # fmt: skip
+    return [*lines, ""]
+
+
+def checks():
+    """The largest error of each library against single examples."""
+    lines = table("", "methods checked", "largest relative error")
+    rows = [r for r in read("peers")["checks"] if "relative_error" in r]
+    for library in dict.fromkeys(r["library"] for r in rows):
+        own = [r["relative_error"] for r in rows if r["library"] == library]
+        lines.append(row(library, len(own), f"{max(own):.0e}"))
+    return [*lines, ""]
 
 
 def memory():
-    found = read("peers")
-    peaks = {
-        (r["architecture"], r["library"], r["method"]): r["peak_bytes"] for r in found["peaks"]
-    }
-    names = [name for name in SHORT if any(key[0] == name for key in peaks)]
+    peaks = {tuple(r[k] for k in KEY): r["peak_bytes"] for r in read("peers")["peaks"]}
+    names = _names(peaks)
     lines = table("", *[SHORT[name] for name in names])
     for library, method in dict.fromkeys(key[1:] for key in peaks):
         texts = [peaks.get((name, library, method)) for name in names]
         texts = ["" if v is None else f"{v / 2**30:.2f}" for v in texts]
         lines.append(row(f"{library}, {method}", *texts))
     return [*lines, ""]
-
-
-def _fastest(found, name, own=None):
-    rows = [
-        r
-        for r in found["rows"]
-        if r["architecture"] == name and r.get("private") and "error" not in r
-        and own in (None, r["library"] == "tfdp")
-    ]  # fmt: skip
-    return min(rows, key=lambda r: r["median_seconds"], default=None)
 
 
 def _shortened(reason, length=160):

@@ -117,6 +117,22 @@ def orders(page):
     (page.folder / "catalogue.txt").write_text("\n".join(items) + "\n")
 
 
+def impressions(page):
+    """`impressions.csv`: clicked, ad, device and price of 1,000 impressions."""
+    generator = np.random.default_rng(0)
+    rows = [
+        f"{generator.integers(2)},ad-{generator.integers(50)},phone,{generator.random():.2f}"
+        for _ in range(1_000)
+    ]
+    (page.folder / "impressions.csv").write_text("\n".join(["clicked,ad,device,price", *rows]))
+
+
+def reviews(page):
+    """`reviews.csv`: 200 reviews and votes."""
+    rows = ["a good film,up", '"dull, and bad",down'] * 100
+    (page.folder / "reviews.csv").write_text("\n".join(["review,vote", *rows]))
+
+
 def _clicks(rows=3_000):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(rows, 39)).astype("float32")
@@ -197,7 +213,8 @@ SETUPS = {
     f.__name__: f
     for f in (
         ml_1m, sst2, bert, two_devices, two_tpus, tpu_embeddings, clicks_bin, clicks_tsv,
-        clicks_array_record, criteo, commands, orders,
+        clicks_array_record, criteo, commands, orders, impressions,
+        reviews,
     )
 }  # fmt: skip
 

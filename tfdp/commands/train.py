@@ -18,7 +18,8 @@ prints the statement, and says how TensorFlow Serving takes the export.
 models:
   transitions  next item, from one private release; no training. The unit is a user.
   dpformer     next item, a transformer trained with DP-SGD. The unit is a user.
-  ctr          clicks, sparse tables with DP-AdaFEST, Criteo's format. The unit is an impression.
+  ctr          clicks, sparse tables with DP-AdaFEST; in Criteo's format, or with --label and
+               --categories. The unit is an impression.
   text         classes of texts, noise in the forward pass. The unit is a text.
 """
 _EPILOG = """\
@@ -26,7 +27,8 @@ examples:
   tfdp train --data ml-1m.txt --model transitions --epsilon 8
   tfdp train --data orders.csv --user customer --item sku --timestamp time \\
       --items catalogue.txt --model dpformer --epsilon 8 --epochs 50
-  tfdp train --data clicks.tsv.gz --model ctr --epsilon 3
+  tfdp train --data impressions.csv --label clicked --categories ad site --counts price \\
+      --model ctr --epsilon 3
   tfdp train --data reviews.csv --text review --label stars --classes 1 2 3 4 5 \\
       --vocabulary vocab.txt --model text --epsilon 3
 """
@@ -71,6 +73,8 @@ def add(subparsers):
     others.add_argument(
         "--exclude-seen", action="store_true", help="transitions: recommend new items only"
     )
+    others.add_argument("--categories", nargs="+", metavar="COLUMN", help="ctr, with --label")
+    others.add_argument("--counts", nargs="+", metavar="COLUMN", help="ctr: columns of numbers")
     others.add_argument("--hash-buckets", type=int, help="ctr: rows of each table")
     others.add_argument("--vocabulary", metavar="FILE", help="text: a public WordPiece vocabulary")
     others.add_argument("--backbone", metavar="FOLDER", help="text: a public keras_hub preset")

@@ -8,6 +8,7 @@ from tfdp.data.datasets.sequences import SequenceData, Sequences, leave_one_out_
 from tfdp.data.datasets.sst2 import SST2Data, load_sst2
 from tfdp.data.datasets.synthetic import synthetic_sequences
 from tfdp.data.datasets.synthetic_clicks import synthetic_clicks
+from tfdp.data.datasets.tables import TextData, load_clicks, load_texts
 from tfdp.data.drawn_batches import load_batches
 from tfdp.data.frequency import FrequencyRelease, private_frequency
 from tfdp.data.frequent_items import FrequentItems
@@ -30,15 +31,18 @@ __all__ = [
     "SST2Data",
     "SequenceData",
     "Sequences",
+    "TextData",
     "TransitionRelease",
     "allocated_epochs",
     "declare_sampling",
     "leave_one_out_split",
     "load_batches",
+    "load_clicks",
     "load_criteo",
     "load_histories",
     "load_sequences",
     "load_sst2",
+    "load_texts",
     "microbatches",
     "poisson_batches",
     "private_frequency",

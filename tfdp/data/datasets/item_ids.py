@@ -76,3 +76,9 @@ def as_integers(values: np.ndarray) -> np.ndarray | None:
         return values.astype(str).astype(np.int64)
     except (ValueError, OverflowError):
         return None
+
+
+def is_missing(value) -> bool:
+    """Whether a value of a table stands for none."""
+    # pandas.NA has no truth value, not even compared with itself.
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
