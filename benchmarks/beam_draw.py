@@ -95,13 +95,15 @@ def p_values(found):
     return values
 
 
-def killed_half_way(directory, size, seconds):
-    """Kills a draw after a time; returns what `load_batches` says of it."""
+def killed(directory, size, seconds):
+    """Kills a draw some time after it has begun; returns what `load_batches` says of it."""
     import tfdp
 
     here = str(pathlib.Path(__file__).parent)
     code = f"import sys; sys.path.insert(0, {here!r}); import beam_draw as b; b.draw("
     child = subprocess.Popen([sys.executable, "-c", f"{code}{directory!r}, {size})"])
+    while not list(pathlib.Path(directory).glob("steps-*")):
+        time.sleep(0.1)
     time.sleep(seconds)
     assert child.poll() is None, "it was finished before it could be killed"
     os.kill(child.pid, signal.SIGKILL)
@@ -150,7 +152,7 @@ def main():
 
     size = arguments.records
     with tempfile.TemporaryDirectory() as directory:
-        killed = killed_half_way(directory, size, seconds=30)
+        said = killed(directory, size, seconds=size / 1e5)
         start = time.perf_counter()
         draw(directory, size)
         seconds = time.perf_counter() - start
@@ -165,13 +167,15 @@ def main():
             "expected_batch_size": BATCH,
             "bytes": sum(p.stat().st_size for p in pathlib.Path(directory).rglob("*.tfrecord")),
             "draw_seconds": seconds,
-            "killed_after_30_seconds": killed,
+            "killed": said,
             "p_values": values,
             "false_alarm": FALSE_ALARM,
             "fit": train(batches, size),
         }
     print(json.dumps(found, indent=1))
-    pathlib.Path(arguments.out).write_text(json.dumps(found, indent=1) + "\n")
+    out = pathlib.Path(arguments.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from tfdp.accounting import PrivacyBudget, Sampling, calibrate_random_allocation, epsilon
+from tfdp.accounting import Ledger, PrivacyBudget, Sampling, calibrate_random_allocation, epsilon
 from tfdp.accounting import allocation_losses as numerics
 from tfdp.accounting.composition import compose
 from tfdp.accounting.gaussian_losses import gaussian_losses
@@ -190,6 +190,16 @@ def test_rdp_knows_no_amplification_and_is_above_pld():
     gaussian = compose([(dp_accounting.GaussianDpEvent(2.0), 3)])
     assert epsilon(event, 1e-6, "rdp") == pytest.approx(epsilon(gaussian, 1e-6, "rdp"))
     assert epsilon(event, 1e-6, "pld") < epsilon(event, 1e-6, "rdp")
+
+
+def test_next_to_no_noise_is_left_to_rdp():
+    event = Allocation(10, 0.03)
+    with pytest.raises(ValueError, match='Use accountant="rdp", or more noise'):
+        epsilon(event, 1e-6, "pld")
+    ledger = Ledger()
+    ledger.add("training", event)
+    assert 1 / (2 * 0.03**2) < ledger.epsilon(1e-6) < math.inf
+    assert epsilon(Allocation(10, 0.05), 1e-6, "pld") < epsilon(Allocation(10, 0.05), 1e-6, "rdp")
 
 
 def test_without_noise_nothing_is_private():

@@ -204,3 +204,17 @@ def test_other_losses_are_those_of_keras_under_xla(own, y, x):
     with compiling(True):
         inside = PerExampleLoss(own)(y, x)
     np.testing.assert_array_equal(inside, PerExampleLoss(own)(y, x))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_labels_may_be_of_a_small_type_with_many_rows_and_classes(dtype, compiled, monkeypatch):
+    # As images come: labels in one byte, and more rows than it can count.
+    monkeypatch.setattr(crossentropy, "_MANY_CLASSES", 5)
+    y = GENERATOR.integers(0, 5, (300,)).astype(dtype)
+    logits = tf.constant(GENERATOR.normal(size=(300, 300)), tf.float32)
+    loss = PerExampleLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with compiling(compiled):
+        values = loss(y, logits)
+    wanted = tf.nn.sparse_softmax_cross_entropy_with_logits(y.astype("int64"), logits)
+    np.testing.assert_allclose(values, wanted, rtol=1e-5)

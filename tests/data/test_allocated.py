@@ -226,3 +226,23 @@ def test_adafest_s_steps_are_one_gaussian_and_exponential_selection_is_refused()
     with pytest.raises(ValueError, match="For this selection of rows use `tfdp.data.poisson_batch"):
         model.fit(batches, epochs=1, verbose=0)
     assert model.optimizer.steps_taken == 0
+
+
+def test_short_keras_epochs_go_on_in_the_same_pass(small, monkeypatch):
+    # What is charged, ⌈steps / T⌉ epochs, is true if Keras begins no pass before one has ended.
+    read = []
+
+    def counted(*args):
+        read.append(0)
+        for chosen in draw_allocation(*args):
+            read[-1] += 1
+            yield chosen
+
+    monkeypatch.setattr("tfdp.data.allocated.draw_allocation", counted)
+    batches = tfdp.data.allocated_epochs(small.data(), 20)
+    model = small.model(noise_multiplier=2.0, expected_batch_size=2)
+    model.fit(batches, epochs=4, steps_per_epoch=5, verbose=0)
+    assert model.optimizer.steps_taken == 20
+    assert len(read) <= 2 and read[-1] == 20, read  # the check before training reads some batches
+    (entry,) = model.optimizer.ledger.entries
+    assert entry.count == 1

@@ -40,10 +40,13 @@ def test_the_short_form_is_charged_and_stated_as_the_long_one(small, sampler):
     assert configs[0] == configs[1]
 
 
-def test_a_noise_multiplier_needs_no_steps(small):
+def test_a_noise_multiplier_needs_no_steps(small, tmp_path):
     model = made(small, budget=None, noise_multiplier=1.5)
+    model.save(tmp_path / "m.keras")  # before it knows them
+    model = keras.saving.load_model(tmp_path / "m.keras")
     for epochs in (1, 2):
-        model.fit(small.poisson(), epochs=epochs, verbose=0)
+        model.fit(small.poisson(batch=np.float32(10)), epochs=epochs, verbose=0)
+    model.save(tmp_path / "m.keras")
     assert model.optimizer.steps_taken == 12 and model.optimizer.steps is None
     assert model.optimizer.expected_batch_size == 10 and model.optimizer.num_examples == small.n
 

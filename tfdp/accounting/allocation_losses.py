@@ -20,6 +20,7 @@ _POINTS = 4096  # of the lattice of a partial sum; at least half as many after e
 _DEVIATIONS = 10.0  # of ln X_t, beyond which it is 0 or infinite
 _TAIL = 1e-18  # probability that an addition may move to 0, and again to infinity
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+_LARGEST_LOG = 600.0  # of X_t; e^709 is the largest float64
 _UNIT = 2.0**-53
 _SHIFT = 1e-12  # of a loss: more than the roundings of all weights of spreads together
 
@@ -59,10 +60,19 @@ def allocation_losses(noise_multiplier, num_steps, value_discretization_interval
     Returns:
         A `dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution`.
 
+    Raises:
+        ValueError: for a noise multiplier below about 0.04.
+
     Source: the pair is Chua et al. 2025 (arXiv:2412.16802), the sums on a geometric lattice are
     Feldman and Shenfeld 2026 (arXiv:2602.17284); spreads that keep the mean are in the place of
     their one-sided roundings.
     """
+    if 0.5 / noise_multiplier**2 + _DEVIATIONS / noise_multiplier > _LARGEST_LOG:
+        raise ValueError(
+            "Privacy losses of random allocation with so little noise are out of float64's range. "
+            'Use accountant="rdp", or more noise. '
+            f"Received: noise_multiplier={noise_multiplier}"
+        )
     total, spacing = _sum_of(num_steps, noise_multiplier)
     losses = (total.low + np.arange(len(total.mass))) * spacing - math.log(num_steps)
     # Errors of masses double with every addition, as the number of summands does.

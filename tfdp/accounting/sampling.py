@@ -63,6 +63,9 @@ class Sampling:
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, KINDS)
+        size = self.expected_batch_size
+        if _validate.is_number(size) and not isinstance(size, int | float):
+            object.__setattr__(self, "expected_batch_size", float(size))  # numpy's, for JSON
         _validate.count("num_examples", self.num_examples)
         _validate.positive("expected_batch_size", self.expected_batch_size)
         if self.max_batch_size is not None:

@@ -82,6 +82,12 @@ class Statement:
     assumptions: tuple = ()
     remarks: tuple = ()
 
+    @property
+    def kept(self):
+        """Whether the budget was kept; True where there was none."""
+        budget = self.budget
+        return budget is None or (self.epsilon <= budget.epsilon and self.delta <= budget.delta)
+
     def to_dict(self):
         """All fields as a dict of plain values; an infinite epsilon is the string "infinity"."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

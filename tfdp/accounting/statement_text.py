@@ -87,8 +87,7 @@ def budget_in_words(statement):
     """What was asked for, and whether it was kept."""
     budget = statement.budget
     line = f"epsilon = {budget.epsilon:g}, delta = {budget.delta:.4g}"
-    kept = statement.epsilon <= budget.epsilon and statement.delta <= budget.delta
-    return f"{line}; {'kept' if kept else 'NOT KEPT'}"
+    return f"{line}; {'kept' if statement.kept else 'NOT KEPT'}"
 
 
 def entry_in_words(entry):

@@ -11,3 +11,7 @@ except ImportError as error:
 from tfdp.beam.draws import Indexed, draw_batches  # noqa: E402
 
 __all__ = ["Indexed", "draw_batches"]
+
+
+def __dir__():
+    return sorted(__all__)

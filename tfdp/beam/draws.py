@@ -1,7 +1,12 @@
 """A pipeline that draws Poisson batches and writes them in the order of their steps."""
 
+from __future__ import annotations
+
+import os
 import secrets
 import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import apache_beam as beam
 import numpy as np
@@ -20,6 +25,9 @@ from tfdp.data.drawn_batches import (
 )
 from tfdp.data.membership import Membership, encoded_key
 
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
 _CHUNK = 4096  # records that one worker reads at a time
 
 
@@ -32,7 +40,7 @@ class Indexed(beam.PTransform):
         source: the object; workers get a copy by pickle. An array_record data source, say.
     """
 
-    def __init__(self, source):
+    def __init__(self, source: Any):
         super().__init__()
         size = len(source)
         if not is_integer(size) or size < 1:
@@ -51,18 +59,18 @@ class Indexed(beam.PTransform):
 
 
 def draw_batches(
-    records,
-    directory,
+    records: beam.PTransform,
+    directory: str | os.PathLike,
     *,
-    num_examples,
-    expected_batch_size,
-    steps,
-    parse,
-    signature,
-    max_batch_size=None,
-    steps_per_file=None,
-    options=None,
-):
+    num_examples: int,
+    expected_batch_size: float,
+    steps: int,
+    parse: Callable,
+    signature: tuple,
+    max_batch_size: int | None = None,
+    steps_per_file: int | None = None,
+    options: PipelineOptions | None = None,
+) -> str:
     """Draws T Poisson batches of records that a Beam pipeline reads, into files.
 
     Each record takes part in each step with probability q = B/n, independently of other steps and

@@ -116,4 +116,7 @@ def _labels(y_true, y_pred):
     labels = tf.convert_to_tensor(y_true)
     if len(labels.shape) == len(y_pred.shape) and labels.shape[-1] == 1:
         labels = tf.squeeze(labels, -1)
+    if labels.dtype not in (tf.int32, tf.int64):
+        # Neither the number of classes nor that of rows need fit into what holds a label.
+        labels = tf.cast(labels, tf.int64)
     return labels

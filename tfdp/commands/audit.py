@@ -6,7 +6,7 @@ import pathlib
 from tfdp.commands.progress import working
 
 
-def add(subparsers):
+def add(subparsers) -> None:
     parser = subparsers.add_parser(
         "audit",
         help="attacks every mechanism: epsilon claimed, and epsilon shown at least",
@@ -24,7 +24,7 @@ def add(subparsers):
     parser.set_defaults(run=_run)
 
 
-def _run(arguments):
+def _run(arguments) -> int:
     from tfdp import audit
     from tfdp.audit import result
 

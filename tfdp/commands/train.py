@@ -34,7 +34,7 @@ examples:
 """
 
 
-def add(subparsers):
+def add(subparsers) -> None:
     parser = subparsers.add_parser(
         "train",
         help="a private model from a file, exported for serving",
@@ -82,7 +82,7 @@ def add(subparsers):
     parser.set_defaults(run=_run)
 
 
-def _run(arguments):
+def _run(arguments) -> int:
     _check(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tfdp import serving

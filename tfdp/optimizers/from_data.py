@@ -77,6 +77,8 @@ class FromData:
         """
         optimizer = self._optimizer
         taken = {name: getattr(sampling, name) for name in self._names}
+        for name in taken.keys() & set(_OF_BATCHES):
+            taken[name] = arguments.plain_number(taken[name])  # numpy's are lost in JSON
         if self.takes_steps and optimizer.charging.remaining in (None, optimizer.steps):
             taken["steps"] = steps_of(sampling, epochs, steps_per_epoch)
             if taken["steps"] is None:
