@@ -72,3 +72,9 @@ def check_statement(page, out):
 
 
 CHECKS = {"README.md": check_readme, "docs/statement.md": check_statement}
+
+
+def test_every_page_is_in_the_menu_of_the_site():
+    menu = (ROOT / "mkdocs.yml").read_text()
+    missing = [n for n in PAGES if n.startswith("docs/") and f": {n[5:]}\n" not in menu]
+    assert not missing, f"nav: of mkdocs.yml lacks {missing}"
