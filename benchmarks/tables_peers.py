@@ -20,7 +20,7 @@ KEY = ("architecture", "library", "method")
 def _cells(found):
     """{key: row}; a method that did not clip, or that could not be checked, has no time."""
     cells = {tuple(r[k] for k in KEY): dict(r) for r in found["rows"]}
-    for check in found["checks"]:
+    for check in found.get("checks", ()):
         key = tuple(check[k] for k in KEY)
         if "error" in check and key in cells:
             cells[key].setdefault("error", check["error"])
@@ -88,16 +88,15 @@ def fastest():
     for name in _names(cells):
         ours, theirs = (_fastest(cells, name, own) for own in (True, False))
         if ours and theirs:
-            factor = theirs["median_seconds"] / ours["median_seconds"]
             lines.append(row(SHORT[name], f"{theirs['library']}, {theirs['method']}",
-                             f"{factor:.2f} ({ours['method']})"))  # fmt: skip
+                             f"{theirs['of_tfdp']:.2f} ({ours['method']})"))  # fmt: skip
     return [*lines, ""]
 
 
 def checks():
     """The largest error of each library against single examples."""
     lines = table("", "methods checked", "largest relative error")
-    rows = [r for r in read("peers")["checks"] if "relative_error" in r]
+    rows = [r for r in read("peers").get("checks", ()) if "relative_error" in r]
     for library in dict.fromkeys(r["library"] for r in rows):
         own = [r["relative_error"] for r in rows if r["library"] == library]
         lines.append(row(library, len(own), f"{max(own):.0e}"))
@@ -105,9 +104,15 @@ def checks():
 
 
 def memory():
-    peaks = {tuple(r[k] for k in KEY): r["peak_bytes"] for r in read("peers")["peaks"]}
+    rows = read("peers").get("peaks", ())
+    if not rows:
+        return ["Peak memory of the others has not been measured yet.", ""]
+    peaks = {tuple(r[k] for k in KEY): r["peak_bytes"] for r in rows}
     names = _names(peaks)
-    lines = table("", *[SHORT[name] for name in names])
+    lines = [
+        "Peak memory in GiB of a process of its own after a few steps, the library itself included:"
+    ]
+    lines += ["", *table("", *[SHORT[name] for name in names])]
     for library, method in dict.fromkeys(key[1:] for key in peaks):
         texts = [peaks.get((name, library, method)) for name in names]
         texts = ["" if v is None else f"{v / 2**30:.2f}" for v in texts]

@@ -9,6 +9,8 @@ CLIP_NORM, NOISE_MULTIPLIER = 1.0, 1.0
 RATES = {"adam": 1e-3, "sgd": 1e3}
 NUM_EXAMPLES = 100_000
 THREADS = 2
+#: Bytes that one library's process may hold.
+MEMORY = 10 * 2**30
 
 #: name: what it is, and the examples of one batch.
 ARCHITECTURES = {

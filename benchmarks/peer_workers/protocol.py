@@ -32,8 +32,8 @@ def _message(error):
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if "Detected at node" in str(error):
         lines = [v for v in lines if not v.startswith(("File", "Detected at node", "Graph exec"))]
-        lines = [v for v in lines if any(w in v for w in ("must", "upport", "ompil", "rror"))]
-    return " ".join(lines)[:1000]
+        lines = [v for v in lines if any(w in v for w in ("must", "upport", "ompil", "OOM"))]
+    return " ".join(lines)[:1000] or str(error)[-300:]
 
 
 def _prepared(make, name, method, batch_size=None):
@@ -95,6 +95,7 @@ def serve(make, versions):
         make: the worker's `Trainer`.
         versions: dict of names and versions of what is timed.
     """
+    resource.setrlimit(resource.RLIMIT_DATA, (architectures.MEMORY, architectures.MEMORY))
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)  # what libraries print is no answer
     trainers = {}
