@@ -8,7 +8,7 @@ DATA ?=
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-lowest evidence lint bench peers tpu docs wheels clean
+.PHONY: demo test test-lowest evidence lint bench beam peers tpu docs wheels clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
@@ -26,15 +26,16 @@ test-lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet uv
 	.venv-lowest/bin/python -m uv pip install --quiet --python .venv-lowest/bin/python \
-		--resolution lowest-direct -e . "pytest>=8" "pytest-xdist>=3.5" "hypothesis>=6.100" "psutil>=5.9"
+		--resolution lowest-direct -e . "pytest>=8" "pytest-xdist>=3.5" "hypothesis>=6.100"
 	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check --fix tfdp tests benchmarks examples
 	$(BIN)/ruff format tfdp tests benchmarks examples
 
+# Every benchmark that needs no data set, at a small size; tables in docs/benchmarks.md are of the full one.
 bench: $(STAMP)
-	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/quick.py
 
 # tfdp beside other libraries, each in an environment of its own: none of them is a dependency.
 # PyTorch comes first, from the index of its CPU builds, so that nothing asks for CUDA.
@@ -58,6 +59,16 @@ peers: $(STAMP) .venv-peers-tfp/.installed .venv-peers-opacus/.installed .venv-p
 .venv-peers-jax/.installed:
 	$(JAX_PYTHON) -m venv .venv-peers-jax
 	.venv-peers-jax/bin/python -m pip install --quiet jax jaxlib "jax-privacy==2.0.0" "keras==3.15.*"
+	touch $@
+
+# Draws by Apache Beam, whose runner pins versions of its own.
+beam: .venv-beam/.installed
+	.venv-beam/bin/python -m pytest tests/beam tests/data/test_drawn_batches.py -m "evidence or not evidence"
+	.venv-beam/bin/python benchmarks/beam_draw.py --records 200000 --out bench/beam_draw.json
+
+.venv-beam/.installed: pyproject.toml
+	test -x .venv-beam/bin/python || $(PYTHON) -m venv .venv-beam
+	.venv-beam/bin/python -m pip install --quiet -e ".[beam]" "pytest>=8"
 	touch $@
 
 # The pages as a site in site/. They are made from the text of the code: TensorFlow is not installed.
@@ -91,4 +102,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs .venv-wheels .venv-peers-* site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs .venv-beam .venv-wheels .venv-peers-* site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

@@ -17,6 +17,8 @@ SECTIONS = {
     "fastest of other libraries": tables_peers.fastest,
     "checks of other libraries": tables_peers.checks,
     "memory of other libraries": tables_peers.memory,
+    "start and noise": tables.start_and_noise,
+    "random allocation": tables.random_allocation,
     "cliffs": tables.cliffs,
     "movielens": tables.movielens,
     "transitions": tables_transitions.everything,

@@ -98,7 +98,7 @@ def fastest():
 
 def checks():
     """The largest error of each library against single examples."""
-    lines = table("", "methods checked", "largest relative error")
+    lines = table("", "checked: methods on architectures", "largest relative error")
     rows = [r for r in read("peers").get("checks", ()) if "relative_error" in r]
     for library in dict.fromkeys(r["library"] for r in rows):
         own = [r["relative_error"] for r in rows if r["library"] == library]

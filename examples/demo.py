@@ -51,9 +51,6 @@ def transformer(data, delta, epochs, private):
         optimizer = tfdp.optimizers.DPOptimizer(
             keras.optimizers.Adam(1e-2),
             budget=tfdp.PrivacyBudget(epsilon=EPSILON, delta=delta),
-            num_examples=data.num_users,
-            expected_batch_size=size,
-            steps=epochs * steps,
             clipping="normalized",
             microbatch_size=512,
         )

@@ -104,6 +104,35 @@ def criteo(page):
     (page.folder / "train.txt").write_text("".join(lines))
 
 
+def orders(page):
+    """`orders.csv`: 200 customers, 3 to 9 orders each, of the items in `catalogue.txt`."""
+    generator = np.random.default_rng(0)
+    items = [f"sku-{i}" for i in range(30)]
+    lines = ["customer,sku,time\n"]
+    for customer in range(200):
+        for _ in range(generator.integers(3, 10)):
+            day = generator.integers(1, 29)
+            lines.append(f"c{customer},{generator.choice(items)},2024-02-{day:02}\n")
+    (page.folder / "orders.csv").write_text("".join(lines))
+    (page.folder / "catalogue.txt").write_text("\n".join(items) + "\n")
+
+
+def impressions(page):
+    """`impressions.csv`: clicked, ad, device and price of 1,000 impressions."""
+    generator = np.random.default_rng(0)
+    rows = [
+        f"{generator.integers(2)},ad-{generator.integers(50)},phone,{generator.random():.2f}"
+        for _ in range(1_000)
+    ]
+    (page.folder / "impressions.csv").write_text("\n".join(["clicked,ad,device,price", *rows]))
+
+
+def reviews(page):
+    """`reviews.csv`: 200 reviews and votes."""
+    rows = ["a good film,up", '"dull, and bad",down'] * 100
+    (page.folder / "reviews.csv").write_text("\n".join(["review,vote", *rows]))
+
+
 def _clicks(rows=3_000):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(rows, 39)).astype("float32")
@@ -184,7 +213,8 @@ SETUPS = {
     f.__name__: f
     for f in (
         ml_1m, sst2, bert, two_devices, two_tpus, tpu_embeddings, clicks_bin, clicks_tsv,
-        clicks_array_record, criteo, commands,
+        clicks_array_record, criteo, commands, orders, impressions,
+        reviews,
     )
 }  # fmt: skip
 

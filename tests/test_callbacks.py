@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp
 
@@ -88,3 +89,59 @@ def test_a_limit_must_be_positive_and_finite(limit):
 def test_looking_far_ahead_ends():
     """The distribution of losses of 2^40 steps would fill the memory."""
     assert private_model().optimizer.epsilon_after(1 << 40, 1e-3) > 1e6
+
+
+def sparse_model(selection):
+    ids = keras.Input((1,), dtype="int64")
+    rows = tfdp.layers.SparseEmbedding(50, 4)(ids)
+    model = tfdp.make_private(keras.Model(ids, keras.layers.Dense(2)(rows[:, 0])))
+    optimizer = tfdp.optimizers.DPOptimizer(
+        "sgd", noise_multiplier=1.0, selection=selection,
+        embedding_optimizer=tfdp.optimizers.RowSGD(0.1),
+    )  # fmt: skip
+    model.compile(optimizer, loss="mse", metrics=["mae"], run_eagerly=True)
+    data = np.zeros((100, 1), np.int64), np.zeros((100, 2), np.float32)
+    return model, tfdp.data.poisson_batches(data, 20)
+
+
+def test_a_curve_holds_the_ledgers_epsilon_and_what_is_private_and_nothing_else(tmp_path):
+    fest = tfdp.selection.FEST(10, frequencies=np.arange(50.0))
+    model, data = sparse_model(fest)
+    curve = tfdp.callbacks.PrivacyCurve(delta=1e-3, log_dir=tmp_path)
+    model.fit(data, epochs=2, verbose=0, callbacks=[curve])
+    assert [p["step"] for p in curve.points] == [0, 5, 10]
+    assert curve.points[0]["epsilon"] == 0
+    spent = model.ledger.epsilon(1e-3)
+    assert spent <= curve.points[2]["epsilon"] < spent + 1e-4
+    assert [p.get("survivors") for p in curve.points] == [None, 10, 10]
+    # No loss, no metric, and not the size of a batch.
+    names = {"step", "epsilon", "noise_multiplier", "gradient_size", "survivors"}
+    assert {name for p in curve.points for name in p} == names
+    found = {}
+    for file in tmp_path.glob("events.*"):
+        for event in tf.compat.v1.train.summary_iterator(str(file)):
+            for value in event.summary.value:
+                assert value.metadata.plugin_data.plugin_name == "scalars"
+                found.setdefault(value.tag, []).append(
+                    (event.step, float(tf.make_ndarray(value.tensor)))
+                )
+    assert set(found) == {f"privacy/{name}" for name in names - {"step"}}
+    assert found["privacy/gradient_size"] == [(5, 40.0), (10, 40.0)]
+    steps, values = zip(*found["privacy/epsilon"], strict=True)
+    assert steps == (0, 5, 10)
+    np.testing.assert_allclose(values, [p["epsilon"] for p in curve.points], rtol=1e-6)
+
+
+def test_a_curve_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    curve, model = tfdp.callbacks.PrivacyCurve(), private_model()
+    with pytest.raises(ValueError, match="nothing to draw"):
+        curve.plot(tmp_path / "a.png")
+    model.fit(batches(), verbose=0, callbacks=[curve])
+    model.fit(batches(), verbose=0, callbacks=[curve])
+    assert [p["step"] for p in curve.points] == [0, 5, 5, 10]
+    curve.plot(tmp_path / "a.png")
+    curve.points = [{**p, "gradient_size": 40.0, "survivors": 10.0} for p in curve.points]
+    curve.plot(tmp_path / "b.png")
+    for name in "ab":
+        assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"

@@ -125,6 +125,16 @@ def test_a_statement_is_printed_from_its_file(tmp_path, capsys):
     assert capsys.readouterr().out == f"{statement}\n"
     assert cli.main(["statement", str(tmp_path / "privacy_statement.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(statement.to_json())
+    fields = statement.to_dict()
+    damaged = {
+        "epsilon": {**fields, "epsilon": 0.99 * statement.epsilon},
+        "entries": {**fields, "entries": [{**fields["entries"][0], "count": 66}]},
+        "delta": {**fields, "delta": 1e-6},
+    }
+    for name, other in damaged.items():
+        (tmp_path / "other.json").write_text(json.dumps(other))
+        assert cli.main(["statement", str(tmp_path / "other.json")]) == 2, name
+        assert "damaged" in capsys.readouterr().err
     ledger.add("plain", dp_accounting.NonPrivateDpEvent())
     infinite = privacy_statement(ledger, delta=1e-4)
     assert str(Statement.from_dict(infinite.to_dict())) == str(infinite)

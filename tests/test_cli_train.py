@@ -112,6 +112,22 @@ def test_clicks(tmp_path, capsys):
     assert served(path, inputs).endswith("[2]")
 
 
+@pytest.mark.evidence
+def test_clicks_of_a_table(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = [f"{i % 2},ad{generator.integers(9)},site{generator.integers(3)}" for i in range(120)]
+    data = tmp_path / "clicks.csv"
+    data.write_text("\n".join(["clicked,ad,site", *rows]) + "\n")
+    path, statement = train(
+        tmp_path, "--data", data, "--model", "ctr", "--epsilon", 3, "--epochs", 1,
+        "--batch-size", 54, "--hash-buckets", 20, "--label", "clicked",
+        "--categories", "ad", "site",
+    )  # fmt: skip
+    assert 2.9 < statement.epsilon <= 3 and statement.num_examples == 108
+    inputs = "ad=tf.zeros((2,), tf.int64), site=tf.zeros((2,), tf.int64)"
+    assert served(path, inputs).endswith("[2]")
+
+
 def test_texts(tmp_path, capsys):
     pytest.importorskip("tensorflow_text")
     vocabulary = tmp_path / "vocab.txt"
@@ -123,13 +139,14 @@ def test_texts(tmp_path, capsys):
     arguments = ["--model", "text", "--epsilon", 3, "--epochs", 1, *columns]
     path, statement = train(tmp_path, *arguments, "--classes", "down", "up")
     assert 2.9 < statement.epsilon <= 3 and statement.unit == "one text"
+    assert statement.num_examples == 54 and "held-out texts" in capsys.readouterr().out
     answer = served(path, "sentences=tf.constant(['a film'])", "import tensorflow_text")
     assert answer == "['labels', 'probabilities'] [1, 1]"
     capsys.readouterr()
     arguments += ["--export", tmp_path / "other"]
-    assert cli.main(["train", *map(str, arguments), "--classes", "up"]) == 2
+    assert cli.main(["train", *map(str, arguments), "--classes", "up", "sideways"]) == 2
     error = capsys.readouterr().err
-    assert "--classes" in error and "30 rows" in error and "down" not in error
+    assert "`classes`" in error and "30 rows are not among" in error and "down" not in error
 
 
 @pytest.mark.parametrize(
@@ -144,6 +161,7 @@ def test_texts(tmp_path, capsys):
         (["--epsilon", "1", "--user", "buyer"], "'buyer'"),
         (["--epsilon", "1", "--items", "none.txt"], "none.txt"),
         (["--epsilon", "1", "--epochs", "0"], "--epochs must be positive"),
+        (["--epsilon", "1", "--model", "ctr", "--label", "x"], "--label needs --categories"),
         (["--epsilon", "1", "--model", "text"], "needs --text, --label, --vocabulary"),
     ],
 )  # fmt: skip

@@ -8,7 +8,8 @@ from page_blocks import LANGUAGES, ROOT, Page, blocks_of
 
 README = ROOT / "README.md"
 PAGES = {
-    str(path.relative_to(ROOT)): path for path in [README, *sorted((ROOT / "docs").rglob("*.md"))]
+    str(path.relative_to(ROOT)): path
+    for path in [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
 WITH_CODE = [
     n for n, p in PAGES.items() if {b.language for b in blocks_of(p.read_text())} - {"text"}
@@ -61,4 +62,19 @@ def check_readme(page, out):
     assert 2.99 < statement.epsilon <= 3 and statement.unit == "one text"
 
 
-CHECKS = {"README.md": check_readme}
+def check_statement(page, out):
+    """The statement that the page explains, up to the noise, which no two runs share."""
+    printed = next(
+        b.code for b in blocks_of(PAGES["docs/statement.md"].read_text()) if b.language == "text"
+    )
+    shown = out[out.index("Privacy statement") :]
+    assert shown[: len(printed)].split() == printed.split()
+
+
+CHECKS = {"README.md": check_readme, "docs/statement.md": check_statement}
+
+
+def test_every_page_is_in_the_menu_of_the_site():
+    menu = (ROOT / "mkdocs.yml").read_text()
+    missing = [n for n in PAGES if n.startswith("docs/") and f": {n[5:]}\n" not in menu]
+    assert not missing, f"nav: of mkdocs.yml lacks {missing}"

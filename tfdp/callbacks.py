@@ -1,14 +1,53 @@
 """Watching the privacy of a run while it trains."""
 
+from __future__ import annotations
+
 import math
+import os
 
 import keras
+import tensorflow as tf
 
+from tfdp.accounting import curves
 from tfdp.accounting.budget import check_delta
 from tfdp.accounting.statement_text import round_up_to
+from tfdp.clipping.surviving_rows import table_name
 from tfdp.optimizers import DPOptimizer
 
+__all__ = ["PrivacyCurve", "PrivacyMeter"]
+
+_SCALAR = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
+)
 _DECIMALS = 4  # as many as Keras' progress bar shows; it would round down
+
+
+def charging_and_delta(model, delta, name):
+    """What charges a model's steps, and the δ at which its ε is shown.
+
+    Args:
+        model: the model, while `fit` goes on.
+        delta: the user's δ, or None.
+        name: of the callback, for errors.
+
+    Raises:
+        ValueError: for a model whose training is not private, or a δ above 1/n.
+    """
+    charging = getattr(model, "charging", None)
+    mechanism = getattr(charging, "mechanism", None)
+    num_examples = getattr(mechanism, "num_examples", None)
+    ledger = None if charging is None else charging.history.ledger()
+    if num_examples is None and (ledger is None or ledger.num_examples is None):
+        raise ValueError(
+            f"{name} needs a model compiled with a tfdp.optimizers.DPOptimizer, or one "
+            "with DPForwardNoise layers or trained on released data. "
+            f"Received: optimizer={getattr(model, 'optimizer', None)}"
+        )
+    largest = max(n for n in (num_examples, ledger.num_examples) if n is not None)
+    if delta is None:
+        delta = getattr(model.optimizer, "default_delta", 0.1 / largest)
+    check_delta(delta, largest)
+    return charging, delta
 
 
 class PrivacyMeter(keras.callbacks.Callback):
@@ -30,7 +69,7 @@ class PrivacyMeter(keras.callbacks.Callback):
     #: `fit` calls it before the callbacks that read the logs, wherever it stands in the list.
     writes_logs = True
 
-    def __init__(self, delta=None, max_epsilon=None):
+    def __init__(self, delta: float | None = None, max_epsilon: float | None = None):
         super().__init__()
         if max_epsilon is not None and not 0 < max_epsilon < math.inf:
             raise ValueError(
@@ -41,7 +80,7 @@ class PrivacyMeter(keras.callbacks.Callback):
         self.max_epsilon = max_epsilon
 
     def on_train_begin(self, logs=None):
-        self._charging = self._charging_of_model()
+        self._charging, self._delta = charging_and_delta(self.model, self.delta, "PrivacyMeter")
         self._done = self._known_until = 0
         self._allowed = None
         if self.max_epsilon is not None:
@@ -78,23 +117,6 @@ class PrivacyMeter(keras.callbacks.Callback):
         if logs is not None:
             logs["epsilon"] = self._epsilon
 
-    def _charging_of_model(self):
-        charging = getattr(self.model, "charging", None)
-        mechanism = getattr(charging, "mechanism", None)
-        num_examples = getattr(mechanism, "num_examples", None)
-        ledger = None if charging is None else charging.history.ledger()
-        if num_examples is None and (ledger is None or ledger.num_examples is None):
-            raise ValueError(
-                "PrivacyMeter needs a model compiled with a tfdp.optimizers.DPOptimizer, or one "
-                "with DPForwardNoise layers or trained on released data. "
-                f"Received: optimizer={getattr(self.model, 'optimizer', None)}"
-            )
-        largest = max(n for n in (num_examples, ledger.num_examples) if n is not None)
-        default = getattr(self.model.optimizer, "default_delta", 0.1 / largest)
-        self._delta = default if self.delta is None else self.delta
-        check_delta(self._delta, largest)
-        return charging
-
     def _look_ahead(self, steps):
         """Shows ε as it will be after `steps` more steps, until there are more."""
         self._epsilon = self._epsilon_after(steps)
@@ -102,3 +124,93 @@ class PrivacyMeter(keras.callbacks.Callback):
 
     def _epsilon_after(self, steps):
         return round_up_to(self._charging.epsilon_after(steps, self._delta), _DECIMALS)
+
+
+class PrivacyCurve(keras.callbacks.Callback):
+    """Keeps ε over the steps, and what a selection of rows let through; draws both.
+
+    Nothing that it keeps, draws or writes is raw data: ε and σ are public, and the rows that
+    survived are private already. The size of a drawn batch is neither kept nor shown: it tells who
+    took part, and amplification by sampling assumes that nobody knows. Losses and metrics are left
+    to Keras: they are computed on raw data.
+
+    ```python
+    curve = tfdp.callbacks.PrivacyCurve(log_dir="logs")
+    model.fit(batches, epochs=10, callbacks=[curve])
+    curve.plot("privacy.png")
+    ```
+
+    Args:
+        delta: δ at which ε is computed; defaults to the optimizer's, or 1/(10·n).
+        log_dir: folder for TensorBoard, in which the scalars "privacy/epsilon",
+            "privacy/noise_multiplier" and "privacy/gradient_size" appear; None writes none.
+
+    Attributes:
+        points: list of dicts, one at the begin of each `fit` and one after each epoch: "step" (of
+            all fits with this callback), "epsilon" (rounded up), "noise_multiplier", and with a
+            selection "gradient_size" (scalars of sparse tables that a step noised, mean of the
+            epoch) and, where all tables have one width, "survivors" (rows).
+
+    Raises:
+        ValueError: at the start of training, as `PrivacyMeter`.
+    """
+
+    def __init__(self, delta: float | None = None, log_dir: str | os.PathLike | None = None):
+        super().__init__()
+        self.delta = delta
+        self.log_dir = log_dir
+        self.points: list[dict] = []
+        self._step = 0
+
+    def on_train_begin(self, logs=None):
+        self._charging, self._delta = charging_and_delta(self.model, self.delta, "PrivacyCurve")
+        self._writer = None
+        if self.log_dir is not None:
+            self._writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
+        self._keep({})
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._step += self.model.steps_per_execution
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._keep(logs or {})
+
+    def on_train_end(self, logs=None):
+        if self._writer is not None:
+            self._writer.close()
+
+    def plot(self, path: str | os.PathLike):
+        """Draws the points into an image file; needs matplotlib.
+
+        Raises:
+            ValueError: if nothing was trained, or matplotlib is missing.
+        """
+        if not self.points:
+            raise ValueError("PrivacyCurve has nothing to draw: give it to `fit` first.")
+        curves.plot(self.points, self._delta, path)
+
+    def _keep(self, logs):
+        epsilon = round_up_to(self._charging.epsilon_after(0, self._delta), _DECIMALS)
+        point = {"step": self._step, "epsilon": epsilon}
+        sigma = getattr(self._charging.mechanism, "noise_multiplier", None)
+        if sigma is not None:
+            point["noise_multiplier"] = float(sigma)
+        if "gradient_size" in logs:
+            point["gradient_size"] = float(logs["gradient_size"])
+            widths = {v.shape[1] for v in self.model.trainable_variables if table_name(v)}
+            if len(widths) == 1:
+                point["survivors"] = point["gradient_size"] / widths.pop()
+        self.points.append(point)
+        if self._writer is not None:
+            with self._writer.as_default():
+                for name, value in point.items():
+                    if name != "step" and math.isfinite(value):
+                        # Not tf.summary.scalar, which needs the package tensorboard.
+                        tf.summary.write(
+                            f"privacy/{name}", tf.constant(value, tf.float32), step=self._step,
+                            metadata=_SCALAR,
+                        )  # fmt: skip
+
+
+def __dir__():
+    return sorted(__all__)

@@ -6,6 +6,8 @@ from keras import ops
 
 from tfdp._validate import count
 
+__all__ = ["HitRate", "NDCG"]
+
 
 class _RankingMetric(keras.metrics.Metric):
     """Mean over labelled positions of a gain that depends on the target's rank.
@@ -157,3 +159,7 @@ class HitRate(_RankingMetric):
     @staticmethod
     def _gains(rank):
         return np.ones_like(rank)
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,5 +1,6 @@
 """The statement as a page and as a section of a model card says all that its text says."""
 
+import dataclasses
 import html.parser
 import json
 import re
@@ -64,6 +65,12 @@ def test_nothing_that_the_text_says_is_missing(more):
     assert ("not private" in page) == bool(more) == ('class="epsilon none"' in to_html(statement))
 
 
+def test_a_budget_that_was_not_kept_is_marked():
+    statement = dataclasses.replace(stated(), budget=PrivacyBudget(0.1, 1e-4))
+    assert 'class="epsilon none"' in to_html(statement) and "NOT KEPT" in to_html(statement)
+    assert "NOT KEPT" in to_markdown(statement) and "NOT KEPT" in str(statement)
+
+
 def test_marks_of_the_text_are_no_marks_of_the_page():
     statement = stated()
     assert "<losses>" not in to_html(statement) and "&lt;losses&gt;" in to_html(statement)
@@ -82,6 +89,11 @@ def test_the_command_prints_them(tmp_path, capsys):
         assert out.startswith(start) and "at every call" in out
     assert cli.main(["statement", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["releases_at_inference"] == [{"epsilon": 1.0}]
+    bare = {"epsilon": "infinity", "remarks": ["The model was trained without privacy."]}
+    (tmp_path / "privacy_statement.json").write_text(json.dumps(bare))
+    assert cli.main(["statement", str(tmp_path)]) == 0
+    assert "NOT PRIVATE. The model was trained without" in capsys.readouterr().out
+    assert cli.main(["statement", str(tmp_path), "--html"]) == 2
     with pytest.raises(SystemExit) as raised:
         cli.main(["statement", str(tmp_path), "--html", "--json"])
     assert raised.value.code == 2

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdp.clipping import crossentropy
 from tfdp.clipping.losses import PerExampleLoss, example_mask_of
 from tfdp.runtime.xla import compiling
 
@@ -149,6 +150,45 @@ def test_crossentropy_under_xla_is_the_one_of_keras(ignore_class, more_axes):
     np.testing.assert_allclose(z[good], wanted, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("ignore_class", [None, 0])
+@pytest.mark.parametrize("static", [True, False])
+def test_crossentropy_of_many_classes_is_the_one_of_keras(ignore_class, static, monkeypatch):
+    y, logits = crossentropy_cases()
+    y[5, 0] = 3  # known: others are refused
+    own = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignore_class)
+    loss = PerExampleLoss(own)
+    weights = GENERATOR.uniform(0.5, 2, 6).astype(np.float32)
+    shape = logits.shape if static else [None, None, 7]
+
+    def values_and_gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            values = loss(tf.constant(y), x, weights)
+        return values, tape.gradient(values, x)
+
+    def by(classes):
+        monkeypatch.setattr(crossentropy, "_MANY_CLASSES", classes)
+        function = tf.function(values_and_gradient, autograph=False)
+        return function.get_concrete_function(tf.TensorSpec(shape))
+
+    theirs, ours = by(8), by(7)
+    used = [{op.type for op in f.graph.get_operations()} for f in (theirs, ours)]
+    assert ["SparseSoftmaxCrossEntropyWithLogits" in types for types in used] == [True, False]
+    for mine, other in zip(ours(tf.constant(logits)), theirs(tf.constant(logits)), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("label", [-1, 7])
+def test_labels_out_of_range_are_refused(label, monkeypatch):
+    monkeypatch.setattr(crossentropy, "_MANY_CLASSES", 7)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"valid range of \[0, 7\)"):
+        PerExampleLoss(loss)(tf.constant([[0, label]]), tf.zeros([1, 2, 7]))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=label)
+    value = PerExampleLoss(loss)(tf.constant([[0, label]]), tf.zeros([1, 2, 7]))
+    np.testing.assert_allclose(value, [np.log(7) / 1], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("own", "y", "x"),
     [
@@ -164,3 +204,17 @@ def test_other_losses_are_those_of_keras_under_xla(own, y, x):
     with compiling(True):
         inside = PerExampleLoss(own)(y, x)
     np.testing.assert_array_equal(inside, PerExampleLoss(own)(y, x))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_labels_may_be_of_a_small_type_with_many_rows_and_classes(dtype, compiled, monkeypatch):
+    # As images come: labels in one byte, and more rows than it can count.
+    monkeypatch.setattr(crossentropy, "_MANY_CLASSES", 5)
+    y = GENERATOR.integers(0, 5, (300,)).astype(dtype)
+    logits = tf.constant(GENERATOR.normal(size=(300, 300)), tf.float32)
+    loss = PerExampleLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with compiling(compiled):
+        values = loss(y, logits)
+    wanted = tf.nn.sparse_softmax_cross_entropy_with_logits(y.astype("int64"), logits)
+    np.testing.assert_allclose(values, wanted, rtol=1e-5)

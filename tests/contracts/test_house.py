@@ -18,6 +18,7 @@ ROOMS = (
     "noise",
     "accounting",
     "data",
+    "beam",
     "clipping",
     "selection",
     "optimizers",

@@ -185,3 +185,13 @@ def test_a_recommender_is_ranked_by_evaluate():
         assert results["ndcg_5"] == pytest.approx(float(expected.result()), rel=1e-5)
         assert 0 < results["ndcg_5"] < 1
         assert model.ledger.num_examples == 60 and len(model.ledger) == 1
+    for optimizer in ("adam", tfdp.optimizers.DPOptimizer("adam", noise_multiplier=1.0)):
+        trained = tfdp.models.SequenceBaseline(12, 6, dim=4)
+        trained.compile(optimizer, metrics=[tfdp.metrics.NDCG(5)])
+        results = trained.evaluate(*data.held_out, verbose=0, return_dict=True)
+        expected = tfdp.metrics.NDCG(5)
+        expected.update_state(data.held_out[1], trained.score_next(data.held_out[0]))
+        assert results == {"ndcg_5": pytest.approx(float(expected.result()), rel=1e-5)}
+        every = trained.evaluate(*data.test, verbose=0, return_dict=True)
+        assert every["ndcg_5"] == pytest.approx(results["ndcg_5"], rel=1e-5)
+        assert every["loss"] > 0

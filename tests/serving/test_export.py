@@ -1,6 +1,9 @@
 """What is exported can be served by plain TensorFlow, and says what its training guaranteed."""
 
+import errno
+import importlib
 import json
+import pathlib
 
 import keras
 import numpy as np
@@ -54,6 +57,24 @@ def test_statement_lies_beside_the_model(trained, tmp_path):
     statement = json.loads((tmp_path / "m" / "privacy_statement.json").read_text())
     assert statement["epsilon"] == trained.privacy_statement().epsilon
     assert statement["unit"] == "one user (one training sequence)"
+
+
+@pytest.mark.parametrize("fails", ["_write", "replace"])
+def test_an_export_that_fails_leaves_no_statement_of_another_model(
+    trained, tmp_path, monkeypatch, fails
+):
+    old = tmp_path / "m" / "privacy_statement.json"
+    old.parent.mkdir()
+    old.write_text('{"epsilon": 0.1}')
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    owner = importlib.import_module("tfdp.serving.export") if fails == "_write" else pathlib.Path
+    monkeypatch.setattr(owner, fails, full)
+    with pytest.raises(OSError, match="No space"):
+        tfdp.serving.export(trained, tmp_path / "m", k=2)
+    assert not old.exists()
 
 
 def test_plain_tensorflow_serves_it_without_tfdp(trained, tmp_path):

@@ -1,5 +1,7 @@
 """However a model is saved and restored, its ledger stays exact."""
 
+import pathlib
+
 import dp_accounting
 import keras
 import numpy as np
@@ -287,3 +289,33 @@ def test_saved_model_of_a_compiled_model(small, tmp_path):
     model = trained(small)
     tf.saved_model.save(model, str(tmp_path / "saved"))
     assert charges(model) == {1.0: 8}
+
+
+@pytest.mark.parametrize("double_checkpoint", [False, True])
+def test_a_backup_that_is_interrupted_leaves_the_one_before(
+    small, tmp_path, monkeypatch, double_checkpoint
+):
+    def backup():
+        return tfdp.distribution.BackupAndRestore(
+            tmp_path, delete_checkpoint=False, double_checkpoint=double_checkpoint
+        )
+
+    model = small.model()
+    model.fit(small.poisson(), epochs=2, verbose=0, callbacks=[backup()])
+    assert {"latest.weights.h5", "training_metadata.json"} <= {f.name for f in tmp_path.iterdir()}
+
+    def killed(self, filepath, **kwargs):
+        pathlib.Path(filepath).write_bytes(b"the first half of")
+        raise KeyboardInterrupt
+
+    for _ in range(2):  # the second finds what the first left
+        with monkeypatch.context() as patched:
+            patched.setattr(keras.Model, "save_weights", killed)
+            patched.setattr(type(model), "save_weights", killed)
+            with pytest.raises(KeyboardInterrupt):
+                small.model().fit(small.poisson(), epochs=4, verbose=0, callbacks=[backup()])
+    resumed = small.model()
+    resumed.fit(small.poisson(), epochs=4, verbose=0, callbacks=[backup()])
+    # Two epochs of the backup and two more; those of the killed processes are in no weights.
+    assert resumed.optimizer.steps_taken == 2 * model.optimizer.steps_taken == 16
+    assert resumed.ledger.epsilon(1e-3) > model.ledger.epsilon(1e-3)

@@ -6,7 +6,10 @@ Nothing here imports TensorFlow or Keras. What papers claim is in `tfdp.accounti
 from tfdp.accounting.accountants import epsilon
 from tfdp.accounting.adjacency import ADJACENCIES
 from tfdp.accounting.budget import PrivacyBudget
-from tfdp.accounting.calibration import calibrate_noise_multiplier
+from tfdp.accounting.calibration import (
+    calibrate_noise_multiplier,
+    calibrate_random_allocation,
+)
 from tfdp.accounting.events import register_event
 from tfdp.accounting.forward_noise import calibrate_forward_noise
 from tfdp.accounting.gdp import gdp_clt_epsilon
@@ -23,8 +26,13 @@ __all__ = [
     "Statement",
     "calibrate_forward_noise",
     "calibrate_noise_multiplier",
+    "calibrate_random_allocation",
     "epsilon",
     "gdp_clt_epsilon",
     "privacy_statement",
     "register_event",
 ]
+
+
+def __dir__():
+    return sorted(__all__)

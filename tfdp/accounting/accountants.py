@@ -1,5 +1,7 @@
 """epsilon of an event: the only place that runs an accountant."""
 
+from __future__ import annotations
+
 import functools
 import json
 import math
@@ -13,6 +15,7 @@ from tfdp.accounting.adjacency import ADJACENCIES, interpretations
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.gaussian_losses import gaussian_losses
 from tfdp.accounting.loss_masses import with_arrays
+from tfdp.accounting.random_allocation import RandomAllocationGaussianDpEvent
 
 ACCOUNTANTS = ("pld", "rdp")
 _LARGEST_LOSS = 100.0
@@ -20,7 +23,12 @@ _LARGEST_ROUNDING = 1e-2  # of δ, beyond which PLD is not the better choice
 _REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
 
-def epsilon(event, delta, accountant="pld", adjacency="add_or_remove_one"):
+def epsilon(
+    event: dp_accounting.DpEvent,
+    delta: float,
+    accountant: str = "pld",
+    adjacency: str = "add_or_remove_one",
+) -> float:
     """The epsilon at which an event is (epsilon, delta)-differentially private.
 
     Formal guarantees: an upper bound, by privacy loss distributions or Rényi divergences. Under
@@ -60,6 +68,7 @@ def best_accountant(event, adjacency="add_or_remove_one", delta=None):
 
     Gaussians of so little noise that ε is in the hundreds go to "rdp", too: PLD keeps the whole
     distribution of the loss, in memory. So does a δ so small that PLD's rounding would matter.
+    (Of random allocation "rdp" gives an ε without amplification.)
     """
     if _loss_scale(event, 1) > _LARGEST_LOSS:
         return "rdp"
@@ -109,6 +118,10 @@ def _loss_scale(event, count):
         one = _loss_scale(event.event, 1)
         # The mean of many small losses; their distribution is narrow, and takes less memory.
         mean = count * event.sampling_probability**2 * math.expm1(min(2 * one, 50.0)) / 2
+        return max(one, 0.1 * mean)
+    if isinstance(event, RandomAllocationGaussianDpEvent) and event.noise_multiplier > 0:
+        one = 0.5 / event.noise_multiplier**2
+        mean = count * min(one, math.expm1(min(2 * one, 50.0)) / (2 * event.num_steps))
         return max(one, 0.1 * mean)
     if not isinstance(event, dp_accounting.GaussianDpEvent) or event.noise_multiplier == 0:
         return 0.0

@@ -1,9 +1,13 @@
 """The smallest noise that meets a budget after the other charges."""
 
+from __future__ import annotations
+
 import functools
 import itertools
 import json
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tfdp import _validate
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant, epsilon
@@ -12,7 +16,11 @@ from tfdp.accounting.budget import PrivacyBudget
 from tfdp.accounting.composition import MECHANISMS, compose, training_event
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.gdp import gdp_clt_epsilon
+from tfdp.accounting.random_allocation import allocation_event
 from tfdp.errors import BudgetError
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 _TIGHTNESS = 1e-3  # epsilon of the result is within this share of the budget
 _NARROW = 1e-5  # a bracket of this relative width is one of a jump, between two accountants
@@ -20,15 +28,15 @@ _LARGEST = 1e6
 
 
 def calibrate_noise_multiplier(
-    budget,
-    sampling_probability,
-    steps,
-    accountant="pld",
-    adjacency="add_or_remove_one",
-    other_events=(),
-    extra_delta=0.0,
-    mechanism="gaussian",
-):
+    budget: PrivacyBudget,
+    sampling_probability: float,
+    steps: int,
+    accountant: str = "pld",
+    adjacency: str = "add_or_remove_one",
+    other_events: Sequence[dp_accounting.DpEvent] = (),
+    extra_delta: float = 0.0,
+    mechanism: Any = "gaussian",
+) -> float:
     """The smallest noise multiplier whose training, with the other events, meets a budget.
 
     Formal guarantees: `other_events` composed with `steps` training steps at the result have
@@ -55,15 +63,60 @@ def calibrate_noise_multiplier(
         BudgetError: if no noise multiplier meets the budget; it says what used it up.
         ValueError: if an argument is out of range or an event has no rule.
     """
+    q = _validate.probability("sampling_probability", sampling_probability)
+    steps = _validate.count("steps", steps)
+    _validate.one_of("mechanism", mechanism, MECHANISMS)
+    return _calibrate(
+        (training_event, q, mechanism), q, steps, steps,
+        budget, accountant, adjacency, other_events, extra_delta,
+    )  # fmt: skip
+
+
+def calibrate_random_allocation(
+    budget: PrivacyBudget,
+    num_steps: int,
+    epochs: int,
+    accountant: str = "pld",
+    adjacency: str = "add_or_remove_one",
+    other_events: Sequence[dp_accounting.DpEvent] = (),
+    extra_delta: float = 0.0,
+) -> float:
+    """As `calibrate_noise_multiplier`, for epochs in which each record joins one random step.
+
+    Args:
+        budget: a `PrivacyBudget`.
+        num_steps: T, the steps of an epoch.
+        epochs: number of epochs; one that is begun counts.
+        accountant, adjacency, other_events, extra_delta: as for `calibrate_noise_multiplier`;
+            "rdp" knows no amplification by allocation.
+
+    Returns:
+        The noise multiplier.
+
+    Raises:
+        BudgetError, ValueError: as `calibrate_noise_multiplier`.
+    """
+    num_steps = _validate.count("num_steps", num_steps)
+    epochs = _validate.count("epochs", epochs)
+    return _calibrate(
+        (allocation_event, num_steps), 1 / num_steps, epochs * num_steps, epochs,
+        budget, accountant, adjacency, other_events, extra_delta,
+    )  # fmt: skip
+
+
+def _calibrate(
+    make, q, steps, count, budget, accountant, adjacency, other_events, extra_delta
+):  # fmt: skip
+    """σ at which `count` events make[0](σ, *make[1:]) meet the budget.
+
+    q and steps, of Poisson samples with about the same cost, are for a first guess.
+    """
     if not isinstance(budget, PrivacyBudget):
         raise ValueError(
             f"Argument `budget` must be a tfdp.PrivacyBudget. Received: budget={budget!r}"
         )
-    q = _validate.probability("sampling_probability", sampling_probability)
-    steps = _validate.count("steps", steps)
     _validate.one_of("accountant", accountant, (None, *ACCOUNTANTS))
     _validate.one_of("adjacency", adjacency, ADJACENCIES)
-    _validate.one_of("mechanism", mechanism, MECHANISMS)
     extra_delta = _validate.not_negative("extra_delta", extra_delta)
     if extra_delta >= budget.delta:
         raise BudgetError(
@@ -73,33 +126,34 @@ def calibrate_noise_multiplier(
             f"Received: budget={budget}, extra_delta={extra_delta}"
         )
     encoded = json.dumps([event_to_dict(event) for event in other_events])
+    guess = _guess(budget.epsilon, q, steps, budget.delta - extra_delta)
     return _calibrate_cached(
-        budget, q, steps, accountant, adjacency, encoded, extra_delta, mechanism
-    )
+        make, count, guess, budget, accountant, adjacency, encoded, extra_delta
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=256)
 def _calibrate_cached(
-    budget, q, steps, accountant, adjacency, encoded_events, extra_delta, mechanism
+    make, count, guess, budget, accountant, adjacency, encoded_events, extra_delta
 ):
     others = [(event_from_dict(encoded), 1) for encoded in json.loads(encoded_events)]
     delta = budget.delta - extra_delta
 
     def epsilon_at(sigma):
-        event = compose([*others, (training_event(sigma, q, mechanism), steps)])
+        event = compose([*others, (make[0](sigma, *make[1:]), count)])
         # Chosen anew for each σ, as the ledger will when it states ε.
         by = best_accountant(event, adjacency, delta) if accountant is None else accountant
         return epsilon(event, delta, by, adjacency)
 
     if accountant is None:
-        step = training_event(1.0, q, mechanism)
-        named = best_accountant(compose([*others, (step, 1)]), adjacency, delta)
+        one = make[0](1.0, *make[1:])
+        named = best_accountant(compose([*others, (one, 1)]), adjacency, delta)
     else:
         named = accountant
     if others and epsilon(compose(others), delta, named, adjacency) >= budget.epsilon:
         raise BudgetError(_spent_message(budget, delta, named, adjacency, others))
-    guess = _guess(budget.epsilon, q, steps, delta) * (2 if adjacency == "replace_one" else 1)
-    return _search(epsilon_at, budget, min(guess, _LARGEST), named)
+    guess = min(guess * (2 if adjacency == "replace_one" else 1), _LARGEST)
+    return _search(epsilon_at, budget, guess, named)
 
 
 def _guess(target, q, steps, delta):

@@ -1,5 +1,7 @@
 """Events to and from JSON-able dicts, exactly."""
 
+from __future__ import annotations
+
 import inspect
 import math
 
@@ -14,7 +16,7 @@ _REGISTRY = {
 }
 
 
-def register_event(cls):
+def register_event(cls: type) -> type:
     """Class decorator: lets ledgers save and load an event class outside dp_accounting.
 
     The class must be a frozen attrs subclass of `dp_accounting.DpEvent`. If it also defines

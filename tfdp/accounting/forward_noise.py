@@ -1,6 +1,10 @@
 """What noise on representations costs (MATH.md section 5)."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import optimize, stats
@@ -11,10 +15,18 @@ from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.gaussian import gaussian_noise_multiplier
 from tfdp.accounting.gdp import log_gaussian_delta
 
+if TYPE_CHECKING:
+    import dp_accounting
+
 FORWARD_ADJACENCIES = ("zero_out", "replace_one")
 
 
-def calibrate_forward_noise(budget, copies=1, adjacency="zero_out", other_events=()):
+def calibrate_forward_noise(
+    budget: PrivacyBudget,
+    copies: int = 1,
+    adjacency: str = "zero_out",
+    other_events: Sequence[dp_accounting.DpEvent] = (),
+) -> float:
     """The smallest noise multiplier at which noisy copies of a record meet a budget.
 
     Formal guarantees: `copies` releases of a vector clipped to C, each with its own

@@ -1,5 +1,7 @@
 """The central-limit approximation of DP-SGD's epsilon (Gaussian differential privacy)."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np
@@ -16,7 +18,9 @@ def log_gaussian_delta(epsilon, mu):
     return first + np.log(-np.expm1(gap)) if gap < 0 else -math.inf
 
 
-def gdp_clt_epsilon(noise_multiplier, sampling_probability, steps, delta):
+def gdp_clt_epsilon(
+    noise_multiplier: float, sampling_probability: float, steps: int, delta: float
+) -> float:
     """Approximates epsilon of Poisson-sampled DP-SGD by a central limit theorem.
 
     mu = q sqrt(T (exp(1/sigma^2) - 1)); epsilon solves delta(epsilon; mu) = delta.

@@ -1,10 +1,13 @@
 """The ledger: every mechanism that touched the data, in order."""
 
+from __future__ import annotations
+
 import copy
 import dataclasses
 import itertools
 import json
 import math
+from collections.abc import Iterable
 
 import dp_accounting
 
@@ -119,7 +122,7 @@ class Ledger:
     2
     """
 
-    def __init__(self, entries=()):
+    def __init__(self, entries: Iterable[LedgerEntry] = ()):
         self._entries = []
         for entry in entries:
             self._append(entry)
@@ -201,6 +204,13 @@ class Ledger:
         return self.unit is not None and any(e.details.get("unit") != PERSON for e in self._entries)
 
     @property
+    def repeats_draws(self):
+        """Whether a draw made ahead trained in several runs, whose samples are then the same."""
+        draws = [(e.details.get("sampling") or {}).get("draw") for e in self._entries]
+        draws = [draw for draw in draws if draw is not None]
+        return len(set(draws)) < len(draws)
+
+    @property
     def num_examples(self):
         """n of the largest data that a mechanism in the ledger ran on, or None if none says."""
         known = (entry.num_examples for entry in self._entries)
@@ -222,7 +232,7 @@ class Ledger:
 
         Returns:
             A float; 0 for an empty ledger, infinite if delta does not even cover truncation, or
-            if the ledger mixes units.
+            if the ledger mixes units or repeats a draw.
 
         Raises:
             ValueError: as for `tfdp.accounting.epsilon`; if an entry does not hold under the
@@ -238,7 +248,7 @@ class Ledger:
                 "ledger shows which records there are (forward noise). "
                 f"Received: adjacency={adjacency!r}"
             )
-        if self.mixes_units:
+        if self.mixes_units or self.repeats_draws:
             return math.inf
         if accountant is None:
             accountant = best_accountant(self.event(), adjacency, delta)

@@ -11,6 +11,8 @@ import dp_accounting
 
 from tfdp.accounting.composition import training_event
 from tfdp.accounting.ledger import LedgerEntry
+from tfdp.accounting.notes import Notes
+from tfdp.accounting.random_allocation import allocation_event
 from tfdp.accounting.sampling import PERSON, Sampling
 from tfdp.accounting.visible_sampling import VisiblySampledGaussianDpEvent
 
@@ -30,35 +32,6 @@ ENCODER_ASSUMED = (
 LABELS_NOT_COVERED = (
     "the labels and sample weights of the training examples: forward noise protects features only"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Notes:
-    """What a reader must know of a run beside its cost; kept with the run.
-
-    Args:
-        not_covered: what the guarantee does not cover.
-        assumptions: what the user vouched for.
-        remarks: anything else.
-    """
-
-    not_covered: tuple = ()
-    assumptions: tuple = ()
-    remarks: tuple = ()
-
-    def __or__(self, other):
-        """The notes of both, each once, in order."""
-        return Notes(
-            *(
-                tuple(dict.fromkeys((*getattr(self, f.name), *getattr(other, f.name))))
-                for f in dataclasses.fields(self)
-            )
-        )
-
-    @classmethod
-    def from_details(cls, details):
-        """The notes among the details of a ledger entry."""
-        return cls(**{f.name: tuple(details.get(f.name, ())) for f in dataclasses.fields(cls)})
 
 
 class _Mechanism:
@@ -100,20 +73,6 @@ def _frozen(value):
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def doubts(sampling):
-    """What is assumed, and remarked, of the way batches were drawn."""
-    assumptions, remarks = (), ()
-    if sampling is not None and sampling.is_declared:
-        kind = sampling.kind.removeprefix("declared_")
-        assumptions = (f"batches were drawn as declared ({kind}); tfdp drew none",)
-    if sampling is not None and sampling.seeded:
-        remarks = (
-            "A fixed seed drew the batches: whoever knows it knows them, and the amplification "
-            "by sampling does not hold against them. Seeds are for tests.",
-        )
-    return Notes(assumptions=assumptions, remarks=remarks)
-
-
 @dataclasses.dataclass(frozen=True)
 class PrivateTraining(_Mechanism):
     """Steps of a `DPOptimizer`: a clipped sum with noise, handed to any Keras optimizer.
@@ -123,6 +82,7 @@ class PrivateTraining(_Mechanism):
     ("concentrated"). Its cost follows from how the batches were drawn:
 
     - Poisson: each step is amplified by sampling; batches that were cut off cost δ.
+    - allocated: each epoch that was begun is amplified as a whole, also where it ended early.
     - the full batch: each step is one Gaussian.
     - shuffled: one Gaussian for each time a record was used, without amplification, under
       zero-out adjacency, since who is in a batch may be seen.
@@ -162,30 +122,43 @@ class PrivateTraining(_Mechanism):
                 "batches that are drawn by person, and of no others. Received: "
                 f"unit={self.unit!r}, max_records_per_unit={drawn.max_records_per_unit}"
             )
+        if drawn is not None and drawn.is_allocated and self.mechanism != "gaussian":
+            raise ValueError(
+                "Random allocation is accounted for where a step is Gaussian: a DPOptimizer with "
+                "selection=None, FEST or AdaFEST. For this selection of rows use "
+                f"`tfdp.data.poisson_batches`. Received: mechanism={self.mechanism!r}, "
+                f"selection={self.selection}"
+            )
 
     @property
-    def is_amplified(self):
-        """Whether sampling amplifies a step."""
-        return self.sampling is not None and self.sampling.is_poisson
+    def amplification(self):
+        """What amplifies: "poisson" each step by itself, "allocation" each epoch; or None."""
+        if self.sampling is None or not (self.sampling.is_poisson or self.sampling.is_allocated):
+            return None
+        return "poisson" if self.sampling.is_poisson else "allocation"
 
     @property
     def adjacency(self):
         """The adjacency under which the cost holds."""
-        shuffled = self.sampling is not None and not self.sampling.is_poisson
+        shuffled = self.sampling is not None and self.amplification is None
         return "zero_out" if shuffled else "add_or_remove_one"
 
     def unpaid(self, steps, paid):
-        return max(steps - paid, 0) if self.is_amplified else super().unpaid(steps, paid)
+        by_step = self.amplification == "poisson"
+        return max(steps - paid, 0) if by_step else super().unpaid(steps, paid)
 
-    def step_event(self, noise_multiplier=None):
-        """The event of one appearance of a record; for calibration at another noise multiplier."""
-        q = self.sampling.sampling_probability if self.is_amplified else 1.0
+    def event(self, noise_multiplier=None):
+        """What `count` counts: a step, or an epoch; for calibration at another noise multiplier."""
         sigma = self.noise_multiplier if noise_multiplier is None else noise_multiplier
+        if self.amplification == "allocation":
+            return allocation_event(sigma, self.sampling.allocation_steps)
+        q = self.sampling.sampling_probability if self.amplification == "poisson" else 1.0
         return training_event(sigma, q, self.mechanism)
 
     def count(self, steps):
         """How many such events `steps` steps are."""
-        return steps if self.is_amplified else self.sampling.appearances(steps)
+        by_step = self.amplification == "poisson"
+        return steps if by_step else self.sampling.appearances(steps)
 
     def same_setting(self, other):
         """Whether another run differs in its noise, batches and notes at most."""
@@ -212,10 +185,15 @@ class PrivateTraining(_Mechanism):
         else:
             details["sampling"] = self.sampling.to_dict()
             details["overflow_probability"] = self.sampling.overflow_probability
-            event, count = self.step_event(), self.count(steps)
+            event, count = self.event(), self.count(steps)
             if not self.sampling.is_poisson:
-                # Every pass shuffles anew: one that was cut short still counts as begun.
-                details |= {"steps": steps, "run": run, "adjacency": self.adjacency}
+                # Every pass is drawn anew: one that was cut short still counts as begun.
+                details |= {"steps": steps, "run": run}
+            if self.sampling.draw is not None:
+                # Two runs on one draw must not look like one run of twice as many steps.
+                details |= {"steps": steps, "run": run}
+            if self.amplification is None:
+                details["adjacency"] = self.adjacency
         return [LedgerEntry("private training", event, count, details)]
 
 
@@ -257,6 +235,14 @@ class ForwardNoise(_Mechanism):
     notes: Notes = Notes()
 
     kind = "forward noise"
+
+    def __post_init__(self):
+        if self.sampling is not None and self.sampling.draw is not None:
+            raise ValueError(
+                "Batches that were drawn ahead (`tfdp.data.load_batches`) are accounted for under "
+                "a DPOptimizer. For forward noise use `tfdp.data.shuffled_epochs` or "
+                f"`tfdp.data.poisson_batches`. Received: draw={self.sampling.draw!r}"
+            )
 
     def entries(self, steps, run):
         unstated = [UNKNOWN_BATCHES] if self.sampling is None else []

@@ -7,7 +7,8 @@ from tfdp.accounting import truncation
 
 _POISSON_KINDS = ("poisson", "declared_poisson", "microbatches")
 _SHUFFLED_KINDS = ("shuffled", "declared_shuffled")
-KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, "full_batch")
+_ALLOCATED = "allocated"
+KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, _ALLOCATED, "full_batch")
 #: The unit of privacy where batches are drawn by whose records they are.
 PERSON = "one person with all of its records"
 
@@ -21,23 +22,27 @@ class Sampling:
 
     Args:
         kind: "poisson" (each record joins each batch independently with probability q),
-            "shuffled" (each record appears at most once per epoch), "full_batch" (every record in
-            every batch), "microbatches" (M independent Poisson samples make one batch, in which
-            a record may appear several times), or "declared_poisson" / "declared_shuffled", where
-            the user says so and tfdp did not draw the batches itself.
+            "shuffled" (each record appears at most once per epoch), "allocated" (each record in
+            one of n/B batches of an epoch, independently and uniformly), "full_batch" (every
+            record in every batch), "microbatches" (M independent Poisson samples make one batch,
+            in which a record may appear several times), or "declared_poisson" /
+            "declared_shuffled", where the user says so and tfdp did not draw the batches itself.
         num_examples: n, the number of records.
         expected_batch_size: q n; a float is allowed.
-        max_batch_size: capacity at which a Poisson batch is cut off, or `None` if it never is.
+        max_batch_size: capacity at which a Poisson or allocated batch is cut off, or `None` if it
+            never is.
         seeded: whether a fixed seed chose the batches, which only a test should do.
         steps_per_epoch: batches in one pass over the data, or `None` if that is not known.
-        passes: the most passes over shuffled data that a run begins, where the batches of a pass
-            are not known.
+        passes: the most passes over shuffled or allocated data that a run begins, where the
+            batches of a pass are not known.
         microbatches: M, for kind "microbatches".
         workers: number of workers that draw a Poisson batch together, each from its own share of
             the records and with its own share of the capacity.
         max_records_per_unit: k, for persons; None where each record is a unit of privacy.
         period: (name of a registry, name of a period in it), where no person has records in
             another of its periods; None for data that may overlap with any other.
+        draw: name of a draw that was made ahead and trains once; None where every pass is drawn
+            anew.
 
     Raises:
         ValueError: if a field is out of range or the fields contradict each other.
@@ -54,9 +59,13 @@ class Sampling:
     passes: int | None = None
     max_records_per_unit: int | None = None
     period: tuple | None = None
+    draw: str | None = None
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, KINDS)
+        size = self.expected_batch_size
+        if _validate.is_number(size) and not isinstance(size, int | float):
+            object.__setattr__(self, "expected_batch_size", float(size))  # numpy's, for JSON
         _validate.count("num_examples", self.num_examples)
         _validate.positive("expected_batch_size", self.expected_batch_size)
         if self.max_batch_size is not None:
@@ -86,11 +95,29 @@ class Sampling:
                 "Argument `expected_batch_size` must be at most `num_examples`. Received: "
                 f"expected_batch_size={self.expected_batch_size}, num_examples={self.num_examples}"
             )
+        if self.is_allocated:
+            self._check_allocation()
         if self.kind == "full_batch" and self.expected_batch_size != self.num_examples:
             raise ValueError(
                 'Argument `expected_batch_size` must equal `num_examples` for kind="full_batch". '
                 f"Received: expected_batch_size={self.expected_batch_size}, "
                 f"num_examples={self.num_examples}"
+            )
+
+    def _check_allocation(self):
+        steps = self.num_examples / self.expected_batch_size
+        if abs(steps - round(steps)) > 1e-9 * steps:
+            raise ValueError(
+                "Argument `expected_batch_size` must be `num_examples` over the number of steps of "
+                'an epoch for kind="allocated": records are allocated to a whole number of them. '
+                f"Received: expected_batch_size={self.expected_batch_size}, "
+                f"num_examples={self.num_examples}"
+            )
+        if self.steps_per_epoch is not None and self.steps_per_epoch > round(steps):
+            raise ValueError(
+                "Argument `steps_per_epoch` must be at most num_examples / expected_batch_size = "
+                f'{round(steps)} for kind="allocated": an epoch has no more steps. '
+                f"Received: steps_per_epoch={self.steps_per_epoch}"
             )
 
     @property
@@ -106,7 +133,17 @@ class Sampling:
     @property
     def is_poisson(self):
         """Whether Poisson accounting at q is true of these batches (a full batch has q = 1)."""
-        return self.kind not in _SHUFFLED_KINDS
+        return self.kind not in (*_SHUFFLED_KINDS, _ALLOCATED)
+
+    @property
+    def is_allocated(self):
+        """Whether each record takes part in one step of an epoch, uniformly and independently."""
+        return self.kind == _ALLOCATED
+
+    @property
+    def allocation_steps(self):
+        """T, the steps that records are allocated to; `steps_per_epoch` may be fewer (`take`)."""
+        return round(self.num_examples / self.expected_batch_size)
 
     @property
     def rows(self):
@@ -124,8 +161,14 @@ class Sampling:
     def overflow_probability(self):
         """P[a Poisson batch exceeds `max_batch_size`]; 0 for other kinds and without a maximum.
 
-        For several workers, the sum over their shares, an upper bound.
+        For several workers, the sum over their shares, an upper bound. For allocated batches, of
+        an epoch: the sum over its steps, whose sizes are Binomial(n, 1/T) and not independent.
         """
+        if self.is_allocated and self.max_batch_size is not None:
+            of_one = truncation.overflow_probability(
+                self.num_examples, 1 / self.allocation_steps, self.max_batch_size
+            )
+            return min(1.0, self.allocation_steps * of_one)
         if self.kind not in _POISSON_KINDS or self.max_batch_size is None:
             return 0.0
         of_one = truncation.overflow_probability(
@@ -138,8 +181,8 @@ class Sampling:
     def appearances(self, steps):
         """The most often that one record can be used in `steps` steps of one run.
 
-        Of shuffled batches, once in each pass that was begun. Where it is not known how many
-        batches a pass has, each step may begin one, up to `passes`.
+        Of shuffled or allocated batches, once in each pass that was begun. Where it is not known
+        how many batches a pass has, each step may begin one, up to `passes`.
         """
         if self.is_poisson:
             return steps * self.microbatches

@@ -1,16 +1,20 @@
 """The privacy statement: what is guaranteed, for whom, and what is not."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
+from typing import Any
 
 from tfdp import _validate
 from tfdp.accounting import statement_text
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant
 from tfdp.accounting.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.budget import PrivacyBudget, check_delta
-from tfdp.accounting.ledger import Ledger
-from tfdp.accounting.mechanisms import Notes, doubts, if_poisson
+from tfdp.accounting.ledger import Ledger, LedgerEntry
+from tfdp.accounting.mechanisms import if_poisson
+from tfdp.accounting.notes import Notes, doubts
 from tfdp.accounting.sampling import Sampling
 from tfdp.accounting.truncation import truncation_delta
 
@@ -19,10 +23,19 @@ MIXED_UNITS = (
     "together they protect neither. Draw by person everywhere (`privacy_ids`), or nowhere."
 )
 
+REPEATED_DRAW = (
+    "Several of the runs below trained on one draw that was made ahead: their samples are the "
+    "same, and no epsilon for independent samples holds. Draw anew for every training "
+    "(`tfdp.beam.draw_batches`)."
+)
+
 DISJOINT = (
     "The records of every person lie in one period only, which was checked by ids when the batches "
     "were made: of the {count} disjoint periods the costliest is stated, and not their sum."
 )
+
+
+_ROUNDING = 1e-6  # relative, between versions of the accountants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +82,12 @@ class Statement:
     assumptions: tuple = ()
     remarks: tuple = ()
 
+    @property
+    def kept(self):
+        """Whether the budget was kept; True where there was none."""
+        budget = self.budget
+        return budget is None or (self.epsilon <= budget.epsilon and self.delta <= budget.delta)
+
     def to_dict(self):
         """All fields as a dict of plain values; an infinite epsilon is the string "infinity"."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -90,7 +109,8 @@ class Statement:
         """The inverse of `to_dict`.
 
         Raises:
-            ValueError: if the dict is no statement.
+            ValueError: if the dict is no statement, or its ε is below what its entries compose
+                to: it was damaged, or changed by hand.
         """
         known = {f.name for f in dataclasses.fields(cls)}
         if not isinstance(fields, dict) or not {"epsilon", "delta", "entries"} <= set(fields):
@@ -103,7 +123,21 @@ class Statement:
         for name, make in (("sampling", Sampling.from_dict), ("budget", _budget_of)):
             if read.get(name) is not None:
                 read[name] = make(read[name])
-        return cls(**read)
+        statement = cls(**read)
+        statement._check_entries()
+        return statement
+
+    def _check_entries(self):
+        if math.isinf(self.epsilon):
+            return
+        ledger = Ledger(LedgerEntry.from_dict(entry) for entry in self.entries)
+        composed = ledger.epsilon(self.delta, self.accountant, self.adjacency)
+        if composed > self.epsilon * (1 + _ROUNDING):
+            raise ValueError(
+                f"The statement says epsilon = {self.epsilon:.6g}, but the mechanisms that it "
+                f"lists compose to {composed:.6g} at delta = {self.delta:.3g}: it was damaged, or "
+                "changed by hand. Export the model again"
+            )
 
     def __str__(self):
         return statement_text.render(self)
@@ -114,16 +148,16 @@ def _budget_of(fields):
 
 
 def privacy_statement(
-    ledger,
+    ledger: Ledger,
     *,
-    delta,
-    accountant=None,
-    adjacency="add_or_remove_one",
-    unit="one example",
-    num_examples=None,
-    budget=None,
-    notes=None,
-):
+    delta: float,
+    accountant: str | None = None,
+    adjacency: str = "add_or_remove_one",
+    unit: str = "one example",
+    num_examples: int | None = None,
+    budget: PrivacyBudget | None = None,
+    notes: Any = None,
+) -> Statement:
     """States what a ledger guarantees.
 
     Formal guarantees: `.epsilon` is `ledger.epsilon(delta)` under the adjacency stated, and so
@@ -154,6 +188,8 @@ def privacy_statement(
     remark = check_delta(delta, num_examples) if known else ""
     notes = Notes(remarks=(remark,) if remark else ()) | (notes or Notes())
     unstated, trainings = [MIXED_UNITS] if ledger.mixes_units else [], []
+    if ledger.repeats_draws:
+        unstated.append(REPEATED_DRAW)
     for entry in ledger.entries:
         notes |= Notes.from_details(entry.details)
         unstated += [why for why in entry.details.get("unstated", ()) if why not in unstated]

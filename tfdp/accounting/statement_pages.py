@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem;
        color: #1a1a1a; background: #fff }
-.epsilon { font-size: 1.6rem; border-left: .4rem solid #2a6; padding: .4rem 1rem; margin: 1rem 0 }
+.epsilon { font-size: 1.6rem; border-left: .4rem solid #36c; padding: .4rem 1rem; margin: 1rem 0 }
 .none { border-color: #b22 }
 table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
@@ -36,12 +36,12 @@ def to_markdown(statement: Statement) -> str:
 
 def to_html(statement: Statement) -> str:
     """The statement as one HTML page that needs no other file."""
-    finite = math.isfinite(statement.epsilon) and not statement.unstated
+    holds = math.isfinite(statement.epsilon) and not statement.unstated and statement.kept
     parts = [
         "<!doctype html>", '<html lang="en">', '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width">', "<title>Privacy statement</title>",
         f"<style>{_STYLE}</style>", "<h1>Privacy statement</h1>",
-        f'<p class="epsilon{"" if finite else " none"}">{html.escape(_headline(statement))}</p>',
+        f'<p class="epsilon{"" if holds else " none"}">{html.escape(_headline(statement))}</p>',
         "<table>",
     ]  # fmt: skip
     parts += [

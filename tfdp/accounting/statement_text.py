@@ -87,8 +87,7 @@ def budget_in_words(statement):
     """What was asked for, and whether it was kept."""
     budget = statement.budget
     line = f"epsilon = {budget.epsilon:g}, delta = {budget.delta:.4g}"
-    kept = statement.epsilon <= budget.epsilon and statement.delta <= budget.delta
-    return f"{line}; {'kept' if kept else 'NOT KEPT'}"
+    return f"{line}; {'kept' if statement.kept else 'NOT KEPT'}"
 
 
 def entry_in_words(entry):
@@ -155,9 +154,10 @@ def cut_off_in_words(statement):
             sampling = details["sampling"]
             what = "persons" if sampling.get("max_records_per_unit") else "records"
             capacities.append(f"{sampling['max_batch_size']} {what}")
+    most = " or ".join(dict.fromkeys(capacities))
     return [
-        f"A batch holds at most {' or '.join(capacities)}; the chance that a draw is "
-        f"larger takes {statement.overflow_delta:.3g} of the delta above."
+        f"A batch holds at most {most}; the chance that a draw is larger takes "
+        f"{statement.overflow_delta:.3g} of the delta above."
     ]
 
 
@@ -175,6 +175,13 @@ def _drawn(sampling, steps):
         return f"every record in every {every}."
     if kind == "shuffled":
         return f"shuffled, {size:g} of {number}{of}; not Poisson sampled."
+    if kind == "allocated":
+        among = "" if steps is None else f", {steps} steps"
+        with_most = "" if most is None else f", with at most {most} of its records"
+        return (
+            f"random allocation, each {one} in one of the {round(1 / probability)} steps "
+            f"of an epoch{with_most} ({size:g} of {number} expected in a step){among}."
+        )
     return (
         f"Poisson sampled, each {one} with probability {probability:.6g}{of} "
         f"({size:g} of {number} expected)."

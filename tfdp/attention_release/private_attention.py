@@ -1,5 +1,7 @@
 """The private release of an attention matrix."""
 
+from __future__ import annotations
+
 import dp_accounting
 import keras
 import numpy as np
@@ -87,15 +89,15 @@ class PrivateAttention(keras.layers.Layer):
 
     def __init__(
         self,
-        budget,
-        max_norm,
-        unit="sequence",
-        neighbor_distance=None,
-        ridge=None,
-        num_samples=None,
-        activation="exp",
-        mechanism="auto",
-        seed=None,
+        budget: PrivacyBudget,
+        max_norm: float,
+        unit: str = "sequence",
+        neighbor_distance: float | None = None,
+        ridge: float | None = None,
+        num_samples: int | None = None,
+        activation: str = "exp",
+        mechanism: str = "auto",
+        seed: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)

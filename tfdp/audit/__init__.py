@@ -14,3 +14,7 @@ __all__ = [
     "one_run",
     "play",
 ]
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,14 +1,27 @@
 """From an attacker's successes to a lower bound on ε, with a confidence."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
 
 from tfdp import _validate
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
-def epsilon_of_rates(hits, with_record, false_alarms, without_record, delta, confidence=0.95):
+
+def epsilon_of_rates(
+    hits: int,
+    with_record: int,
+    false_alarms: int,
+    without_record: int,
+    delta: float,
+    confidence: float = 0.95,
+) -> float:
     """The ε that a test between two neighbouring data sets refutes.
 
     Formal guarantees: if the mechanism is (ε, δ)-private, the result exceeds ε with probability
@@ -49,7 +62,9 @@ def epsilon_of_rates(hits, with_record, false_alarms, without_record, delta, con
     return max(0.0, *found) if found else 0.0
 
 
-def epsilon_of_scores(scores_with, scores_without, delta, confidence=0.95):
+def epsilon_of_scores(
+    scores_with: ArrayLike, scores_without: ArrayLike, delta: float, confidence: float = 0.95
+) -> float:
     """The same of a score that tends to be higher when the record is there.
 
     The threshold is chosen on one half of the trials, and the bound is made on the other.
@@ -81,7 +96,9 @@ def epsilon_of_scores(scores_with, scores_without, delta, confidence=0.95):
     return bound(best, use_with, use_without)
 
 
-def epsilon_of_guesses(correct, guesses, canaries, delta, confidence=0.95):
+def epsilon_of_guesses(
+    correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
+) -> float:
     """The ε that guesses about many canaries of one run refute.
 
     Formal guarantees: each canary was in the data with probability 1/2, independently; an attacker

@@ -5,6 +5,8 @@ in, and the ε that the library states for one run. The record is the worst that
 through; nothing else is in the data, or what cannot be told from it.
 """
 
+from __future__ import annotations
+
 import dp_accounting
 import keras
 import numpy as np
@@ -171,7 +173,9 @@ GAMES = {
 }
 
 
-def play(name, trials=2000, delta=1e-3, confidence=0.95):
+def play(
+    name: str, trials: int = 2000, delta: float = 1e-3, confidence: float = 0.95
+) -> AuditResult:
     """Plays one of `GAMES`, with the record and without it; returns an `AuditResult`.
 
     Args:

@@ -1,6 +1,9 @@
 """An audit of one training run, by canaries (Steinke, Nasr and Jagielski 2023)."""
 
+from __future__ import annotations
+
 import secrets
+from collections.abc import Callable
 
 import numpy as np
 
@@ -9,7 +12,15 @@ from tfdp.audit.bounds import epsilon_of_guesses
 from tfdp.audit.result import AuditResult
 
 
-def one_run(train, score, canaries, delta, guesses=None, confidence=0.95, name="one training run"):
+def one_run(
+    train: Callable,
+    score: Callable,
+    canaries: int,
+    delta: float,
+    guesses: int | None = None,
+    confidence: float = 0.95,
+    name: str = "one training run",
+) -> AuditResult:
     """Trains once with half of the canaries, and guesses which half it was.
 
     Formal guarantees: those of `epsilon_of_guesses`; nothing is asked of `train` and `score` but

@@ -16,3 +16,7 @@ __all__ = [
     "per_example_gradient_norms",
     "register_rule",
 ]
+
+
+def __dir__():
+    return sorted(__all__)

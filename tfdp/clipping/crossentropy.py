@@ -1,23 +1,28 @@
-"""Sparse cross-entropy from logits for XLA, holding one tensor of the logits' size.
+"""Sparse cross-entropy from logits of many classes, faster and smaller than TensorFlow's.
 
-TensorFlow's operation makes the loss and its gradient together. Compiled by XLA in full float32
-precision, five tensors of the logits' size are alive where its gradient is needed for norms; here
-it is made from logits and two numbers for each position.
+TensorFlow's operation makes the loss and its gradient together. On a CPU it takes 24 ms for
+64·50·3,417 logits; here a few whole-tensor operations take 11 ms. Compiled by XLA in full float32
+precision, five tensors of the logits' size would be alive where its gradient is needed for norms;
+here it is made from logits and two numbers for each position.
 """
 
 import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import logits_of
+from tfdp.runtime.xla import is_compiling
+
+_MANY_CLASSES = 256
 
 
 def is_sparse_crossentropy(loss, y_true, y_pred):
-    """Whether `sparse_crossentropy` gives what this loss gives."""
+    """Whether `sparse_crossentropy` gives what this loss gives, and is worth its operations."""
     return (
         type(loss) is keras.losses.SparseCategoricalCrossentropy
         and loss.get_config()["from_logits"]
         and loss.get_config().get("axis", -1) == -1
         and isinstance(y_pred, tf.Tensor)
+        and (is_compiling() or (y_pred.shape[-1] or 0) >= _MANY_CLASSES)
         and logits_of(y_pred) is None
         and tf.convert_to_tensor(y_true).dtype.is_integer
         and len(_labels(y_true, y_pred).shape) == len(y_pred.shape) - 1
@@ -30,7 +35,7 @@ def sparse_crossentropy(loss, y_true, y_pred):
     Args:
         loss: the loss; its `ignore_class` is honoured.
         y_true: (B, ...) or (B, ..., 1) integer labels. As under XLA in TensorFlow, labels out of
-            range give NaN.
+            range give NaN; on a CPU they are refused, as by TensorFlow.
         y_pred: (B, ..., V) logits.
 
     Returns:
@@ -42,6 +47,16 @@ def sparse_crossentropy(loss, y_true, y_pred):
     known = (labels >= 0) & (labels < y_pred.shape[-1])
     nan = tf.constant(float("nan"), y_pred.dtype)
     spoil = tf.where(known | ~counts, tf.zeros([], y_pred.dtype), nan)
+    if is_compiling():
+        values = _fused(y_pred, labels, counts, spoil)
+    else:
+        with tf.control_dependencies([_in_range(labels, known | ~counts, y_pred.shape[-1])]):
+            values = _in_passes(y_pred, tf.where(known, labels, 0), counts, spoil, ignored is None)
+    return tf.where(counts, values, 0.0), counts
+
+
+def _fused(logits, labels, counts, spoil):
+    """(B, ...) losses, by expressions that XLA writes to no memory."""
 
     @tf.custom_gradient
     def values(logits):
@@ -59,11 +74,49 @@ def sparse_crossentropy(loss, y_true, y_pred):
 
         return log_sum[..., 0] - label_logit + spoil, gradient
 
-    return tf.where(counts, values(y_pred), 0.0), counts
+    return values(logits)
+
+
+def _in_passes(logits, labels, counts, spoil, all_count):
+    """(B, ...) losses, by few passes over memory; the exponentials are kept for the gradient."""
+    rows = tf.reshape(logits, [-1, logits.shape[-1]])
+    labels, counted = tf.reshape(labels, [-1]), tf.reshape(counts, [-1])
+    places = tf.stack([tf.range(tf.size(labels), dtype=labels.dtype), labels], axis=1)
+
+    @tf.custom_gradient
+    def values(rows):
+        top = tf.reduce_max(rows, axis=1, keepdims=True)
+        powers = tf.exp(rows - top)
+        total = tf.reduce_sum(powers, axis=1, keepdims=True)
+        label_logit = tf.gather_nd(rows, places) - top[:, 0]
+
+        def gradient(upstream):
+            upstream = tf.where(counted, upstream + tf.reshape(spoil, [-1]), 0.0)
+            z = powers * (upstream[:, None] / total)
+            if not all_count:  # what is ignored may be NaN
+                z = tf.where(counted[:, None], z, 0.0)
+            return tf.tensor_scatter_nd_sub(z, places, upstream)
+
+        return tf.math.log(total)[:, 0] - label_logit, gradient
+
+    return tf.reshape(values(rows), tf.shape(counts)) + spoil
+
+
+def _in_range(labels, allowed, classes):
+    if tf.config.list_logical_devices("GPU"):  # as TensorFlow: NaN there
+        return tf.no_op()
+    return tf.debugging.Assert(
+        tf.reduce_all(allowed),
+        [f"Received labels outside the valid range of [0, {classes}): give the loss labels in it, "
+         "or name the one that stands for padding as its `ignore_class`. Labels:", labels],
+    )  # fmt: skip
 
 
 def _labels(y_true, y_pred):
     labels = tf.convert_to_tensor(y_true)
     if len(labels.shape) == len(y_pred.shape) and labels.shape[-1] == 1:
         labels = tf.squeeze(labels, -1)
+    if labels.dtype not in (tf.int32, tf.int64):
+        # Neither the number of classes nor that of rows need fit into what holds a label.
+        labels = tf.cast(labels, tf.int64)
     return labels

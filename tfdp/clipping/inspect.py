@@ -1,5 +1,10 @@
 """Looking at what private training would do: norms of single examples, and the plan."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -8,8 +13,18 @@ from tfdp.clipping.losses import PerExampleLoss, example_mask_of
 from tfdp.clipping.planning import make_clipping_plan
 from tfdp.clipping.recording import input_structure
 
+if TYPE_CHECKING:
+    import keras
+    from numpy.typing import ArrayLike
 
-def per_example_gradient_norms(model, x, y, loss, sample_weight=None):
+
+def per_example_gradient_norms(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    loss: str | keras.losses.Loss | Callable,
+    sample_weight: ArrayLike | None = None,
+) -> np.ndarray:
     """The l2 norm of each example's own gradient over all trainable variables.
 
     One forward pass and one backward pass, with dropout and other random layers active as in
@@ -46,7 +61,7 @@ def per_example_gradient_norms(model, x, y, loss, sample_weight=None):
     return np.asarray(norms(x, y, sample_weight), np.float32)
 
 
-def explain(model, x=None):
+def explain(model: keras.Model, x: Any = None) -> str:
     """Which rule each layer uses.
 
     Args:

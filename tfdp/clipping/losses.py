@@ -5,7 +5,6 @@ import tensorflow as tf
 
 from tfdp._compat.keras import mask_of
 from tfdp.clipping.crossentropy import is_sparse_crossentropy, sparse_crossentropy
-from tfdp.runtime.xla import is_compiling
 
 REDUCTIONS = ("mean", "sum")
 
@@ -48,7 +47,7 @@ class PerExampleLoss(keras.losses.Loss):
     def __call__(self, y_true, y_pred, sample_weight=None):
         in_mask = mask_of(y_pred)
         y_pred = tf.nest.map_structure(_float, y_pred)
-        if is_compiling() and is_sparse_crossentropy(self._function, y_true, y_pred):
+        if is_sparse_crossentropy(self._function, y_true, y_pred):
             values, out_mask = sparse_crossentropy(self._function, y_true, y_pred)
             return self.reduce(values, sample_weight, in_mask, out_mask)
         if not _is_of_keras(self._function):

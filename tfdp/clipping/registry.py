@@ -1,7 +1,10 @@
 """The rules, by layer type. A rule turns a recorded layer call into per-example gradients."""
 
+from __future__ import annotations
+
 import contextlib
 import threading
+from collections.abc import Callable
 
 _RULES = {}
 _LOOK_UP = threading.local()
@@ -66,7 +69,7 @@ class Rule:
         raise NotImplementedError
 
 
-def register_rule(*layer_classes):
+def register_rule(*layer_classes: type) -> Callable:
     """Decorator: uses a `Rule` class for these layer types (MATH.md section 2).
 
     A subclass of a registered layer inherits the rule only if it defines nothing beyond its

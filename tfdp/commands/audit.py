@@ -2,10 +2,11 @@
 
 import json
 import pathlib
-import sys
+
+from tfdp.commands.progress import working
 
 
-def add(subparsers):
+def add(subparsers) -> None:
     parser = subparsers.add_parser(
         "audit",
         help="attacks every mechanism: epsilon claimed, and epsilon shown at least",
@@ -23,14 +24,15 @@ def add(subparsers):
     parser.set_defaults(run=_run)
 
 
-def _run(arguments):
+def _run(arguments) -> int:
     from tfdp import audit
     from tfdp.audit import result
 
     results = []
     for name in arguments.mechanism or audit.GAMES:
-        print(f"attacking: {name}", file=sys.stderr, flush=True)
-        results.append(audit.play(name, arguments.trials, arguments.delta, arguments.confidence))
+        with working(f"Attacking: {name}"):
+            found = audit.play(name, arguments.trials, arguments.delta, arguments.confidence)
+        results.append(found)
     print(result.table(results))
     if arguments.json:
         pathlib.Path(arguments.json).write_text(

@@ -1,7 +1,7 @@
 """`tfdp budget`: epsilon against noise multiplier."""
 
 
-def add(subparsers):
+def add(subparsers) -> None:
     parser = subparsers.add_parser(
         "budget",
         help="epsilon <-> noise multiplier, as a table or a plot",
@@ -38,7 +38,7 @@ def add(subparsers):
     parser.set_defaults(run=_run)
 
 
-def _run(arguments):
+def _run(arguments) -> int:
     from tfdp.accounting import budget_table
 
     plan = budget_table.TrainingPlan.of(

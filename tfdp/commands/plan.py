@@ -1,7 +1,7 @@
 """`tfdp plan`: which batch size leaves the least noise."""
 
 
-def add(subparsers):
+def add(subparsers) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="the batch size, steps and noise that an epsilon leaves",
@@ -21,7 +21,7 @@ def add(subparsers):
     parser.set_defaults(run=_run)
 
 
-def _run(arguments):
+def _run(arguments) -> int:
     from tfdp.accounting import planner
 
     planned = planner.plan_training(

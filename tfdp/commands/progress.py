@@ -7,7 +7,7 @@ import time
 
 
 @contextlib.contextmanager
-def working(what):
+def working(what: str):
     """Shows what is being done, and for how long, on standard error.
 
     On a terminal the seconds count up; anywhere else one line is written at the end.

@@ -3,12 +3,14 @@
 import pathlib
 
 import keras
-import numpy as np
 
 import tfdp
 from tfdp.commands.progress import working
-from tfdp.data.datasets.columns import read_columns
 from tfdp.metrics import NDCG, HitRate
+
+#: AdaFEST's threshold over its noise: one untouched row in 300,000 survives a step by noise alone.
+_STDDEVS = 4.5
+_BUCKETS = 10_000
 
 
 def train(arguments):
@@ -58,7 +60,7 @@ def _dpformer(arguments):
         microbatch_size=min(512, batch),
     )
     model.compile(optimizer)
-    _fit(model, data.train, batch, arguments.epochs or 20)
+    _fit(model, data.train, batch, arguments.epochs or 20, arguments.plot)
     ndcg, hit = NDCG(10), HitRate(10)
     x, items = data.held_out
     with working("Ranking the held-out items"):
@@ -72,33 +74,70 @@ def _dpformer(arguments):
 
 def _ctr(arguments):
     with working(f"Reading {arguments.data}"):
-        buckets = arguments.hash_buckets or tfdp.data.CRITEO_VOCABULARY_SIZES
-        data = tfdp.data.load_criteo(arguments.data, hash_buckets=buckets)
+        data = _clicks(arguments)
     _print_size("impressions", data.num_examples)
     delta = _delta(arguments, data.num_examples)
     model = tfdp.models.PrivateCTR(
-        data.vocabulary_sizes, privacy_assumptions=data.privacy_assumptions
+        data.vocabulary_sizes,
+        num_integers=data.train[0]["integers"].shape[1] if "integers" in data.train[0] else 0,
+        privacy_assumptions=data.privacy_assumptions,
     )
+    batch = min(arguments.batch_size or 2048, data.num_examples)
+    epochs = arguments.epochs or 4
+    budget = tfdp.PrivacyBudget(arguments.epsilon, delta)
+    selection = _threshold(data, budget, batch, epochs)
+    print(selection.explain(data.vocabulary_sizes, _noise(data, budget, batch, epochs), batch))
     model.compile(
         tfdp.optimizers.DPOptimizer(
             keras.optimizers.Adam(arguments.learning_rate or 5e-3),
-            budget=tfdp.PrivacyBudget(arguments.epsilon, delta),
-            selection=tfdp.selection.AdaFEST(30.0, noise_ratio=1.0, contribution_norm=5.0),
+            budget=budget,
+            selection=selection,
             embedding_optimizer=tfdp.optimizers.RowAdagrad(0.05),
         )
     )
-    _fit(model, data.train, min(arguments.batch_size or 2048, data.num_examples),
-         arguments.epochs or 4)  # fmt: skip
+    _fit(model, data.train, batch, epochs, arguments.plot)
     if len(data.test[1]):
         print("On held-out impressions (computed on raw data, not covered):")
         model.evaluate(*data.test, batch_size=1024)
     return model, delta, None
 
 
+def _clicks(arguments):
+    if arguments.label is None:
+        buckets = arguments.hash_buckets or tfdp.data.CRITEO_VOCABULARY_SIZES
+        return tfdp.data.load_criteo(arguments.data, hash_buckets=buckets)
+    if not arguments.categories:
+        raise ValueError("--label needs --categories, the columns of what an ad may depend on")
+    buckets = arguments.hash_buckets or _BUCKETS
+    return tfdp.data.load_clicks(
+        arguments.data, arguments.label, dict.fromkeys(arguments.categories, buckets),
+        arguments.counts or (), delimiter=arguments.delimiter,
+    )  # fmt: skip
+
+
+def _noise(data, budget, batch, epochs):
+    """About the noise multiplier that `fit` will find; only a threshold depends on it."""
+    n = data.num_examples
+    steps = epochs * max(1, round(n / batch))
+    return tfdp.accounting.calibrate_noise_multiplier(budget, batch / n, steps)
+
+
+def _threshold(data, budget, batch, epochs):
+    """AdaFEST whose threshold is so many standard deviations above its noise."""
+    settings = {"noise_ratio": 1.0, "contribution_norm": len(data.vocabulary_sizes) ** 0.5}
+    sizes, sigma = data.vocabulary_sizes, _noise(data, budget, batch, epochs)
+    stddev = tfdp.selection.AdaFEST(1.0, **settings).explain(sizes, sigma).noise_stddev
+    return tfdp.selection.AdaFEST(_STDDEVS * stddev, **settings)
+
+
 def _text(arguments):
-    texts, labels = _texts(arguments)
-    _print_size("texts", len(labels))
-    delta = _delta(arguments, len(labels))
+    with working(f"Reading {arguments.data}"):
+        data = tfdp.data.load_texts(
+            arguments.data, arguments.text, arguments.label, arguments.classes or ("0", "1"),
+            delimiter=arguments.delimiter,
+        )  # fmt: skip
+    _print_size("texts", data.num_examples)
+    delta = _delta(arguments, data.num_examples)
     backbone = None
     if arguments.backbone is not None:
         import keras_hub
@@ -107,7 +146,7 @@ def _text(arguments):
     else:
         print("Without --backbone the encoder is small and random: a public preset is far better.")
     model = tfdp.models.TextClassifier(
-        arguments.vocabulary, num_classes=len(arguments.classes), backbone=backbone,
+        arguments.vocabulary, num_classes=len(data.classes), backbone=backbone,
         max_length=arguments.max_length or 64,
         budget=tfdp.PrivacyBudget(arguments.epsilon, delta),
     )  # fmt: skip
@@ -117,9 +156,12 @@ def _text(arguments):
         metrics=["accuracy"],
     )
     with working("Encoding and releasing the texts, once"):
-        release = model.release(texts, labels)
-    batch = min(arguments.batch_size or 256, len(labels))
+        release = model.release(*data.train)
+    batch = min(arguments.batch_size or 256, data.num_examples)
     model.fit(release.batches(batch, True), epochs=arguments.epochs or 20)
+    if len(data.test[1]):
+        print("On held-out texts (computed on raw data, not covered):")
+        model.evaluate(*data.test, batch_size=256)
     return model, delta, None
 
 
@@ -137,26 +179,13 @@ def _sequences(arguments, max_length):
     return data
 
 
-def _texts(arguments):
-    arguments.classes = arguments.classes or ["0", "1"]
-    texts, names = read_columns(
-        arguments.data, [arguments.text, arguments.label], arguments.delimiter
-    )
-    places = {name: i for i, name in enumerate(arguments.classes)}
-    labels = np.array([places.get(str(name), -1) for name in names], np.int32)
-    if (labels < 0).any():
-        # Which labels there are is private: those in the data are not shown.
-        raise ValueError(
-            f"--classes must name every label of column {arguments.label!r}. Received: "
-            f"{arguments.classes}, which {np.count_nonzero(labels < 0)} rows are not among"
-        )
-    return texts.astype(object), labels
-
-
-def _fit(model, train, batch, epochs):
-    # A first step takes some seconds to be traced, before Keras' bar moves.
+def _fit(model, train, batch, epochs, plot):
+    curve = tfdp.callbacks.PrivacyCurve()
     batches = tfdp.data.poisson_batches(train, batch)
-    model.fit(batches, epochs=epochs, callbacks=[tfdp.callbacks.PrivacyMeter()])
+    model.fit(batches, epochs=epochs, callbacks=[tfdp.callbacks.PrivacyMeter(), curve])
+    if plot is not None:
+        curve.plot(plot)
+        print(f"plot written to {plot}")
 
 
 def _delta(arguments, num_examples):

@@ -1,5 +1,7 @@
 """How TensorFlow Serving takes an export, in words to copy."""
 
+import pathlib
+
 _EXAMPLES = {
     "dpformer": '{"sequences": [12, 7, 31]}',
     "transitions": '{"sequences": [12, 7, 31]}',
@@ -8,7 +10,7 @@ _EXAMPLES = {
 }
 
 
-def how_to_serve(folder, model):
+def how_to_serve(folder: pathlib.Path, model: str) -> str:
     """Commands that start TensorFlow Serving on an export, and ask it.
 
     Args:

@@ -11,7 +11,7 @@ _RELEASES = (
 )
 
 
-def add(subparsers):
+def add(subparsers) -> None:
     parser = subparsers.add_parser(
         "statement",
         help="prints the privacy statement of an export",
@@ -26,7 +26,7 @@ def add(subparsers):
     parser.set_defaults(run=_run)
 
 
-def _run(arguments):
+def _run(arguments) -> int:
     from tfdp.accounting import statement_pages
     from tfdp.accounting.statement import Statement
 
@@ -34,6 +34,10 @@ def _run(arguments):
     path = path / _FILE if path.is_dir() else path
     try:
         fields = json.loads(path.read_text())
+        if _is_bare(fields) and not (arguments.html or arguments.markdown):
+            remarks = "\n".join(fields.get("remarks", ()))
+            print(json.dumps(fields, indent=2) if arguments.json else f"NOT PRIVATE. {remarks}")
+            return 0
         statement = Statement.from_dict(fields)
     except (ValueError, TypeError) as error:
         raise ValueError(f"Argument `path` holds no privacy statement: {path} ({error})") from error
@@ -48,3 +52,12 @@ def _run(arguments):
     else:
         print(statement)
     return 0
+
+
+def _is_bare(fields) -> bool:
+    """Whether it is what `export` writes beside a model that was trained without privacy."""
+    return (
+        isinstance(fields, dict)
+        and fields.get("epsilon") == "infinity"
+        and ("entries" not in fields)
+    )

@@ -7,6 +7,10 @@ import pathlib
 from tfdp.commands.serving_hint import how_to_serve
 
 _UNITS = {"dpformer": "user", "transitions": "user", "ctr": "impression", "text": "text"}
+_ADDS_UP = (
+    "What is stated is the cost of this model. Another run on the same people costs again, for\n"
+    "whoever sees both, or sees the better one (tfdp.tuning accounts for choosing).\n"
+)
 _DESCRIPTION = """\
 Trains a private model on a file, writes exported/ (a SavedModel and privacy_statement.json),
 prints the statement, and says how TensorFlow Serving takes the export.
@@ -14,7 +18,8 @@ prints the statement, and says how TensorFlow Serving takes the export.
 models:
   transitions  next item, from one private release; no training. The unit is a user.
   dpformer     next item, a transformer trained with DP-SGD. The unit is a user.
-  ctr          clicks, sparse tables with DP-AdaFEST, Criteo's format. The unit is an impression.
+  ctr          clicks, sparse tables with DP-AdaFEST; in Criteo's format, or with --label and
+               --categories. The unit is an impression.
   text         classes of texts, noise in the forward pass. The unit is a text.
 """
 _EPILOG = """\
@@ -22,13 +27,14 @@ examples:
   tfdp train --data ml-1m.txt --model transitions --epsilon 8
   tfdp train --data orders.csv --user customer --item sku --timestamp time \\
       --items catalogue.txt --model dpformer --epsilon 8 --epochs 50
-  tfdp train --data clicks.tsv.gz --model ctr --epsilon 3
+  tfdp train --data impressions.csv --label clicked --categories ad site --counts price \\
+      --model ctr --epsilon 3
   tfdp train --data reviews.csv --text review --label stars --classes 1 2 3 4 5 \\
       --vocabulary vocab.txt --model text --epsilon 3
 """
 
 
-def add(subparsers):
+def add(subparsers) -> None:
     parser = subparsers.add_parser(
         "train",
         help="a private model from a file, exported for serving",
@@ -50,6 +56,9 @@ def add(subparsers):
     training.add_argument("--epochs", type=int, help="default: dpformer 20, ctr 4, text 20")
     training.add_argument("--batch-size", type=int, help="default: dpformer n/8, ctr 2048")
     training.add_argument("--learning-rate", type=float, help="of Adam")
+    training.add_argument(
+        "--plot", metavar="FILE", help="dpformer, ctr: also draw epsilon over steps"
+    )
     training.add_argument("--max-length", type=int, help="items of a history, tokens of a text")
     tables = parser.add_argument_group("tables (CSV with a header; Parquet)")
     for column in ("user", "item", "timestamp", "text", "label"):
@@ -64,6 +73,8 @@ def add(subparsers):
     others.add_argument(
         "--exclude-seen", action="store_true", help="transitions: recommend new items only"
     )
+    others.add_argument("--categories", nargs="+", metavar="COLUMN", help="ctr, with --label")
+    others.add_argument("--counts", nargs="+", metavar="COLUMN", help="ctr: columns of numbers")
     others.add_argument("--hash-buckets", type=int, help="ctr: rows of each table")
     others.add_argument("--vocabulary", metavar="FILE", help="text: a public WordPiece vocabulary")
     others.add_argument("--backbone", metavar="FOLDER", help="text: a public keras_hub preset")
@@ -71,7 +82,7 @@ def add(subparsers):
     parser.set_defaults(run=_run)
 
 
-def _run(arguments):
+def _run(arguments) -> int:
     _check(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tfdp import serving
@@ -83,6 +94,7 @@ def _run(arguments):
     if items is not None:
         # Line i is the item of id i.
         (folder / "items.txt").write_text("".join(f"{item}\n" for item in items), encoding="utf-8")
+    print(_ADDS_UP)
     print(f"Written: {folder}/, a SavedModel and privacy_statement.json.\n")
     print(how_to_serve(folder, arguments.model))
     return 0

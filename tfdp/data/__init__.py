@@ -1,5 +1,6 @@
 """Data for private training: batches drawn as the accountant assumes, and what they carry."""
 
+from tfdp.data.allocated import allocated_epochs
 from tfdp.data.datasets.clicks import CRITEO_VOCABULARY_SIZES, ClickData
 from tfdp.data.datasets.criteo import load_criteo
 from tfdp.data.datasets.sequence_files import load_histories, load_sequences
@@ -7,6 +8,8 @@ from tfdp.data.datasets.sequences import SequenceData, Sequences, leave_one_out_
 from tfdp.data.datasets.sst2 import SST2Data, load_sst2
 from tfdp.data.datasets.synthetic import synthetic_sequences
 from tfdp.data.datasets.synthetic_clicks import synthetic_clicks
+from tfdp.data.datasets.tables import TextData, load_clicks, load_texts
+from tfdp.data.drawn_batches import load_batches
 from tfdp.data.frequency import FrequencyRelease, private_frequency
 from tfdp.data.frequent_items import FrequentItems
 from tfdp.data.microbatches import microbatches
@@ -28,13 +31,18 @@ __all__ = [
     "SST2Data",
     "SequenceData",
     "Sequences",
+    "TextData",
     "TransitionRelease",
+    "allocated_epochs",
     "declare_sampling",
     "leave_one_out_split",
+    "load_batches",
+    "load_clicks",
     "load_criteo",
     "load_histories",
     "load_sequences",
     "load_sst2",
+    "load_texts",
     "microbatches",
     "poisson_batches",
     "private_frequency",
@@ -46,3 +54,7 @@ __all__ = [
     "synthetic_clicks",
     "synthetic_sequences",
 ]
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,9 +1,11 @@
 """How many sequences contain each item, released once with differential privacy."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dp_accounting
 import numpy as np
@@ -14,6 +16,9 @@ from tfdp.accounting import LedgerEntry
 from tfdp.data._checks import check_sequences, known_num_items
 from tfdp.data.persons import Persons
 from tfdp.noise import Grid, NoiseSource, laplace_of_tail, normal_of_tail
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,15 +51,15 @@ class FrequencyRelease:
 
 
 def private_frequency(
-    train,
-    epsilon,
-    delta=None,
-    mechanism="gaussian",
-    num_items=None,
+    train: Any,
+    epsilon: float,
+    delta: float | None = None,
+    mechanism: str = "gaussian",
+    num_items: int | None = None,
     *,
-    privacy_ids=None,
-    max_records_per_unit=None,
-):
+    privacy_ids: ArrayLike | None = None,
+    max_records_per_unit: int | None = None,
+) -> FrequencyRelease:
     """Releases the probability p_j that a sequence contains item j (MATH.md section 4).
 
     Counts, for every item, the records that contain it; adds noise once; divides by n; clips to

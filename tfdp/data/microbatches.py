@@ -1,5 +1,9 @@
 """Batches of several independent Poisson samples, as "DP-FP" draws them; for comparison."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from tfdp._validate import count
@@ -15,10 +19,18 @@ from tfdp.data.poisson import draw_poisson
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.records import Records
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 
 def microbatches(
-    data, expected_batch_size, microbatches, max_batch_size=None, steps_per_epoch=None, seed=None
-):
+    data: tuple,
+    expected_batch_size: float,
+    microbatches: int,
+    max_batch_size: int | None = None,
+    steps_per_epoch: int | None = None,
+    seed: int | None = None,
+) -> tf.data.Dataset:
     """Batches made of M independent Poisson samples, of B/M records each in expectation.
 
     The sampling of the paper on DP forward propagation, to reproduce its tables. A record may be

@@ -1,5 +1,7 @@
 """Periods of a stream whose persons are in one of them only, so that their costs do not add up."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import hashlib
@@ -48,7 +50,7 @@ class DisjointPeriods:
         ValueError: if the file is no registry.
     """
 
-    def __init__(self, path=None):
+    def __init__(self, path: str | os.PathLike | None = None):
         self._path = None if path is None else pathlib.Path(path)
         self._name, self._owners = secrets.token_hex(8), {}
         self._process = os.getpid()
@@ -194,7 +196,7 @@ class Period:
         key: (name of the registry, name of the period), as the ledger has it.
     """
 
-    def __init__(self, periods, name):
+    def __init__(self, periods: DisjointPeriods, name: str):
         self._periods, self._name = periods, name
         self.key = (periods.name, name)
 

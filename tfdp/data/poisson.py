@@ -1,5 +1,10 @@
 """Poisson sampling that is really Poisson: what the accountant assumes is what is drawn."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from tfdp.accounting import Sampling
 from tfdp.accounting.truncation import smallest_capacity
 from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_of_epoch
@@ -8,6 +13,12 @@ from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.sources import records_of
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from numpy.typing import ArrayLike
+
+    from tfdp.data.periods import Period
 
 
 def draw_poisson(generator, num_examples, sampling_probability, capacity):
@@ -31,17 +42,17 @@ def draw_poisson(generator, num_examples, sampling_probability, capacity):
 
 
 def poisson_batches(
-    data,
-    expected_batch_size,
-    max_batch_size=None,
-    steps_per_epoch=None,
-    seed=None,
+    data: Any,
+    expected_batch_size: float,
+    max_batch_size: int | None = None,
+    steps_per_epoch: int | None = None,
+    seed: int | None = None,
     *,
-    parse=None,
-    privacy_ids=None,
-    max_records_per_unit=None,
-    period=None,
-):
+    parse: Callable | None = None,
+    privacy_ids: ArrayLike | None = None,
+    max_records_per_unit: int | None = None,
+    period: Period | None = None,
+) -> tf.data.Dataset:
     """Batches in which every record takes part independently with probability q.
 
     This is the sampling that privacy amplification assumes; fixed-size shuffled batches are not
@@ -88,7 +99,8 @@ def poisson_batches(
     Args:
         data: tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or nestings (dict, tuple, list)
             of arrays, with the same leading axis of length n. The user's own weights may have
-            shape `(n,)` or `(n, T)`. Or, with `parse`, a random-access source: an object with
+            shape `(n,)` or `(n, T)`. Or a finite `tf.data.Dataset` of single records, which is
+            read into memory once. Or, with `parse`, a random-access source: an object with
             `__len__`, and `__getitem__` or `__getitems__`.
         expected_batch_size: mean number of records B of a batch; q = B/n.
         max_batch_size: rows of every batch, at least `expected_batch_size`. Default: the smallest

@@ -1,5 +1,7 @@
 """How batches were drawn, carried by the dataset itself to whoever accounts for them."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np
@@ -100,7 +102,7 @@ def _origin_of(dataset):
     return Origin.of(dataset)
 
 
-def sampling_of(dataset):
+def sampling_of(dataset: tf.data.Dataset) -> Sampling:
     """How the batches of `dataset` were drawn, or `None` where that is not known.
 
     The tag is found on the dataset itself, or on the dataset it was made from by `map`,
@@ -173,7 +175,9 @@ def is_as_sampled(dataset):
     return getattr(dataset, _ATTRIBUTE, None) is not None
 
 
-def declare_sampling(dataset, kind, num_examples, expected_batch_size):
+def declare_sampling(
+    dataset: tf.data.Dataset, kind: str, num_examples: int, expected_batch_size: float
+) -> tf.data.Dataset:
     """States how a dataset of the user's own draws its batches.
 
     Nothing is verified: the privacy statement lists it among what is assumed.

@@ -1,10 +1,14 @@
 """Private representations that are drawn once, kept, and may be used for anything."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import secrets
+from typing import TYPE_CHECKING
 
 import dp_accounting
 import numpy as np
@@ -20,6 +24,11 @@ from tfdp.data.poisson import draw_poisson
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.releases import tag_release
 from tfdp.noise import Grid, NoiseSource
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from tfdp.accounting.budget import PrivacyBudget
 
 _CHUNK = 4096  # rows that receive noise at once
 _ENCODER = "the encoder of the released representations learned nothing from these examples"
@@ -110,14 +119,14 @@ class Release:
 
 
 def release_once(
-    representations,
-    labels,
-    clip_norm,
-    noise_multiplier=None,
-    budget=None,
-    adjacency="zero_out",
-    path=None,
-):
+    representations: ArrayLike,
+    labels: ArrayLike,
+    clip_norm: float,
+    noise_multiplier: float | None = None,
+    budget: PrivacyBudget | None = None,
+    adjacency: str = "zero_out",
+    path: str | os.PathLike | None = None,
+) -> Release:
     """Draws every record's noisy representation once, to be trained on for any number of epochs.
 
     The cheapest way to train on forward noise with a fixed encoder: fresh noise in every epoch
@@ -171,17 +180,17 @@ def release_once(
 
 
 def release_mixtures(
-    representations,
-    labels,
-    num_classes,
-    clip_norm,
-    expected_size,
-    num_mixtures,
-    noise_multiplier=None,
-    budget=None,
-    label_share=0.3,
-    path=None,
-):
+    representations: ArrayLike,
+    labels: ArrayLike,
+    num_classes: int,
+    clip_norm: float,
+    expected_size: float,
+    num_mixtures: int,
+    noise_multiplier: float | None = None,
+    budget: PrivacyBudget | None = None,
+    label_share: float = 0.3,
+    path: str | os.PathLike | None = None,
+) -> Release:
     """Releases noisy *sums* over Poisson micro-batches, of representations and of labels.
 
     Where one vector for each record shows who was drawn, a sum does not: sampling amplifies, and

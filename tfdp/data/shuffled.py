@@ -1,6 +1,10 @@
 """Shuffled batches: each record exactly once an epoch, for guarantees without amplification."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tfdp._validate import count
 from tfdp.accounting import Sampling
@@ -10,11 +14,18 @@ from tfdp.data.persons import Persons
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.sources import records_of
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from numpy.typing import ArrayLike
+
+    from tfdp.data.periods import Period
+
 
 def shuffled_epochs(
-    data, batch_size, seed=None, *, parse=None, privacy_ids=None, max_records_per_unit=None,
-    period=None,
-):  # fmt: skip
+    data: Any, batch_size: int, seed: int | None = None, *, parse: Callable | None = None,
+    privacy_ids: ArrayLike | None = None, max_records_per_unit: int | None = None,
+    period: Period | None = None,
+) -> tf.data.Dataset:  # fmt: skip
     """Batches that hold each record exactly once in every epoch, in a new order each time.
 
     This is not Poisson sampling: an accountant that amplifies by sampling does not describe it.

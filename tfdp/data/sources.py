@@ -9,6 +9,7 @@ from tfdp._validate import is_integer
 from tfdp.data.mapped_rows import MappedRows
 from tfdp.data.provenance import Origin
 from tfdp.data.records import Records, lists_as_tuples
+from tfdp.data.whole_dataset import records_of_dataset
 
 _BY_ITSELF = "the source and `parse` give of each record what depends on it alone"
 
@@ -18,9 +19,11 @@ def records_of(data, parse=None):
 
     Args:
         data: as for `tfdp.data.poisson_batches`.
-        parse: function of one record of a source, or None for arrays.
+        parse: function of one record of a source, or None for arrays and datasets.
     """
-    return Records(data) if parse is None else SourceRecords(data, parse)
+    if parse is not None:
+        return SourceRecords(data, parse)
+    return records_of_dataset(data) if isinstance(data, tf.data.Dataset) else Records(data)
 
 
 class SourceRecords:

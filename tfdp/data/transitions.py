@@ -1,9 +1,11 @@
 """Which item follows which, released once with differential privacy."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dp_accounting
 import numpy as np
@@ -18,6 +20,9 @@ from tfdp.data.provenance import Origin
 from tfdp.data.transition_counts import Histories, item_sums
 from tfdp.data.transition_rounds import TransitionRounds
 from tfdp.noise import Grid, NoiseSource
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,23 +82,23 @@ class TransitionRelease:
 
 
 def private_transitions(
-    train,
+    train: Any,
     *,
-    epsilon=None,
-    delta=None,
-    noise_multiplier=None,
-    num_items=None,
-    window=8,
-    gap_power=0.7,
-    popularity_share=0.1,
-    rounds=3,
-    threshold=1.0,
-    symmetric=False,
-    most_survivors=2**23,
-    source=None,
-    privacy_ids=None,
-    max_records_per_unit=None,
-):
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
+    num_items: int | None = None,
+    window: int = 8,
+    gap_power: float = 0.7,
+    popularity_share: float = 0.1,
+    rounds: int = 3,
+    threshold: float = 1.0,
+    symmetric: bool = False,
+    most_survivors: int = 2**23,
+    source: NoiseSource | None = None,
+    privacy_ids: ArrayLike | None = None,
+    max_records_per_unit: int | None = None,
+) -> TransitionRelease:
     """Releases how often one item follows another, and how popular items are.
 
     For each user: every pair of an item and one of the next `window` items, once, with the weight

@@ -1,21 +1,21 @@
-"""Resuming the training of several workers."""
+"""Resuming training that was interrupted, of one process or of several workers."""
 
-import keras
-
+from tfdp._compat.keras import WholeBackups
 from tfdp.runtime.replicas import is_first_worker
 
 
-class BackupAndRestore(keras.callbacks.BackupAndRestore):
-    """`keras.callbacks.BackupAndRestore` for several workers: the first one writes, all read.
+class BackupAndRestore(WholeBackups):
+    """`keras.callbacks.BackupAndRestore` that a crash in the middle of a write does not spoil.
 
-    When a worker is lost, the others cannot go on: all are started again, and resume from the
-    same backup, with the same weights, slots and ledger. Steps after the backup are run again,
-    with fresh noise and fresh batches.
+    A backup is written beside the one before, and takes its place when it is complete. It has
+    weights, slots and ledger; steps after it are run again, with fresh noise and fresh batches.
+
+    Of several workers the first one writes, and all read. When a worker is lost, the others
+    cannot go on: all are started again, and resume from the same backup.
 
     Args:
         backup_dir: a folder that all workers can read.
-        kwargs: of `keras.callbacks.BackupAndRestore`. `double_checkpoint=True` survives the loss
-            of the first worker while it writes.
+        kwargs: of `keras.callbacks.BackupAndRestore`.
     """
 
     def on_epoch_end(self, epoch, logs=None):

@@ -4,7 +4,10 @@ Which rows an example activates depends on its ids and on no gradient, so that A
 where the batches are made, before they are divided among replicas.
 """
 
+from __future__ import annotations
+
 import typing
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -46,7 +49,9 @@ class SelectedInputs(typing.NamedTuple):
     look_ups: typing.Any = ()
 
 
-def select_on_host(batches, model, ids=None):
+def select_on_host(
+    batches: tf.data.Dataset, model: keras.Model, ids: Callable | None = None
+) -> tf.data.Dataset:
     """Chooses the rows of each batch in the input pipeline, by the model's AdaFEST.
 
     The choice is the one that the step would make, with the same distribution, charged with the
@@ -75,7 +80,8 @@ def select_on_host(batches, model, ids=None):
     Raises:
         ValueError: for a selection without a capacity, tables that `ids` does not name, or a
             model whose ids are not known without it.
-        PrivacyError: inside the scope of a TPUStrategy.
+        PrivacyError: inside the scope of a TPUStrategy; for a DPOptimizer that was not told
+            `num_examples`, `expected_batch_size` and, with a budget, `steps`.
     """
     optimizer = model.optimizer
     selection = getattr(optimizer, "selection", None)
@@ -89,6 +95,8 @@ def select_on_host(batches, model, ids=None):
             "Batches are made on the host. Call `select_on_host` outside of `strategy.scope()`, "
             f"which puts variables onto the devices. Received: {tf.distribute.get_strategy()}"
         )
+    # Whose rows count together must be known here, and not at the `fit` that comes later.
+    optimizer.from_data.require()
     sizes = _tables(model)
     ids = ids or ids_of_model(model)
     held = [table_name(v) for v in trained_variables(model) if is_external(v)]

@@ -1,5 +1,9 @@
 """Poisson sampling by several workers, each from its own share of the records."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -35,8 +39,13 @@ def batches_of_worker(records, sampling, index, source):
 
 
 def poisson_batches(
-    strategy, data, expected_batch_size, max_batch_size=None, steps_per_epoch=None, seed=None
-):
+    strategy: tf.distribute.Strategy,
+    data: Any,
+    expected_batch_size: float,
+    max_batch_size: int | None = None,
+    steps_per_epoch: int | None = None,
+    seed: int | None = None,
+) -> tf.data.Dataset:
     """`tfdp.data.poisson_batches` for a strategy of several workers.
 
     Record i belongs to worker i mod W. Each worker draws its own records independently with

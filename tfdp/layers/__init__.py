@@ -21,3 +21,7 @@ __all__ = [
     "TransitionPrior",
     "replace_batch_norm",
 ]
+
+
+def __dir__():
+    return sorted(__all__)

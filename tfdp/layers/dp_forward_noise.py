@@ -1,5 +1,7 @@
 """Noise on the representation of each example, in training only."""
 
+from __future__ import annotations
+
 import keras
 import tensorflow as tf
 
@@ -70,11 +72,11 @@ class DPForwardNoise(keras.layers.Layer):
 
     def __init__(
         self,
-        clip_norm,
-        noise_multiplier,
-        gradient="stop",
-        adjacency="zero_out",
-        seed=None,
+        clip_norm: float,
+        noise_multiplier: float,
+        gradient: str = "stop",
+        adjacency: str = "zero_out",
+        seed: int | None = None,
         **kwargs,
     ):
         super().__init__(**kwargs)

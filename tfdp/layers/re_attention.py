@@ -1,5 +1,7 @@
 """Attention whose weights are corrected for the noise of private training."""
 
+from __future__ import annotations
+
 import math
 
 import keras
@@ -42,11 +44,11 @@ class ReAttention(keras.layers.Layer):
 
     def __init__(
         self,
-        num_heads,
-        key_dim,
-        dropout=0.0,
-        use_bias=True,
-        kernel_initializer="glorot_uniform",
+        num_heads: int,
+        key_dim: int,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        kernel_initializer: str | keras.Initializer = "glorot_uniform",
         **kwargs,
     ):
         super().__init__(**kwargs)

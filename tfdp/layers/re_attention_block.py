@@ -1,5 +1,7 @@
 """A transformer block that carries, beside its activations, the variance of their noise."""
 
+from __future__ import annotations
+
 import keras
 import tensorflow as tf
 
@@ -35,11 +37,11 @@ class ReAttentionBlock(EffectiveError):
 
     def __init__(
         self,
-        num_heads,
-        hidden_dim,
-        dropout=0.0,
-        kernel_initializer="glorot_uniform",
-        error_scale=1.0,
+        num_heads: int,
+        hidden_dim: int,
+        dropout: float = 0.0,
+        kernel_initializer: str | keras.Initializer = "glorot_uniform",
+        error_scale: float = 1.0,
         **kwargs,
     ):
         super().__init__(error_scale=error_scale, **kwargs)

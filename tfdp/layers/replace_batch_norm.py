@@ -1,12 +1,14 @@
 """Batch normalization replaced by group normalization, which looks at one example at a time."""
 
+from __future__ import annotations
+
 import keras
 
 from tfdp._compat.keras import all_layers
 from tfdp.errors import PrivacyError
 
 
-def replace_batch_norm(model, groups=32):
+def replace_batch_norm(model: keras.Model, groups: int = 32) -> keras.Model:
     """The same model with `GroupNormalization` in place of every trainable `BatchNormalization`.
 
     Batch normalization mixes the examples of a batch, so no gradient belongs to one of them, and

@@ -1,5 +1,7 @@
 """Embedding tables of which a batch reads a few rows, and nothing ever reads them all."""
 
+from __future__ import annotations
+
 import keras
 import tensorflow as tf
 
@@ -60,12 +62,12 @@ class SparseEmbedding(keras.layers.Layer):
 
     def __init__(
         self,
-        input_dim,
-        output_dim,
-        combiner=None,
-        mask_zero=False,
-        embeddings_initializer="uniform",
-        placement=None,
+        input_dim: int,
+        output_dim: int,
+        combiner: str | None = None,
+        mask_zero: bool = False,
+        embeddings_initializer: str | keras.Initializer = "uniform",
+        placement: str | None = None,
         **kwargs,
     ):
         for name, value in (("input_dim", input_dim), ("output_dim", output_dim)):

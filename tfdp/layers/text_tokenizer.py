@@ -1,6 +1,10 @@
 """Text to token ids, inside the graph."""
 
+from __future__ import annotations
+
+import os
 import pathlib
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -33,7 +37,13 @@ class TextTokenizer(keras.layers.Layer):
         ValueError: if an argument is out of range, or a special token is missing.
     """
 
-    def __init__(self, vocabulary, max_length=64, lower_case=True, **kwargs):
+    def __init__(
+        self,
+        vocabulary: str | os.PathLike | Sequence[str],
+        max_length: int = 64,
+        lower_case: bool = True,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         if max_length != int(max_length) or max_length < 3:
             raise ValueError(

@@ -1,11 +1,18 @@
 """A sharper ranking by a private release of transitions, which is no probability."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdp import _validate
 from tfdp.layers.transition_prior import TransitionPrior
+
+if TYPE_CHECKING:
+    from tfdp.data.transitions import TransitionRelease
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -34,13 +41,13 @@ class TransitionOdds(TransitionPrior):
 
     def __init__(
         self,
-        release,
-        last_items=8,
-        decay=0.7,
-        smoothing=20.0,
-        popularity_factor=10.0,
-        offset=0.02,
-        popularity_weight=0.03,
+        release: TransitionRelease,
+        last_items: int = 8,
+        decay: float = 0.7,
+        smoothing: float = 20.0,
+        popularity_factor: float = 10.0,
+        offset: float = 0.02,
+        popularity_weight: float = 0.03,
         **kwargs,
     ):
         self._odds = (

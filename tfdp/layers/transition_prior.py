@@ -1,5 +1,9 @@
 """What a private release of transitions says about the next item."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -8,6 +12,9 @@ from tfdp import _validate
 from tfdp.accounting import Ledger
 from tfdp.accounting.participant import PrivacyParticipant
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
+
+if TYPE_CHECKING:
+    from tfdp.data.transitions import TransitionRelease
 
 _SMALLEST = 1e-9
 _FLOOR = 0.01  # least popularity of an item, relative to the mean
@@ -46,12 +53,12 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
 
     def __init__(
         self,
-        release,
-        last_items=5,
-        decay=0.7,
-        smoothing=20.0,
-        gate=1.0,
-        train_gate=False,
+        release: TransitionRelease,
+        last_items: int = 5,
+        decay: float = 0.7,
+        smoothing: float = 20.0,
+        gate: float = 1.0,
+        train_gate: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)

@@ -21,3 +21,7 @@ __all__ = [
     "make_private",
     "release_head",
 ]
+
+
+def __dir__():
+    return sorted(__all__)

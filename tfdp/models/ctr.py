@@ -1,6 +1,9 @@
 """Click-through-rate prediction from categorical features and counts (the paper's pCTR)."""
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Sequence
 
 import keras
 
@@ -72,7 +75,7 @@ class PrivateCTR(PrivateModel):
     Example:
 
     ```python
-    data = tfdp.data.datasets.synthetic_clicks()
+    data = tfdp.data.synthetic_clicks()
     model = tfdp.models.PrivateCTR(data.vocabulary_sizes)
     model.compile(tfdp.optimizers.DPOptimizer(
         keras.optimizers.Adam(1e-3), noise_multiplier=1.0, num_examples=data.num_examples,
@@ -88,12 +91,12 @@ class PrivateCTR(PrivateModel):
 
     def __init__(
         self,
-        features,
-        num_integers=13,
-        hidden_units=(598, 598, 598, 598),
-        embeddings_initializer="uniform",
-        placement=None,
-        privacy_assumptions=(),
+        features: dict[str, int | CategoricalFeature],
+        num_integers: int = 13,
+        hidden_units: Sequence[int] = (598, 598, 598, 598),
+        embeddings_initializer: str | keras.Initializer = "uniform",
+        placement: str | None = None,
+        privacy_assumptions: Sequence[str] = (),
         **kwargs,
     ):
         if not isinstance(features, dict) or not features:

@@ -1,10 +1,19 @@
 """DPFormer: a private transformer for long-tailed sequences."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import keras
 
 from tfdp.layers.item_embedding import EmbeddingError
 from tfdp.layers.re_attention_block import ReAttentionBlock
 from tfdp.models.sequence_model import SequenceModel, causal_mask, positions
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from tfdp.data.frequency import FrequencyRelease
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -45,19 +54,19 @@ class DPFormer(SequenceModel):
 
     def __init__(
         self,
-        num_items,
-        max_length,
-        item_frequency=None,
-        dim=64,
-        num_heads=1,
-        num_blocks=2,
-        hidden_dim=None,
-        dropout=0.2,
-        tied=True,
-        embedding_stddev=0.02,
-        popularity_prior=None,
-        transitions=None,
-        error_scale=1.0,
+        num_items: int,
+        max_length: int,
+        item_frequency: FrequencyRelease | ArrayLike | None = None,
+        dim: int = 64,
+        num_heads: int = 1,
+        num_blocks: int = 2,
+        hidden_dim: int | None = None,
+        dropout: float = 0.2,
+        tied: bool = True,
+        embedding_stddev: float = 0.02,
+        popularity_prior: FrequencyRelease | ArrayLike | None = None,
+        transitions: keras.Layer | None = None,
+        error_scale: float = 1.0,
         **kwargs,
     ):
         super().__init__(

@@ -30,6 +30,14 @@ class NextItemModel(DPModel):
         """
         raise NotImplementedError
 
+    def evaluate(self, x=None, y=None, *args, **kwargs):
+        """As `keras.Model.evaluate`; targets (B, T) of all positions, or (B,) of the next item."""
+        rank = _rank_of_targets(x, y)
+        if vars(self).setdefault("_evaluated_rank", rank) != rank:
+            self.test_function = None  # one for both would be traced without a rank
+            vars(self)["_evaluated_rank"] = rank
+        return super().evaluate(x, y, *args, **kwargs)
+
     def test_step(self, data):
         """As Keras'; or the metrics alone, where targets are (B,): the items that come next.
 
@@ -38,6 +46,8 @@ class NextItemModel(DPModel):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if y is None or tf.nest.is_nested(y) or len(y.shape) != 1:
             return super().test_step(data)
+        if not self.built:  # `score_next` builds layers, and not the model
+            self.build(tuple(x.shape))
         results = self.compute_metrics(x, y, self.score_next(x), sample_weight)
         results = {name: value for name, value in results.items() if name != "loss"}
         return as_results(results, self.distribute_strategy)
@@ -59,6 +69,15 @@ class NextItemModel(DPModel):
 
         signature = [tf.TensorSpec([None, None], tf.int64, name="sequences")]
         return Endpoint(serve, signature, [self])
+
+
+def _rank_of_targets(x, y):
+    """Axes of the targets, or None where they are not known."""
+    if isinstance(x, tf.data.Dataset):
+        spec = x.element_spec
+        y = spec[1] if isinstance(spec, tuple) and len(spec) > 1 else None
+    shape = getattr(y, "shape", None)
+    return None if shape is None else tf.TensorShape(shape).rank
 
 
 def without_padding(scores):

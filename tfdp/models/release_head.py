@@ -1,9 +1,16 @@
 """A linear classifier straight from a release, with the known noise taken out of its moments."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+if TYPE_CHECKING:
+    from tfdp.data.representations import Release
 
-def release_head(release, ridge=0.01):
+
+def release_head(release: Release, ridge: float = 0.01) -> tuple[np.ndarray, np.ndarray]:
     """The linear discriminant of a release: post-processing, at no cost.
 
     Noise of known variance is subtracted from the second moments, which gradient descent on noisy

@@ -1,9 +1,18 @@
 """The models DPFormer is compared with."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import keras
 
 from tfdp.layers.re_attention_block import ReAttentionBlock
 from tfdp.models.sequence_model import SequenceModel, causal_mask, positions
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from tfdp.data.frequency import FrequencyRelease
 
 CELLS = ("gru", "lstm", "transformer")
 
@@ -29,18 +38,18 @@ class SequenceBaseline(SequenceModel):
 
     def __init__(
         self,
-        num_items,
-        max_length,
-        cell="transformer",
-        dim=64,
-        num_heads=1,
-        num_blocks=None,
-        hidden_dim=None,
-        dropout=0.2,
-        tied=True,
-        embedding_stddev=0.02,
-        popularity_prior=None,
-        transitions=None,
+        num_items: int,
+        max_length: int,
+        cell: str = "transformer",
+        dim: int = 64,
+        num_heads: int = 1,
+        num_blocks: int | None = None,
+        hidden_dim: int | None = None,
+        dropout: float = 0.2,
+        tied: bool = True,
+        embedding_stddev: float = 0.02,
+        popularity_prior: FrequencyRelease | ArrayLike | None = None,
+        transitions: keras.Layer | None = None,
         **kwargs,
     ):
         if cell not in CELLS:

@@ -1,6 +1,11 @@
 """A text classifier from raw strings, private by forward noise."""
 
+from __future__ import annotations
+
 import hashlib
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -15,6 +20,9 @@ from tfdp.models.release_head import release_head
 from tfdp.models.text_encoder import POOLINGS, encode, small_text_encoder
 from tfdp.training.dp_model import DPModel
 from tfdp.training.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from tfdp.accounting.budget import PrivacyBudget
 
 
 def _texts(x):
@@ -93,19 +101,19 @@ class TextClassifier(DPModel):
 
     def __init__(
         self,
-        vocabulary,
-        num_classes,
-        backbone=None,
-        max_length=64,
-        pooling="mean",
-        normalize=True,
-        clip_norm=1.0,
-        noise_multiplier=None,
-        budget=None,
-        copies=1,
-        gradient="stop",
-        adjacency="zero_out",
-        train_backbone=False,
+        vocabulary: str | os.PathLike | Sequence[str],
+        num_classes: int,
+        backbone: keras.Model | None = None,
+        max_length: int = 64,
+        pooling: str = "mean",
+        normalize: bool = True,
+        clip_norm: float = 1.0,
+        noise_multiplier: float | None = None,
+        budget: PrivacyBudget | None = None,
+        copies: int = 1,
+        gradient: str = "stop",
+        adjacency: str = "zero_out",
+        train_backbone: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)

@@ -1,9 +1,16 @@
 """Recommendations from a private release of transitions, without training."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import keras
 
 from tfdp.layers.transition_prior import TransitionPrior
 from tfdp.models.next_item import NextItemModel, without_padding, without_seen
+
+if TYPE_CHECKING:
+    from tfdp.data.transitions import TransitionRelease
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -35,12 +42,12 @@ class TransitionRecommender(NextItemModel):
 
     def __init__(
         self,
-        release,
-        max_length=200,
-        last_items=5,
-        decay=0.7,
-        smoothing=20.0,
-        exclude_seen=False,
+        release: TransitionRelease | keras.Layer,
+        max_length: int = 200,
+        last_items: int = 5,
+        decay: float = 0.7,
+        smoothing: float = 20.0,
+        exclude_seen: bool = False,
         **kwargs,
     ):
         super().__init__(**kwargs)

@@ -38,3 +38,7 @@ __all__ = [
     "standard_normal_from_bits",
     "sum_rounding",
 ]
+
+
+def __dir__():
+    return sorted(__all__)

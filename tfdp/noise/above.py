@@ -1,6 +1,9 @@
 """The entries of a huge noisy array that exceed a threshold, without making the array."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -9,10 +12,18 @@ from tfdp.noise import draws
 from tfdp.noise.gaussian import normal_of_tail
 from tfdp.noise.grid import spread, tail_and_even
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from tfdp.noise import NoiseSource
+    from tfdp.noise.grid import Grid
+
 _PART = 1 << 20
 
 
-def entries_above(source, places, sums, size, grid, threshold):
+def entries_above(
+    source: NoiseSource, places: ArrayLike, sums: ArrayLike, size: int, grid: Grid, threshold: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Those entries of a dense release of `size` sums that are at least `threshold`.
 
     Most sums are 0 and are not given. The result has the distribution of: release all of them,
@@ -49,7 +60,7 @@ def entries_above(source, places, sums, size, grid, threshold):
     return found[order], values[order]
 
 
-def probability_above(grid, threshold):
+def probability_above(grid: Grid, threshold: float) -> float:
     """The probability that noise alone comes close enough to a threshold to be looked at."""
     stddev = float(grid.tensors[1])
     return 0.5 * math.erfc(_lowest(grid, threshold) / stddev / math.sqrt(2.0))

@@ -4,8 +4,11 @@ A float64 inverse normal CDF of 63 random bits and a sign, past 9 sigma (`tf.ran
 exceeds 5.678), from stateless operations: eager execution, `tf.function` and XLA give the same.
 """
 
+from __future__ import annotations
+
 import functools
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -46,7 +49,7 @@ _F = (
 )  # fmt: skip
 
 
-def philox_bits(key, counter, shape):
+def philox_bits(key: tf.Tensor, counter: tf.Tensor, shape: Any) -> tf.Tensor:
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=shape, key=key, counter=counter, alg=PHILOX, dtype=tf.uint64
     )
@@ -122,7 +125,7 @@ def standard_normal(key, counter, shape):
     return _compiled_normal(shape)(key, counter)
 
 
-def standard_normal_from_bits(bits):
+def standard_normal_from_bits(bits: tf.Tensor) -> tf.Tensor:
     """Turns uniform 64-bit integers into standard normal float64 values.
 
     Args:
@@ -138,7 +141,7 @@ def standard_normal_from_bits(bits):
     return tf.where(negative, -value, value)
 
 
-def normal_of_tail(tail):
+def normal_of_tail(tail: tf.Tensor) -> tf.Tensor:
     """The standard normal value that is exceeded with probability `tail`, float64 in (0, 1/2]."""
     q = 0.5 - tail
     r = tf.sqrt(-tf.math.log(tail))

@@ -29,6 +29,8 @@ Formal guarantees:
 Where the standard deviation is 0 there is no grid and nothing is added or rounded.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 
@@ -48,7 +50,7 @@ _LOG_LARGEST_WINDOW = 31
 WORDS = 2
 
 
-def sum_rounding(num_summed):
+def sum_rounding(num_summed: int) -> float:
     """What one record may move a float32 sum by beyond its own norm, relative to C.
 
     Each of two neighbouring sums of B vectors of norm C has norm B·C at most; if each is computed
@@ -79,7 +81,13 @@ class Grid:
         public: float64 scalars from which the three follow.
     """
 
-    def __init__(self, stddev, sensitivity, coordinates, rounding=CLIPPED):
+    def __init__(
+        self,
+        stddev: float | tf.Tensor,
+        sensitivity: float,
+        coordinates: int,
+        rounding: float = CLIPPED,
+    ):
         root = math.sqrt(max(coordinates, 1))
         # frexp: x = m·2^e with m in [1/2, 1), so that 2^(e−1) is the power of two below x.
         finest = math.ldexp(1.0, math.frexp(_FINEST * sensitivity / root)[1] - 1)
@@ -115,7 +123,7 @@ def _power_of_two(x, most, above=False):
     return 1.0 + tf.reduce_sum(tf.where(smaller, powers, tf.zeros_like(powers)))
 
 
-def laplace_of_tail(tail):
+def laplace_of_tail(tail: tf.Tensor) -> tf.Tensor:
     """The value that a Laplace variable of scale 1 exceeds with probability `tail`, in (0, 1/2]."""
     return -tf.math.log(2.0 * tail)
 

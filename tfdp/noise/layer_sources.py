@@ -1,5 +1,7 @@
 """Noise of layers, which draw at inference, in exported models and on every replica."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 
@@ -54,7 +56,7 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
     # The shared name under which the kernel makes a new reference-counted variable at each run.
     _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 
-    def __init__(self, seed=None):
+    def __init__(self, seed: int | None = None):
         _validate.seed(seed)
         super().__init__()
         self.seed = seed
@@ -140,7 +142,7 @@ class ReplicaNoiseSource:
         seed: integer for tests only; `None` takes 192 bits from the operating system.
     """
 
-    def __init__(self, seed=None):
+    def __init__(self, seed: int | None = None):
         self.seed = seed
         self._source = ServingNoiseSource(seed)
 

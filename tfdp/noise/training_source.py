@@ -1,5 +1,7 @@
 """Noise of training steps and of input pipelines."""
 
+from __future__ import annotations
+
 import hashlib
 import math
 import os
@@ -31,7 +33,7 @@ class NoiseSource:
             system. A privacy statement says when a seed was fixed.
     """
 
-    def __init__(self, seed=None):
+    def __init__(self, seed: int | None = None):
         _validate.seed(seed)
         self.seed = seed
         with tf.init_scope():

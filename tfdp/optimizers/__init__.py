@@ -4,3 +4,7 @@ from tfdp.optimizers.dp_optimizer import DPOptimizer
 from tfdp.optimizers.rows import LazyAdam, RowAdagrad, RowSGD
 
 __all__ = ["DPOptimizer", "LazyAdam", "RowAdagrad", "RowSGD"]
+
+
+def __dir__():
+    return sorted(__all__)

@@ -43,11 +43,10 @@ class Charging(RunCharging):
         self.refresh = lambda: None
         self._calibrations = {}
         self._host_stddev = None
+        nothing_yet = float("nan")
         with tf.init_scope():
             self._limit = tf.Variable(0, dtype=tf.int64, trainable=False, name="step_limit")
-            self._stddev = tf.Variable(
-                float("nan"), dtype=tf.float64, trainable=False, name="noise_stddev"
-            )
+            self._stddev = tf.Variable(nothing_yet, False, dtype=tf.float64, name="noise_stddev")
 
     @property
     def variables(self):
@@ -133,7 +132,7 @@ class Charging(RunCharging):
                 name = of_first_replica(np.frombuffer(os.urandom(8), np.int64), strategy)
             self._counter.begin(self.mechanism, None if name is None else name.tobytes().hex())
             self._beside = self.history.charges_beside(self._counter.run)
-            if budget is not None and not self.mechanism.is_amplified:
+            if budget is not None and self.mechanism.amplification is None:
                 self._warn_of_shuffling(budget)
         sigma = self.noise_multiplier if self.mechanism is None else self.mechanism.noise_multiplier
         for variable in (self._stddev, self._host_stddev):
@@ -175,10 +174,7 @@ class Charging(RunCharging):
         return self._stddev.read_value()
 
     def host_noise_stddev(self):
-        """σ·C for input pipelines, which run on the host: a variable that follows the run's.
-
-        Called outside of a strategy's scope, which would put the variable onto the devices.
-        """
+        """σ·C for input pipelines on the host, a variable; called outside of a strategy's scope."""
         if self._host_stddev is None:
             with tf.init_scope(), tf.device("/device:CPU:0"):
                 value = self._stddev.numpy()
@@ -243,7 +239,7 @@ class Charging(RunCharging):
         """σ of the budget's runs on such batches, or calibrated to what is left."""
         setting = self._setting(sampling, 1.0)
         for mechanism, _ in reversed(self._runs_of_this_budget()):
-            if mechanism.is_amplified == setting.is_amplified:
+            if mechanism.amplification == setting.amplification:
                 return mechanism.noise_multiplier
         ledger = self.history.ledger()
         ledger = ledger.beside(
@@ -258,17 +254,24 @@ class Charging(RunCharging):
         optimizer, steps = self._optimizer, self.remaining
         budget = optimizer.budget
         overflow = sum(e.count * e.overflow_probability for e in ledger.entries)
-        overflow += steps * setting.sampling.overflow_probability
+        overflow += setting.count(steps) * setting.sampling.overflow_probability
         extra = truncation_delta(budget.epsilon, 1, min(overflow, 1.0)) * 1.01
+        beside = {
+            "adjacency": strongest([ledger.adjacency, setting.adjacency]),
+            "other_events": [ledger.event()] if len(ledger) else [],
+            "extra_delta": max(extra, _TRUNCATION_SHARE * budget.delta),
+            "accountant": None,
+        }
+        if setting.amplification == "allocation":
+            return accounting.calibrate_random_allocation(
+                budget, setting.sampling.allocation_steps, setting.count(steps), **beside
+            )
         return accounting.calibrate_noise_multiplier(
             budget,
-            setting.sampling.sampling_probability if setting.is_amplified else 1.0,
+            setting.sampling.sampling_probability if setting.amplification else 1.0,
             setting.count(steps),
-            adjacency=strongest([ledger.adjacency, setting.adjacency]),
-            other_events=[ledger.event()] if len(ledger) else [],
-            extra_delta=max(extra, _TRUNCATION_SHARE * budget.delta),
-            accountant=None,
             mechanism=setting.mechanism,
+            **beside,
         )
 
     def _warn_of_shuffling(self, budget):
@@ -340,8 +343,8 @@ class Charging(RunCharging):
             raise BudgetError(
                 f"The {remaining} steps left would end at epsilon={epsilon:.6g}, beyond the "
                 f"budget's {budget.epsilon} at delta={budget.delta}: more was charged to these "
-                "weights than when the noise was calibrated (of shuffled batches, every `fit` "
-                "begins a new pass), or `max_batch_size` cuts off batches too often. Compile "
+                "weights than when the noise was calibrated (every `fit` begins a new pass of "
+                "shuffled or allocated batches), or `max_batch_size` cuts off too often. Compile "
                 "again with a new DPOptimizer, which calibrates to what is left, or raise "
                 "`max_batch_size` of `poisson_batches` (num_examples never cuts)."
             )

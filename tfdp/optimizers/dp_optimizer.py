@@ -1,20 +1,25 @@
 """The optimizer that makes a Keras optimizer private."""
 
+from __future__ import annotations
+
 import keras
 import tensorflow as tf
 
 from tfdp import _validate, accounting
-from tfdp.accounting.budget import check_delta
+from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.sampling import checked_period
 from tfdp.clipping.factors import CLIPPING
 from tfdp.clipping.losses import REDUCTIONS
+from tfdp.data.periods import Period
 from tfdp.errors import PrivacyError
 from tfdp.noise import NoiseSource
 from tfdp.optimizers import arguments, from_data, logical_step
 from tfdp.optimizers.charging import Charging
+from tfdp.optimizers.rows.row_optimizer import RowOptimizer
 from tfdp.optimizers.run_charging import HistoryState
 from tfdp.optimizers.sparse_training import SparseTraining
 from tfdp.runtime.external_table import is_external
+from tfdp.selection.row_selection import RowSelection
 
 # What a run was charged by cannot change under it.
 _FIXED = (
@@ -91,10 +96,13 @@ class DPOptimizer(keras.optimizers.Optimizer):
     """
 
     def __init__(
-        self, optimizer, *, budget=None, noise_multiplier=None, num_examples=None,
-        expected_batch_size=None, steps=None, clip_norm=1.0, clipping="flat", selection=None,
-        embedding_optimizer=None, microbatch_size=None, max_records_per_unit=None, period=None,
-        per_example_reduction="mean", seed=None, name=None,
+        self, optimizer: str | dict | keras.Optimizer, *, budget: PrivacyBudget | None = None,
+        noise_multiplier: float | None = None, num_examples: int | None = None,
+        expected_batch_size: float | None = None, steps: int | None = None, clip_norm: float = 1.0,
+        clipping: str = "flat", selection: RowSelection | None = None,
+        embedding_optimizer: RowOptimizer | None = None, microbatch_size: int | None = None,
+        max_records_per_unit: int | None = None, period: Period | None = None,
+        per_example_reduction: str = "mean", seed: int | None = None, name: str | None = None,
     ):  # fmt: skip
         super().__init__(learning_rate=0.0, name=name or "dp_optimizer")
         optimizer = keras.optimizers.get(optimizer)

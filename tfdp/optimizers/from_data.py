@@ -8,6 +8,18 @@ from tfdp.optimizers import arguments
 _OF_BATCHES = ("num_examples", "expected_batch_size")
 
 
+def steps_of(sampling, epochs, steps_per_epoch=None):
+    """Steps of all epochs of a `fit`, or None where nobody knows.
+
+    Args:
+        sampling: the `Sampling` of its batches.
+        epochs: those before its `initial_epoch` included; None if unknown.
+        steps_per_epoch: as given to `fit`; without it, that of the batches.
+    """
+    steps = steps_per_epoch or sampling.steps_per_epoch
+    return int(steps * epochs) if is_number(steps) and is_number(epochs) else None
+
+
 class FromData:
     """Which settings of an optimizer come from the data, and whether they are known yet.
 
@@ -57,8 +69,7 @@ class FromData:
 
         Args:
             sampling: the `Sampling` of the batches of this `fit`.
-            epochs: of this `fit`, those before its `initial_epoch` included; None if unknown.
-            steps_per_epoch: as given to `fit`; without it, that of the batches.
+            epochs, steps_per_epoch: as for `steps_of`.
 
         Raises:
             ValueError: for a δ above 1/n, or what `arguments` refuses.
@@ -66,15 +77,16 @@ class FromData:
         """
         optimizer = self._optimizer
         taken = {name: getattr(sampling, name) for name in self._names}
+        for name in taken.keys() & set(_OF_BATCHES):
+            taken[name] = arguments.plain_number(taken[name])  # numpy's are lost in JSON
         if self.takes_steps and optimizer.charging.remaining in (None, optimizer.steps):
-            steps_per_epoch = steps_per_epoch or sampling.steps_per_epoch
-            if not (is_number(epochs) and is_number(steps_per_epoch)):
+            taken["steps"] = steps_of(sampling, epochs, steps_per_epoch)
+            if taken["steps"] is None:
                 raise PrivacyError(
                     "It is not known how many steps will be run on these batches, and the noise "
                     "of a budget depends on it. Give the DPOptimizer `steps=`, all steps of all "
                     "passes, or `fit` a `steps_per_epoch`."
                 )
-            taken["steps"] = int(epochs * steps_per_epoch)
         found = {**{name: getattr(optimizer, name) for name in _OF_BATCHES}, **taken}
         k = found.get("max_records_per_unit", optimizer.max_records_per_unit)
         arguments.check_sizes(

@@ -4,6 +4,7 @@ from tfdp.selection.adafest import AdaFEST
 from tfdp.selection.contribution_map import ContributionMap, Survivors
 from tfdp.selection.exponential import ExponentialSelection
 from tfdp.selection.fest import FEST
+from tfdp.selection.forecast import SelectionForecast
 from tfdp.selection.padded import NO_ROW
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.tables import TableActivity
@@ -16,8 +17,13 @@ __all__ = [
     "FEST",
     "NO_ROW",
     "RowSelection",
+    "SelectionForecast",
     "Survivors",
     "TableActivity",
     "TopKRelease",
     "private_top_k",
 ]
+
+
+def __dir__():
+    return sorted(__all__)

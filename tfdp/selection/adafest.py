@@ -1,5 +1,7 @@
 """Rows chosen anew in every step, from how many examples of the batch activate them."""
 
+from __future__ import annotations
+
 import math
 
 import keras
@@ -8,6 +10,7 @@ import tensorflow as tf
 from tfdp._validate import count, positive
 from tfdp.selection.contribution_map import ContributionMap
 from tfdp.selection.fest import FEST
+from tfdp.selection.forecast import SelectionForecast
 from tfdp.selection.padded import NO_ROW, padded_survivors
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.tables import joint_rows, offsets, split_padded_rows, split_rows
@@ -52,7 +55,12 @@ class AdaFEST(RowSelection):
     """
 
     def __init__(
-        self, threshold, noise_ratio=5.0, contribution_norm=1.0, within=None, capacity=None
+        self,
+        threshold: float,
+        noise_ratio: float = 5.0,
+        contribution_norm: float = 1.0,
+        within: FEST | None = None,
+        capacity: int | None = None,
     ):
         for name, value in (
             ("threshold", threshold),
@@ -93,6 +101,40 @@ class AdaFEST(RowSelection):
     def contribution_noise_multiplier(self, noise_multiplier):
         """σ₁, by which the contribution map is noised, from the step's total σ."""
         return self.noise_ratio * self.gradient_noise_multiplier(noise_multiplier)
+
+    def explain(
+        self,
+        tables: dict[str, int],
+        noise_multiplier: float,
+        expected_batch_size: float | None = None,
+    ) -> SelectionForecast:
+        """What the threshold lets through, before any data are read.
+
+        ```python
+        print(selection.explain(data.vocabulary_sizes, noise_multiplier=1.0,
+                                expected_batch_size=2048))
+        ```
+
+        Args:
+            tables: dict of table name to number of rows, one for each feature.
+            noise_multiplier: σ of the `DPOptimizer`.
+            expected_batch_size: B.
+
+        Returns:
+            A `tfdp.selection.SelectionForecast`: print it, or read its `rows_by_noise`,
+            `threshold_in_stddevs` and `examples_needed`. None of it is computed from data.
+        """
+        num_rows = sum(tables.values())
+        if self.within is not None:
+            num_rows = sum(len(self.within.rows(name, rows)) for name, rows in tables.items())
+        return SelectionForecast(
+            threshold=self.threshold,
+            noise_stddev=self.contribution_noise_multiplier(noise_multiplier)
+            * self.contribution_norm,
+            weight=min(1.0, self.contribution_norm / math.sqrt(len(tables))),
+            num_rows=num_rows,
+            expected_batch_size=expected_batch_size,
+        )
 
     def describe(self):
         return {

@@ -1,5 +1,7 @@
 """How much a batch contributes to each row of the sparse tables, and which rows survive."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import tensorflow as tf
@@ -59,7 +61,13 @@ class ContributionMap:
         contribution_norm: C₁.
     """
 
-    def __init__(self, rows, example_mask, num_rows, contribution_norm):
+    def __init__(
+        self,
+        rows: tf.Tensor | tf.RaggedTensor,
+        example_mask: tf.Tensor,
+        num_rows: int,
+        contribution_norm: float,
+    ):
         self.num_rows = num_rows
         self.contribution_norm = contribution_norm
         ordered, active, weights = activations(rows, example_mask, contribution_norm)

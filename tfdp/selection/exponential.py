@@ -1,5 +1,7 @@
 """Rows chosen anew in every step by the exponential mechanism, from the size of their gradients."""
 
+from __future__ import annotations
+
 import math
 
 import keras
@@ -44,7 +46,7 @@ class ExponentialSelection(RowSelection):
     step_mechanism = "concentrated"
     reads_gradients = True
 
-    def __init__(self, num_rows, noise_ratio=1.0):
+    def __init__(self, num_rows: int, noise_ratio: float = 1.0):
         self.num_rows = count("num_rows", num_rows)
         self.noise_ratio = positive("noise_ratio", noise_ratio)
 

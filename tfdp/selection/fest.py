@@ -1,5 +1,9 @@
 """Rows chosen once, before training: the most frequent ones of each feature."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -8,6 +12,9 @@ from tfdp._validate import count, positive
 from tfdp.accounting import Ledger, LedgerEntry
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.top_k import MECHANISMS, private_top_k
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -42,7 +49,13 @@ class FEST(RowSelection):
     is_static = True
     reads_batch = False
 
-    def __init__(self, k, frequencies=None, epsilon=None, mechanism="laplace"):
+    def __init__(
+        self,
+        k: int | dict[str, int],
+        frequencies: ArrayLike | dict[str, ArrayLike] | None = None,
+        epsilon: float | None = None,
+        mechanism: str = "laplace",
+    ):
         if (frequencies is None) == (epsilon is None):
             raise ValueError(
                 "Exactly one of the arguments `frequencies` (public) and `epsilon` (a private "

@@ -1,8 +1,10 @@
 """The most frequent values of each feature, released once with differential privacy."""
 
+from __future__ import annotations
+
 import dataclasses
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dp_accounting
 import numpy as np
@@ -11,6 +13,9 @@ import tensorflow as tf
 from tfdp._validate import count, positive
 from tfdp.data.persons import Persons
 from tfdp.noise import Grid, NoiseSource, draws, laplace_of_tail
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 MECHANISMS = ("laplace", "gumbel")
 _CHUNK = 1 << 22
@@ -34,18 +39,18 @@ class TopKRelease:
 
 
 def private_top_k(
-    features,
-    vocabulary_sizes,
-    k,
-    epsilon,
-    mechanism="laplace",
+    features: dict[str, ArrayLike],
+    vocabulary_sizes: dict[str, int],
+    k: int | dict[str, int],
+    epsilon: float,
+    mechanism: str = "laplace",
     *,
-    max_values=None,
-    padding_id=None,
-    source=None,
-    privacy_ids=None,
-    max_records_per_unit=None,
-):
+    max_values: int | dict[str, int] | None = None,
+    padding_id: int | None = None,
+    source: NoiseSource | None = None,
+    privacy_ids: ArrayLike | None = None,
+    max_records_per_unit: int | None = None,
+) -> TopKRelease:
     """Releases the k most frequent values of each feature (MATH.md section 3, "DP-FEST").
 
     Formal guarantees: (ε, 0)-DP for adding or removing one example, all features together.

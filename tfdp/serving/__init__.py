@@ -3,3 +3,7 @@
 from tfdp.serving.export import export
 
 __all__ = ["export"]
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,6 +1,9 @@
 """Writing a SavedModel that plain TensorFlow can load, beside the privacy statement it needs."""
 
+from __future__ import annotations
+
 import json
+import os
 import pathlib
 
 import keras
@@ -15,7 +18,9 @@ from tfdp.training.statements import is_protected
 STATEMENT = "privacy_statement.json"
 
 
-def export(model, path, k=10, delta=None):
+def export(
+    model: keras.Model, path: str | os.PathLike, k: int = 10, delta: float | None = None
+) -> pathlib.Path:
     """Writes `path/` as a SavedModel, with `privacy_statement.json` inside.
 
     The SavedModel is loaded by `tf.saved_model.load(path)` without tfdp. Its `serve` signature
@@ -61,16 +66,20 @@ def export(model, path, k=10, delta=None):
             f"Received: model={model.name!r}"
         )
     tpu_resident_tables.refuse_export(model)
+    statement = _training_statement(model, delta)
+    if releases:
+        statement["releases_at_inference"] = releases
     path = pathlib.Path(path)
+    # An export that fails half way leaves no statement: certainly not that of another model.
+    (path / STATEMENT).unlink(missing_ok=True)
     endpoint = model.serving_endpoint(k) if isinstance(model, DPModel) else None
     if endpoint is None:
         getattr(model, "model", model).export(str(path), verbose=False)
     else:
         _write(endpoint, path)
-    statement = _training_statement(model, delta)
-    if releases:
-        statement["releases_at_inference"] = releases
-    (path / STATEMENT).write_text(json.dumps(statement, indent=2, allow_nan=False))
+    written = path / f"{STATEMENT}.part"
+    written.write_text(json.dumps(statement, indent=2, allow_nan=False))
+    written.replace(path / STATEMENT)
     return path
 
 

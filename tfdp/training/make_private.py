@@ -1,5 +1,7 @@
 """Any Keras model, made private."""
 
+from __future__ import annotations
+
 import functools
 
 import keras
@@ -12,7 +14,7 @@ from tfdp.errors import PrivacyError
 from tfdp.training.dp_model import DPModel
 
 
-def make_private(model, validate=True):
+def make_private(model: keras.Model, validate: bool = True) -> DPModel:
     """Wraps a Keras model so that a `DPOptimizer` can train it.
 
     The wrapper shares the model's layers and weights: after training, `model` itself holds the
@@ -73,7 +75,7 @@ class PrivateModel(DPModel):
         model: the wrapped `keras.Model`, also available as `.model`.
     """
 
-    def __init__(self, model, name=None, **kwargs):
+    def __init__(self, model: keras.Model, name: str | None = None, **kwargs):
         super().__init__(name=name or f"private_{model.name}", **kwargs)
         self.model = model
         self.privacy_assumptions = []

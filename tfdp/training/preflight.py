@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import warnings
 
 import keras
 import numpy as np
@@ -304,45 +303,3 @@ def batch_size_of(x):
     if first.shape[0] is not None:
         return first.shape[0]
     return first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
-
-
-class _BudgetStop(keras.callbacks.Callback):
-    """Ends `fit` when the budget, or a `PrivacyMeter`, allows no further step."""
-
-    def __init__(self, optimizer):
-        super().__init__()
-        self._optimizer = optimizer
-
-    def on_train_begin(self, logs=None):
-        # After the user's callbacks, one of which may have restored a backup.
-        self._allowed = self._optimizer.charging.allowed
-        self._seen = 0
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self._optimizer.charging.look_again()
-
-    def on_train_batch_end(self, batch, logs=None):
-        # Counted here without touching the step counter: `batch` restarts in every epoch.
-        self._seen += self.model.steps_per_execution
-        if self._seen >= self._allowed:
-            self.model.stop_training = True
-
-    def on_epoch_end(self, epoch, logs=None):
-        epochs = (self.params or {}).get("epochs") or 1
-        if self._seen >= self._allowed and epoch + 1 < epochs:
-            warnings.warn(
-                f"Training ends after {self._seen} steps, in epoch {epoch + 1} of {epochs}: the "
-                "privacy budget, or `max_epsilon`, allows no more. Give the DPOptimizer `steps=` "
-                "epochs times steps per epoch; more steps then get more noise each.",
-                stacklevel=2,
-            )
-
-
-def with_budget_stop(callbacks, optimizer):
-    """The user's callbacks and the one that stops at the budget."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(_BudgetStop(optimizer))
-        return callbacks
-    # What writes into the logs comes before what reads them, CSVLogger for one.
-    first = sorted(_as_list(callbacks), key=lambda one: not getattr(one, "writes_logs", False))
-    return [*first, _BudgetStop(optimizer)]

@@ -5,11 +5,13 @@ import tensorflow as tf
 
 from tfdp.accounting.mechanisms import ForwardNoise, Notes
 from tfdp.clipping.recording import trained_variables
-from tfdp.data import provenance
+from tfdp.data import drawn_batches, provenance
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer
-from tfdp.training import caveats, plain_training, preflight, tpu_resident_tables
+from tfdp.optimizers.from_data import steps_of
+from tfdp.training import advice, caveats, plain_training, preflight, tpu_resident_tables
+from tfdp.training.budget_stop import BudgetStop, with_callbacks
 from tfdp.training.building import build_ahead
 from tfdp.training.row_selection import ROWS_ARE_CHECKED, trace_again_if_chosen_anew
 
@@ -70,6 +72,7 @@ def begin(model, x, y, callbacks, kwargs):
 def _begin_private_run(model, x, y, callbacks, kwargs):
     optimizer, strategy = model.optimizer, model.distribute_strategy
     sampling = preflight.sampling_of_fit(optimizer, x, y, kwargs)
+    drawn_batches.refuse_used_draw(sampling, model.charge_history)
     checks.check_strategy(strategy, optimizer)
     checks.check_data(strategy, x, sampling)
     has_rows = host_selection.check_selected(x, model)
@@ -92,7 +95,13 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     optimizer.refresh_entropy(strategy)
     vars(model)[ROWS_ARE_CHECKED] = has_rows
     build_ahead(model, x, y)
-    return x, preflight.with_budget_stop(callbacks, optimizer)
+    drawn_batches.mark_as_trained(sampling)
+    steps = optimizer.steps or steps_of(
+        sampling, kwargs.get("epochs"), kwargs.get("steps_per_epoch")
+    )
+    advice.warn_before_training(model, steps)
+    watch = [] if optimizer.selection is None else [advice.SelectionWatch()]
+    return x, with_callbacks(callbacks, [*watch, BudgetStop(optimizer)])
 
 
 def _begin_plain_run(model, x, y, callbacks, kwargs):

@@ -6,3 +6,7 @@ from tfdp.tuning.private_mean import PrivateMean
 from tfdp.tuning.tune import TuningResult, tune
 
 __all__ = ["HyperParameters", "NumberOfRuns", "PrivateMean", "TuningResult", "tune"]
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,6 +1,10 @@
 """A score on private records, released with noise."""
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import dp_accounting
 import numpy as np
@@ -9,6 +13,9 @@ import tensorflow as tf
 from tfdp import _validate
 from tfdp.data.persons import checked_ids
 from tfdp.noise import Grid, NoiseSource
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 _noted = []
 
@@ -46,7 +53,15 @@ class PrivateMean:
         ValueError: if an argument is out of range.
     """
 
-    def __init__(self, values, *, num_examples, noise_multiplier, bound=1.0, privacy_ids=None):
+    def __init__(
+        self,
+        values: Callable,
+        *,
+        num_examples: int,
+        noise_multiplier: float,
+        bound: float = 1.0,
+        privacy_ids: ArrayLike | None = None,
+    ):
         if not callable(values):
             raise ValueError(
                 "Argument `values` must be a function from a model to one score for each record. "

@@ -1,8 +1,11 @@
 """The best of a random number of runs, and what that costs."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from tfdp.accounting import LedgerEntry
@@ -39,7 +42,9 @@ class TuningResult:
     entry: LedgerEntry
 
 
-def tune(train, score, number_of_runs=8.0):
+def tune(
+    train: Callable, score: Callable, number_of_runs: NumberOfRuns | float = 8.0
+) -> TuningResult:
     """Trains with settings drawn at random, a random number of times, and keeps the best.
 
     Formal guarantees: with K runs of one cost, K drawn from `NumberOfRuns` and every setting from

@@ -22,7 +22,7 @@ class ClickData:
     """Impressions in time order, split into an earlier part to train on and a later one to test.
 
     One impression is one record. `train` and `test` are pairs (x, y): y is float32 (n, 1), 1 for
-    a click; x is a dict of "integers", float32 (n, 13), raw counts with 0 for what is missing
+    a click; x is a dict of "integers", float32 (n, 13 of Criteo), raw counts, 0 for what is missing
     (take logarithms in the model), and of "C1", "C2", …, int64 (n,) ids in [0, V).
 
     Attributes:

@@ -1,18 +1,32 @@
 """Reads click logs in the form of Criteo's display-advertising challenge."""
 
+from __future__ import annotations
+
 import gzip
 import numbers
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp.data.datasets.clicks import NUM_INTEGERS, click_data, feature_names
 
+if TYPE_CHECKING:
+    from tfdp.data.datasets.clicks import ClickData
+
 _NUM_CATEGORICAL = 26
 _NUM_FIELDS = 1 + NUM_INTEGERS + _NUM_CATEGORICAL
 
 
-def load_criteo(path, hash_buckets=None, vocabulary=None, num_rows=None, test_fraction=0.1):
+def load_criteo(
+    path: str | os.PathLike,
+    hash_buckets: int | Sequence[int] | None = None,
+    vocabulary: Sequence[Sequence[str]] | None = None,
+    num_rows: int | None = None,
+    test_fraction: float = 0.1,
+) -> ClickData:
     """Loads a file of tab-separated label, 13 integers and 26 categorical values a line.
 
     No header; an empty field is missing. How values become ids must not depend on private data,

@@ -40,7 +40,8 @@ def item_ids(
                 "Argument `items` must be given where items are called by text: the names that "
                 "occur in private data are private themselves. Give the public catalogue, "
                 'items=[...] (items that it lacks are left out), or items="from_data" if which '
-                "items occur may be known; the privacy statement lists that as assumed"
+                "items occur may be known; the privacy statement lists that as assumed (with "
+                "`tfdp train`: --items FILE, or --items from_data)"
             )
         return numbers, None, Origin()
     names = (names if numbers is None else numbers).astype(str)
@@ -76,3 +77,9 @@ def as_integers(values: np.ndarray) -> np.ndarray | None:
         return values.astype(str).astype(np.int64)
     except (ValueError, OverflowError):
         return None
+
+
+def is_missing(value) -> bool:
+    """Whether a value of a table stands for none."""
+    # pandas.NA has no truth value, not even compared with itself.
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdp.data.datasets.columns import read_columns, read_lines
-from tfdp.data.datasets.item_ids import item_ids
+from tfdp.data.datasets.item_ids import is_missing, item_ids
 from tfdp.data.datasets.sequences import SequenceData, split_sequences
 
 _LARGEST_ID = int(np.iinfo(np.int64).max)
@@ -138,7 +138,7 @@ def _refuse_missing(column, name):
     if column.dtype.kind == "f":
         missing = np.isnan(column)
     elif column.dtype.kind == "O":
-        missing = np.array([_is_missing(value) for value in column], bool)
+        missing = np.array([is_missing(value) for value in column], bool)
     else:
         missing = np.char.strip(column.astype(str)) == ""
     if missing.any():
@@ -146,11 +146,6 @@ def _refuse_missing(column, name):
             f"Column {name!r} must have a value in every row: leave such rows out. Received: "
             f"{np.count_nonzero(missing)} rows without one"
         )
-
-
-def _is_missing(value):
-    # pandas.NA has no truth value, not even compared with itself.
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
 
 
 def _times(column, name):

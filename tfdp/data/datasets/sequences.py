@@ -1,12 +1,19 @@
 """Item sequences, one per user, split by leaving the last item out."""
 
+from __future__ import annotations
+
 import collections
 import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfdp._validate import count
 from tfdp.data.provenance import Origin
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 #: What one record is, for statements.
 UNIT_OF_PRIVACY = "one user (one training sequence)"
@@ -28,7 +35,9 @@ class Sequences(collections.namedtuple("Sequences", ["x", "y"])):
     num_items = None
     origin = Origin()
 
-    def __new__(cls, x, y, num_items=None, origin=None):
+    def __new__(
+        cls, x: ArrayLike, y: ArrayLike, num_items: int | None = None, origin: Origin | None = None
+    ):
         self = super().__new__(cls, x, y)
         self.num_items = num_items
         self.origin = Origin() if origin is None else origin
@@ -72,7 +81,9 @@ class SequenceData:
         return self.test.x, self.test.y[:, -1]
 
 
-def leave_one_out_split(sequences, max_length, num_items=None):
+def leave_one_out_split(
+    sequences: Sequence[ArrayLike], max_length: int, num_items: int | None = None
+) -> SequenceData:
     """Holds out the last item of every sequence, as SASRec and DPFormer evaluate.
 
     For a history h_1 … h_m and L = max_length: the training record is made of the newest L+1 of

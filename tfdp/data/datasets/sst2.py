@@ -1,6 +1,9 @@
 """GLUE's SST-2: sentences of film reviews and whether they are positive."""
 
+from __future__ import annotations
+
 import dataclasses
+import os
 import pathlib
 
 import numpy as np
@@ -21,7 +24,7 @@ class SST2Data:
     num_examples: int
 
 
-def load_sst2(folder):
+def load_sst2(folder: str | os.PathLike) -> SST2Data:
     """Reads `train.tsv` and `dev.tsv` (header `sentence<TAB>label`) of GLUE's SST-2.
 
     One sentence is one record. SST-2's training part holds phrases cut from the same reviews, so

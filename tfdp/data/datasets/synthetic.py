@@ -1,9 +1,16 @@
 """Synthetic item sequences: long-tailed, and with an order worth learning."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from tfdp._validate import count
 from tfdp.data.datasets.sequences import leave_one_out_split
+
+if TYPE_CHECKING:
+    from tfdp.data.datasets.sequences import SequenceData
 
 _NUM_GENRES = 20
 _RANK_OFFSET = 10.0  # Zipf-Mandelbrot: popularity is 1 / (rank + 10)
@@ -12,7 +19,13 @@ _FOLLOW_SUCCESSOR = 0.6
 _SUCCESSOR_PROBABILITIES = (0.5, 0.25, 0.15, 0.1)
 
 
-def synthetic_sequences(num_users=4000, num_items=1000, max_length=50, min_length=10, seed=0):
+def synthetic_sequences(
+    num_users: int = 4000,
+    num_items: int = 1000,
+    max_length: int = 50,
+    min_length: int = 10,
+    seed: int = 0,
+) -> SequenceData:
     """Generates users' item sequences that a sequence model predicts better than popularity.
 
     Items have Zipf-Mandelbrot popularity and belong to 20 latent genres. Before each item the

@@ -1,11 +1,18 @@
 """Synthetic click logs: long-tailed features, and labels that depend on them."""
 
+from __future__ import annotations
+
 import numbers
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfdp._validate import count
 from tfdp.data.datasets.clicks import CRITEO_VOCABULARY_SIZES, NUM_INTEGERS, click_data
+
+if TYPE_CHECKING:
+    from tfdp.data.datasets.clicks import ClickData
 
 _ZIPF_EXPONENT = 1.1
 _CLICK_LOGIT = -1.25  # about 0.25 of all impressions, as in Criteo's data
@@ -14,11 +21,11 @@ _EFFECT_OF_INTEGERS = 0.5
 
 
 def synthetic_clicks(
-    num_examples=50_000,
-    vocabulary_sizes=CRITEO_VOCABULARY_SIZES,
-    test_fraction=0.1,
-    seed=0,
-):
+    num_examples: int = 50_000,
+    vocabulary_sizes: Sequence[int] = CRITEO_VOCABULARY_SIZES,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+) -> ClickData:
     """Generates impressions in the form of `load_criteo`. Nothing here is real data.
 
     Each categorical feature follows a Zipf law over its vocabulary, in an order unrelated to the

@@ -1,5 +1,7 @@
 """Adam on rows."""
 
+from __future__ import annotations
+
 import keras
 import tensorflow as tf
 
@@ -26,12 +28,12 @@ class LazyAdam(RowOptimizer):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-7,
-        weight_decay=None,
-        name="lazy_adam",
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        weight_decay: float | None = None,
+        name: str = "lazy_adam",
         **kwargs,
     ):
         for argument, value in (("beta_1", beta_1), ("beta_2", beta_2)):

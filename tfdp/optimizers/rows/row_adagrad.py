@@ -1,5 +1,7 @@
 """Adagrad on rows."""
 
+from __future__ import annotations
+
 import keras
 import tensorflow as tf
 
@@ -28,12 +30,12 @@ class RowAdagrad(RowOptimizer):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        initial_accumulator_value=0.1,
-        epsilon=1e-7,
-        row_wise=False,
-        weight_decay=None,
-        name="row_adagrad",
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 0.001,
+        initial_accumulator_value: float = 0.1,
+        epsilon: float = 1e-7,
+        row_wise: bool = False,
+        weight_decay: float | None = None,
+        name: str = "row_adagrad",
         **kwargs,
     ):
         for argument, value in (

@@ -1,5 +1,7 @@
 """Stochastic gradient descent on rows."""
 
+from __future__ import annotations
+
 import keras
 
 from tfdp.optimizers.rows.row_optimizer import RowOptimizer
@@ -26,7 +28,13 @@ class RowSGD(RowOptimizer):
     ```
     """
 
-    def __init__(self, learning_rate=0.01, weight_decay=None, name="row_sgd", **kwargs):
+    def __init__(
+        self,
+        learning_rate: float | keras.optimizers.schedules.LearningRateSchedule = 0.01,
+        weight_decay: float | None = None,
+        name: str = "row_sgd",
+        **kwargs,
+    ):
         super().__init__(learning_rate, weight_decay, name, **kwargs)
 
     def row_update(self, gradient, slots, learning_rate):

@@ -1,0 +1,156 @@
+"""Draws by Apache Beam, on the direct runner; needs the extra [beam]."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+
+beam = pytest.importorskip("apache_beam")
+
+N, STEPS = 300, 8
+SIGNATURE = (tf.TensorSpec((), tf.int32), tf.TensorSpec((2,), tf.float32))
+SOURCE = [(np.int32(i + 1), np.full(2, i + 1, np.float32)) for i in range(N)]
+
+
+def parse(record):
+    return record
+
+
+def draw(directory, records=None, **changes):
+    given = {
+        "num_examples": N, "expected_batch_size": 60, "steps": STEPS, "parse": parse,
+        "signature": SIGNATURE, "steps_per_file": 3,
+    }  # fmt: skip
+    from tfdp.beam import Indexed, draw_batches
+
+    return draw_batches(Indexed(SOURCE) if records is None else records, directory,
+                        **{**given, **changes})  # fmt: skip
+
+
+def members(directory):
+    """(STEPS, N) whether each record is in each batch; whatever else is in it is padding."""
+    rows = []
+    for x, y, weight in tfdp.data.load_batches(directory).as_numpy_iterator():
+        np.testing.assert_array_equal(y, np.stack([x, x], 1))
+        np.testing.assert_array_equal(weight, x > 0)
+        counts = np.bincount(x, minlength=N + 1)[1:]
+        assert counts.max() <= 1
+        rows.append(counts)
+    return np.stack(rows)
+
+
+def test_every_record_is_in_the_steps_that_its_key_says(tmp_path, monkeypatch):
+    secret = b"0" * 32
+    monkeypatch.setattr("secrets.token_bytes", lambda size: secret)
+    directory = draw(tmp_path / "one")
+    found = members(directory)
+    membership = tfdp.data.membership.Membership(secret, 60 / N, STEPS)
+    expected = np.zeros((STEPS, N), int)
+    for i in range(N):
+        expected[[step for step, _ in membership.of(i)], i] = 1
+    np.testing.assert_array_equal(found, expected)
+    # The same secret gives the same bytes, in whatever order the runner worked.
+    again = draw(tmp_path / "two")
+    for one, two in zip(*(sorted(pathlib.Path(d).glob("*/*.tfrecord")) for d in (directory, again)),
+                        strict=True):  # fmt: skip
+        assert one.read_bytes() == two.read_bytes()
+    for path in pathlib.Path(directory).rglob("*"):
+        assert path.is_dir() or secret not in path.read_bytes()
+
+
+def test_draws_differ_and_are_cut_at_the_capacity(tmp_path):
+    first = members(draw(tmp_path / "first", max_batch_size=60))
+    second = members(draw(tmp_path / "second", max_batch_size=60))
+    assert (first != second).any()
+    assert max(first.sum(1).max(), second.sum(1).max()) == 60
+    sampling = tfdp.data.sampling_of(tfdp.data.load_batches(tmp_path / "first"))
+    assert 0.3 < sampling.overflow_probability < 0.6
+
+
+def test_records_of_a_pipeline_need_keys_of_their_own_and_their_true_number(tmp_path):
+    pairs = [(f"user {i}", SOURCE[i]) for i in range(N)]
+    found = members(draw(tmp_path / "keyed", beam.Create(pairs)))
+    assert found.sum() > 0
+    with pytest.raises(Exception, match="must give every record a key of its own"):
+        draw(tmp_path / "twice", beam.Create([*pairs[:-1], pairs[0]]))
+    with pytest.raises(Exception, match="must be the number of records, 300"):
+        draw(tmp_path / "other n", beam.Create(pairs), num_examples=N + 1)
+    with pytest.raises(ValueError, match="must be the number of records, 300"):
+        draw(tmp_path / "other n", num_examples=N + 1)
+    for name in ("twice", "other n"):
+        with pytest.raises(ValueError, match="must hold a finished draw"):
+            tfdp.data.load_batches(tmp_path / name)
+
+
+def test_a_run_that_failed_leaves_no_draw_and_the_next_one_a_whole_one(tmp_path):
+    def fails(record):
+        if record[0] == N - 5:
+            raise OSError("the disk is gone")
+        return record
+
+    with pytest.raises(Exception, match="the disk is gone"):
+        draw(tmp_path, parse=fails, expected_batch_size=N, steps=2)
+    with pytest.raises(ValueError, match="must hold a finished draw"):
+        tfdp.data.load_batches(tmp_path)
+    draw(tmp_path)
+    assert members(tmp_path).shape == (STEPS, N)
+    with pytest.raises(ValueError, match="must hold no draw"):
+        draw(tmp_path)
+
+
+def test_strings_are_padded_with_empty_ones_and_tell_no_size(tmp_path):
+    draw(
+        tmp_path, parse=lambda r: (b"x" * int(r[0]), r[1]),
+        signature=(tf.TensorSpec((), tf.string), SIGNATURE[1]),
+    )  # fmt: skip
+    for x, y, weight in tfdp.data.load_batches(tmp_path).as_numpy_iterator():
+        np.testing.assert_array_equal([len(one) for one in x], y[:, 0])
+        np.testing.assert_array_equal(weight, y[:, 0] > 0)
+    assert all(size is None for _, size in tfdp.data.drawn_batches.Manifest.read(tmp_path).files)
+
+
+def test_records_that_are_not_as_the_signature_says_are_refused(tmp_path):
+    with pytest.raises(Exception, match="must return what `signature` says"):
+        draw(tmp_path, parse=lambda r: (r[0], r[1][:1]))
+    with pytest.raises(ValueError, match="Argument `signature` must hold tf.TensorSpec of known"):
+        draw(tmp_path, signature=(tf.TensorSpec((None,), tf.int32), SIGNATURE[1]))
+    with pytest.raises(ValueError, match="Argument `signature` must be a tuple"):
+        draw(tmp_path, signature=SIGNATURE[0])
+
+
+KILLED = """
+import sys, time
+sys.path.insert(0, {here!r})
+import test_draws
+def slow(record):
+    time.sleep({seconds})
+    return record
+test_draws.draw({directory!r}, parse=slow, steps=400, expected_batch_size=3, steps_per_file=1)
+"""
+
+
+@pytest.mark.evidence
+def test_a_killed_run_leaves_no_draw_and_the_next_one_a_whole_one(tmp_path):
+    here, known = str(pathlib.Path(__file__).parent), set()
+    # While records are drawn, and while files are written.
+    for pattern, seconds in (("steps-*", 0.1), ("steps-*/*.tfrecord", 0.0)):
+        code = KILLED.format(here=here, directory=str(tmp_path), seconds=seconds)
+        child = subprocess.Popen([sys.executable, "-c", code])
+        while set(tmp_path.glob(pattern)) <= known:
+            time.sleep(0.001)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        known = set(tmp_path.glob("steps-*"))
+        assert len(list(tmp_path.glob("steps-*/*.tfrecord"))) < 400
+        with pytest.raises(ValueError, match="must hold a finished draw"):
+            tfdp.data.load_batches(tmp_path)
+    draw(tmp_path)
+    assert members(tmp_path).shape == (STEPS, N)

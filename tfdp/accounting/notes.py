@@ -1,0 +1,46 @@
+"""What a reader must know of a run beside its cost."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Notes:
+    """What a reader must know of a run beside its cost; kept with the run.
+
+    Args:
+        not_covered: what the guarantee does not cover.
+        assumptions: what the user vouched for.
+        remarks: anything else.
+    """
+
+    not_covered: tuple = ()
+    assumptions: tuple = ()
+    remarks: tuple = ()
+
+    def __or__(self, other):
+        """The notes of both, each once, in order."""
+        return Notes(
+            *(
+                tuple(dict.fromkeys((*getattr(self, f.name), *getattr(other, f.name))))
+                for f in dataclasses.fields(self)
+            )
+        )
+
+    @classmethod
+    def from_details(cls, details):
+        """The notes among the details of a ledger entry."""
+        return cls(**{f.name: tuple(details.get(f.name, ())) for f in dataclasses.fields(cls)})
+
+
+def doubts(sampling):
+    """What is assumed, and remarked, of the way batches were drawn."""
+    assumptions, remarks = (), ()
+    if sampling is not None and sampling.is_declared:
+        kind = sampling.kind.removeprefix("declared_")
+        assumptions = (f"batches were drawn as declared ({kind}); tfdp drew none",)
+    if sampling is not None and sampling.seeded:
+        remarks = (
+            "A fixed seed drew the batches: whoever knows it knows them, and the amplification "
+            "by sampling does not hold against them. Seeds are for tests.",
+        )
+    return Notes(assumptions=assumptions, remarks=remarks)

@@ -1,0 +1,336 @@
+"""A pipeline that draws Poisson batches and writes them in the order of their steps."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import apache_beam as beam
+import numpy as np
+import tensorflow as tf
+
+from tfdp._validate import count, is_integer
+from tfdp.accounting.truncation import smallest_capacity
+from tfdp.data._checks import check_capacity, check_expected_batch_size
+from tfdp.data.drawn_batches import (
+    MANIFEST,
+    Manifest,
+    decode_signature,
+    encode_batch,
+    encode_signature,
+    padded_batch,
+)
+from tfdp.data.membership import Membership, encoded_key
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+_CHUNK = 4096  # records that one worker reads at a time
+
+
+class Indexed(beam.PTransform):
+    """(i, record i) of a random-access source: an object with `__len__` and `__getitem__`.
+
+    The number of a record is its key, so that keys need no check.
+
+    Args:
+        source: the object; workers get a copy by pickle. An array_record data source, say.
+    """
+
+    def __init__(self, source: Any):
+        super().__init__()
+        size = len(source)
+        if not is_integer(size) or size < 1:
+            raise ValueError(f"Argument `source` must hold records. Received: a length of {size}")
+        self._source, self.size = source, int(size)
+
+    def expand(self, begin):
+        source, size = self._source, self.size
+        chunks = [(start, min(start + _CHUNK, size)) for start in range(0, size, _CHUNK)]
+        return (
+            begin
+            | "Chunks" >> beam.Create(chunks)
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> beam.FlatMap(lambda chunk: ((i, source[i]) for i in range(*chunk)))
+        )
+
+
+def draw_batches(
+    records: beam.PTransform,
+    directory: str | os.PathLike,
+    *,
+    num_examples: int,
+    expected_batch_size: float,
+    steps: int,
+    parse: Callable,
+    signature: tuple,
+    max_batch_size: int | None = None,
+    steps_per_file: int | None = None,
+    options: PipelineOptions | None = None,
+) -> str:
+    """Draws T Poisson batches of records that a Beam pipeline reads, into files.
+
+    Each record takes part in each step with probability q = B/n, independently of other steps and
+    records. `tfdp.data.load_batches(directory)` reads the batches for one training.
+
+    ```python
+    source = array_record_data_source.ArrayRecordDataSource(paths)
+    tfdp.beam.draw_batches(
+        tfdp.beam.Indexed(source), "/data/draw", num_examples=len(source),
+        expected_batch_size=1024, steps=2000, parse=my_parse,
+        signature=(tf.TensorSpec((39,), tf.float32), tf.TensorSpec((), tf.float32)))
+    ```
+
+    The direct runner is the default. Others come by Beam's own options:
+    `options=PipelineOptions(["--runner=DataflowRunner", ...])`.
+
+    The manifest is written after everything else: an interrupted run leaves no draw, and the next
+    one begins anew beside its remains.
+
+    Formal guarantees: as of `poisson_batches`. The pipeline fails, and there is no draw, if n is
+    not the number of records or if two of them have one key: they would be drawn together. Who is
+    in which step follows from a secret of 32 bytes that is made here, sent to the workers within
+    the pipeline, and kept nowhere. It shows in what the runner stores of the job, and the files
+    show what it decides: keep both as secret as the data.
+
+    Args:
+        records: a `PTransform` that gives (key, record): `Indexed(source)`, or any other. Keys are
+            integers, strings or bytes, distinct, and not random: a part of the pipeline that is
+            run again must give each record the same key.
+        directory: where to write, local or on an object store; without a draw in it.
+        num_examples: n.
+        expected_batch_size: B.
+        steps: T, all steps of a training.
+        parse: function of one record that returns (x, y) or (x, y, sample_weight) of arrays.
+        signature: nested `tf.TensorSpec` of what `parse` returns, without a batch axis.
+        max_batch_size: rows of every batch. Default: the smallest number that a draw exceeds with
+            probability at most 1e-20. A larger draw is cut to a random subset, and charged.
+        steps_per_file: a worker holds so many batches in memory. Default: about 64 MB, at least 1.
+        options: `apache_beam` `PipelineOptions`, or None.
+
+    Returns:
+        The directory.
+
+    Raises:
+        ValueError: for an argument out of its range, or if the directory holds a draw already.
+    """
+    n, directory = count("num_examples", num_examples), str(directory).rstrip("/")
+    check_expected_batch_size(expected_batch_size, n)
+    count("steps", steps)
+    if isinstance(records, Indexed) and records.size != n:
+        raise ValueError(
+            f"Argument `num_examples` must be the number of records, {records.size}. "
+            f"Received: num_examples={n}"
+        )
+    if max_batch_size is None:
+        max_batch_size = min(n, smallest_capacity(n, expected_batch_size / n))
+    check_capacity(max_batch_size, expected_batch_size)
+    capacity = min(n, max_batch_size)
+    signature = _with_weights(signature)
+    if steps_per_file is None:
+        row = sum(s.shape.num_elements() * max(s.dtype.size, 1) for s in tf.nest.flatten(signature))
+        steps_per_file = max(1, 2**26 // (row * capacity))
+    count("steps_per_file", steps_per_file)
+    if tf.io.gfile.exists(f"{directory}/{MANIFEST}"):
+        raise ValueError(
+            "Argument `directory` must hold no draw: the one in it is complete, and is kept. "
+            f"Received: directory={directory!r}"
+        )
+    identity = secrets.token_hex(16)
+    folder = f"steps-{identity}"
+    tf.io.gfile.makedirs(f"{directory}/{folder}")
+    membership = Membership(secrets.token_bytes(32), expected_batch_size / n, steps)
+    files = -(-steps // steps_per_file)
+    names = [f"{folder}/{i:05d}-of-{files:05d}.tfrecord" for i in range(files)]
+    pipeline = beam.Pipeline(options=options)
+    keyed = pipeline | "Records" >> records
+    if not isinstance(records, Indexed):
+        _check_keys(keyed)
+    _check_number(keyed, n)
+    drawn = keyed | "Draw" >> beam.ParDo(_Draw(membership, steps_per_file, parse, signature))
+    every_file = pipeline | "Files" >> beam.Create([(i, b"") for i in range(files)])
+    _ = (
+        (drawn, every_file)
+        | beam.Flatten()
+        | "By file" >> beam.GroupByKey()
+        | "Write"
+        >> beam.ParDo(_Write(directory, names, steps, steps_per_file, capacity, signature))
+    )
+    pipeline.run().wait_until_finish()
+    sizes = [tf.io.gfile.stat(f"{directory}/{name}").length for name in names]
+    if any(spec.dtype == tf.string for spec in tf.nest.flatten(signature)):
+        sizes = [None] * len(names)
+    Manifest(
+        identity, n, expected_batch_size, steps, capacity,
+        encode_signature(signature), tuple(zip(names, sizes, strict=True)),
+    ).write(directory)  # fmt: skip
+    return directory
+
+
+def _with_weights(signature):
+    if not isinstance(signature, tuple) or len(signature) not in (2, 3):
+        raise ValueError(
+            "Argument `signature` must be a tuple (x, y) or (x, y, sample_weight) of "
+            f"tf.TensorSpec. Received: signature={signature!r}"
+        )
+    signature = (*signature, tf.TensorSpec((), tf.float32))[:3]
+    leaves = tf.nest.flatten(signature)
+    if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in leaves):
+        raise ValueError(
+            "Argument `signature` must hold tf.TensorSpec of known shapes: pad what is of "
+            "different lengths, to a length that does not come from the data. "
+            f"Received: signature={signature!r}"
+        )
+    if tf.nest.is_nested(signature[2]) or signature[2].dtype != tf.float32:
+        raise ValueError(
+            "The third part of argument `signature` must be a tf.TensorSpec of float32. "
+            f"Received: {signature[2]!r}"
+        )
+    return decode_signature(encode_signature(signature))
+
+
+def _check_keys(keyed):
+    def refuse(counted):
+        if counted[1] > 1:
+            raise ValueError(
+                "Argument `records` must give every record a key of its own: records of one key "
+                f"would be drawn together. Received: a key that {counted[1]} records have"
+            )
+
+    _ = (
+        keyed
+        | "Keys" >> beam.Map(lambda pair: encoded_key(pair[0]))
+        | "Count keys" >> beam.combiners.Count.PerElement()
+        | "Refuse equal keys" >> beam.Map(refuse)
+    )
+
+
+def _check_number(keyed, n):
+    def refuse(found):
+        if found != n:
+            raise ValueError(
+                f"Argument `num_examples` must be the number of records, {found}. "
+                f"Received: num_examples={n}"
+            )
+
+    _ = (
+        keyed
+        | "Count" >> beam.combiners.Count.Globally()
+        | "Refuse another number" >> beam.Map(refuse)
+    )
+
+
+_PLACE = struct.Struct("<QQ")  # step, and the random number that orders it
+_SIZE = struct.Struct("<Q")
+
+
+def _encoded(leaves):
+    """The leaves of one record as bytes: a string by its length and itself."""
+    parts = []
+    for leaf in leaves:
+        if leaf.dtype.kind in "SUO":
+            for one in leaf.ravel():
+                text = one.encode() if isinstance(one, str) else bytes(one)
+                parts += [_SIZE.pack(len(text)), text]
+        else:
+            parts.append(leaf.tobytes())
+    return b"".join(parts)
+
+
+def _decoded(row, specs):
+    """The inverse of `_encoded`."""
+    leaves, place = [], 0
+    for spec in specs:
+        number = spec.shape.num_elements()
+        if spec.dtype == tf.string:
+            texts = np.empty(number, object)
+            for i in range(number):
+                (size,) = _SIZE.unpack_from(row, place)
+                place += _SIZE.size
+                texts[i] = row[place : place + size]
+                place += size
+            leaves.append(texts.reshape(spec.shape))
+        else:
+            leaves.append(np.frombuffer(row, spec.dtype.as_numpy_dtype, number, place))
+            leaves[-1] = leaves[-1].reshape(spec.shape)
+            place += leaves[-1].nbytes
+    return leaves
+
+
+class _Draw(beam.DoFn):
+    """(key, record) to (file, step + number + row), for each step that the record is in."""
+
+    def __init__(self, membership, steps_per_file, parse, signature):
+        self._membership = membership
+        self._steps_per_file = steps_per_file
+        self._parse = parse
+        self._signature = encode_signature(signature)
+
+    def setup(self):
+        signature = decode_signature(self._signature)
+        self._nest = signature
+        self._leaves = [(tuple(s.shape), s.dtype) for s in tf.nest.flatten(signature)]
+
+    def process(self, pair):
+        key, record = pair
+        steps = self._membership.of(key)
+        if not steps:
+            return
+        leaves = self._parsed(record)
+        row = _encoded(leaves)
+        for step, number in steps:
+            # Bytes take a tenth of the memory that arrays take in a runner's hands.
+            yield step // self._steps_per_file, _PLACE.pack(step, number) + row
+
+    def _parsed(self, record):
+        parsed = self._parse(record)
+        if isinstance(parsed, tuple) and len(parsed) == 2:
+            parsed = (*parsed, np.float32(1.0))
+        tf.nest.assert_same_structure(parsed, self._nest)
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(parsed)]
+        leaves[-1] = leaves[-1].astype(np.float32)
+        for leaf, (shape, dtype) in zip(leaves, self._leaves, strict=True):
+            known = dtype == tf.string if leaf.dtype.kind in "SUO" else dtype == leaf.dtype
+            if leaf.shape != shape or not known:
+                raise ValueError(
+                    "Argument `parse` must return what `signature` says, for every record. "
+                    f"Received: {leaf.shape}, {leaf.dtype} for {shape}, {dtype.name}"
+                )
+        return leaves
+
+
+class _Write(beam.DoFn):
+    """Writes the steps of one file; the same records give the same bytes, however often."""
+
+    def __init__(self, directory, names, steps, steps_per_file, capacity, signature):
+        self._directory, self._names = directory, names
+        self._steps, self._steps_per_file = steps, steps_per_file
+        self._capacity = capacity
+        self._signature = encode_signature(signature)
+
+    def process(self, group):
+        number, found = group
+        first = number * self._steps_per_file
+        last = min(first + self._steps_per_file, self._steps)
+        batches = {step: [] for step in range(first, last)}
+        for one in found:
+            if one:
+                step, order = _PLACE.unpack_from(one)
+                batches[step].append((order, one))
+        signature = decode_signature(self._signature)
+        specs = tf.nest.flatten(signature)
+        path = f"{self._directory}/{self._names[number]}"
+        # Runners may run this twice at once: each writes a file of its own, whole, and renames it.
+        unfinished = f"{path}.{secrets.token_hex(8)}"
+        with tf.io.TFRecordWriter(unfinished) as writer:
+            for step in range(first, last):
+                # By random numbers: the first of them are a uniform subset.
+                rows = sorted(batches.pop(step), key=lambda one: one[0])[: self._capacity]
+                rows = [_decoded(one[_PLACE.size :], specs) for _, one in rows]
+                leaves = padded_batch(rows, signature, self._capacity)
+                writer.write(encode_batch(leaves))
+        tf.io.gfile.rename(unfinished, path, overwrite=True)
+        yield number

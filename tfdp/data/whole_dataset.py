@@ -1,0 +1,82 @@
+"""Records of a tf.data.Dataset, read into memory: a Poisson batch may need any of them."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp._compat.tensorflow import inputs_of
+from tfdp.data.provenance import Origin, assumptions_of, releases_of, sampling_of
+from tfdp.data.records import Records
+
+_ITS_OWN = "each element of the tf.data.Dataset is one record, whose content no other record has"
+_BATCHES = (
+    "BatchDataset",
+    "ParallelBatchDataset",
+    "PaddedBatchDataset",
+    "WindowDataset",
+    "GroupByWindowDataset",
+)
+
+
+def records_of_dataset(dataset):
+    """The elements of a finite dataset of (x, y) or (x, y, sample_weight), as `Records`.
+
+    Args:
+        dataset: `tf.data.Dataset` of single records, all of the same shapes, without a batch axis.
+
+    Raises:
+        ValueError: for batches, a dataset that repeats or has no end, or shapes that vary.
+    """
+    if sampling_of(dataset) is not None:
+        raise ValueError(
+            "Argument `data` is a dataset of batches that were drawn already. Give its records, "
+            f"or give these batches to `fit`. Received: {dataset}"
+        )
+    _refuse_batches_and_repetitions(dataset)
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        raise ValueError(
+            "Argument `data` must be a dataset of (x, y) or (x, y, sample_weight). A model without "
+            f"targets still needs a `y`: `map` to (x, 0). Received: elements of spec {spec}"
+        )
+    leaves = tf.nest.flatten(spec)
+    if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in leaves):
+        raise ValueError(
+            "Argument `data` must be a dataset of single records of one known shape: `unbatch()` "
+            "batches, and pad to a length that does not come from the data. "
+            f"Received: elements of spec {spec}"
+        )
+    columns = [[] for _ in leaves]
+    for element in dataset.as_numpy_iterator():
+        for column, value in zip(columns, tf.nest.flatten(element), strict=True):
+            column.append(value)
+    if not columns[0]:
+        raise ValueError("Argument `data` must hold at least one record. Received: none")
+    # Byte strings stay objects: numpy's own would lose trailing zeros.
+    arrays = [
+        np.array(column, object if s.dtype == tf.string else s.dtype.as_numpy_dtype)
+        for column, s in zip(columns, leaves, strict=True)
+    ]
+    records = Records(tf.nest.pack_sequence_as(spec, arrays))
+    records.origin = Origin(releases_of(dataset), (*assumptions_of(dataset), _ITS_OWN))
+    return records
+
+
+def _refuse_batches_and_repetitions(dataset):
+    endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    pending, unbatched = [(dataset, False)], False
+    while pending:
+        made, unbatched = pending.pop()
+        name = type(made).__name__.lstrip("_")
+        if endless or name == "RepeatDataset":
+            raise ValueError(
+                "Argument `data` must be a dataset that gives each record once: leave `repeat` "
+                "out. Copies of a record would count as several, and ε would hold for a copy. "
+                f"Received: {dataset}"
+            )
+        if name in _BATCHES and not unbatched:
+            raise ValueError(
+                "Argument `data` must be a dataset of single records: a batch of them would count "
+                f"as one. Leave `batch` out, or call `unbatch()`. Received: {dataset}"
+            )
+        unbatched = (unbatched or name == "UnbatchDataset") and name not in _BATCHES
+        pending += [(one, unbatched) for one in inputs_of(made)]

@@ -1,0 +1,93 @@
+"""What a threshold lets through, known before any data are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+#: More rows than this in each step by noise alone are worth a warning.
+MANY_ROWS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectionForecast:
+    """What can be said of `AdaFEST` from its settings alone; nothing here is computed from data.
+
+    Args:
+        threshold: τ.
+        noise_stddev: σ₁·C₁, of the noise on each row's contributions.
+        weight: what an example adds to each row that it activates, min(1, C₁/√p) for p features.
+        num_rows: rows of all tables, or of those that may survive at all.
+        expected_batch_size: B, or None where it is not known.
+    """
+
+    threshold: float
+    noise_stddev: float
+    weight: float
+    num_rows: int
+    expected_batch_size: float | None = None
+
+    @property
+    def threshold_in_stddevs(self) -> float:
+        """τ in standard deviations of the noise; infinite without noise."""
+        return self.threshold / self.noise_stddev if self.noise_stddev else math.inf
+
+    @property
+    def rows_by_noise(self) -> float:
+        """Expected rows that survive a step though no example activates them."""
+        return self.num_rows * 0.5 * math.erfc(self.threshold_in_stddevs / math.sqrt(2.0))
+
+    @property
+    def examples_needed(self) -> float:
+        """Examples of a batch that must share a row for it to survive every second time."""
+        return self.threshold / self.weight
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about what cannot work, and what to do."""
+        found = []
+        if self.rows_by_noise >= MANY_ROWS:
+            wanted = _stddevs_for(self.num_rows)
+            found.append(
+                f"AdaFEST's threshold of {self.threshold:g} is {self.threshold_in_stddevs:.2g} "
+                f"standard deviations of its noise: about {self.rows_by_noise:,.0f} of "
+                f"{self.num_rows:,} rows will survive each step by noise alone, and be trained on "
+                f"nothing else. Raise `threshold` to about {wanted * self.noise_stddev:.3g} "
+                f"({wanted:.2g} standard deviations: one such row a step), or restrict the rows "
+                "with `within=FEST(...)`"
+            )
+        most = self.expected_batch_size
+        if most is not None:
+            # Sharing by the whole batch, and the luckiest noise of all rows, does not reach it.
+            reach = most * self.weight + (_stddevs_for(self.num_rows) + 2) * self.noise_stddev
+            if reach < self.threshold:
+                found.append(
+                    f"No row can survive AdaFEST's threshold of {self.threshold:g}: one that all "
+                    f"{most:g} expected examples of a batch share has contributions of "
+                    f"{most * self.weight:.3g}, with noise of standard deviation "
+                    f"{self.noise_stddev:.3g}. Lower `threshold`, raise `contribution_norm` (√p "
+                    "for p features counts each in full), or take larger batches"
+                )
+        return tuple(found)
+
+    def __str__(self):
+        lines = [
+            f"threshold {self.threshold:g}: {self.threshold_in_stddevs:.3g} standard deviations of "
+            f"the noise ({self.noise_stddev:.4g})",
+            f"rows that survive a step by noise alone: {self.rows_by_noise:.3g} of "
+            f"{self.num_rows:,} expected",
+            f"examples that must share a row for it to survive every second time: "
+            f"{self.examples_needed:.3g}"
+            + ("" if self.expected_batch_size is None else f" of {self.expected_batch_size:g}"),
+        ]
+        return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
+
+
+def _stddevs_for(num_rows):
+    """The threshold, in standard deviations, that one of so many rows passes by noise alone."""
+    low, high = 0.0, 40.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        expected = num_rows * 0.5 * math.erfc(middle / math.sqrt(2.0))
+        low, high = (middle, high) if expected > 1 else (low, middle)
+    return high
