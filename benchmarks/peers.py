@@ -94,7 +94,11 @@ class Worker:
 
     def close(self):
         self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:  # threads of a library that outlive its work
+            self.process.kill()
+            self.process.wait()
 
 
 def checks(workers, architectures):
