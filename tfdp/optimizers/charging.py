@@ -90,7 +90,7 @@ class Charging(RunCharging):
 
     @property
     def noise_multiplier(self):
-        """σ: as given, of this run or the last of this budget, or calibrated for Poisson batches."""
+        """σ: as given, of this or the last run of the budget, or calibrated for Poisson batches."""
         if self.requested_noise_multiplier is not None:
             return float(self.requested_noise_multiplier)
         runs = [m for m, _ in self._runs_of_this_budget()]
