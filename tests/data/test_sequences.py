@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
+from tfdp.data.provenance import assumptions_of
 
 
 def test_the_last_item_is_held_out_and_the_newest_stand_on_the_right():
@@ -144,3 +145,13 @@ def test_movielens_loads_whole(shared_data):
     labels = np.count_nonzero(data.train[1]) + np.count_nonzero(data.test[1])
     assert labels + 6040 == 999_611
     assert np.count_nonzero(data.test[1]) == 6040
+
+
+def test_what_was_taken_to_be_public_is_known_of_the_arrays_by_themselves():
+    data = tfdp.data.leave_one_out_split([[1, 2, 3], [2, 3, 1, 4]], 3)
+    x, y = data.train
+    for part in (data.train, (x, y), (x[:1], y[:1])):
+        (assumed,) = assumptions_of(tfdp.data.poisson_batches(part, 1))
+        assert "the largest id in the data" in assumed
+    given = tfdp.data.leave_one_out_split([[1, 2, 3]], 3, num_items=4).train
+    assert assumptions_of(tfdp.data.poisson_batches((given.x, given.y), 1)) == ()

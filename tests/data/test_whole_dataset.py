@@ -58,3 +58,30 @@ def test_weights_and_persons_come_along():
 def test_what_is_no_dataset_of_records_is_refused(made, message):
     with pytest.raises(ValueError, match=message):
         tfdp.data.poisson_batches(made(records()), 2)
+
+
+def _freely(dataset):
+    options = tf.data.Options()
+    options.deterministic = False
+    return dataset.with_options(options)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda d: d.shuffle(6).prefetch(1),
+        lambda d: d.shuffle(6, seed=0).map(lambda x, y: (x, y)),
+        lambda d: d.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False),
+        _freely,
+    ],
+)
+@pytest.mark.parametrize(
+    "sampler", [tfdp.data.poisson_batches, tfdp.data.shuffled_epochs, tfdp.data.allocated_epochs]
+)
+def test_ids_of_persons_go_with_records_whose_order_is_known(made, sampler):
+    ids = {"privacy_ids": [0, 0, 1, 1, 2, 2], "max_records_per_unit": 2}
+    with pytest.raises(ValueError, match="in the order of `privacy_ids`.*leave `shuffle`"):
+        sampler(made(records()), 1, **ids)
+    assumed = assumptions_of(sampler(records().map(lambda x, y: (x, y)).cache(), 1, **ids))
+    assert any("in the order of `privacy_ids`" in sentence for sentence in assumed)
+    sampler(made(records()), 1)

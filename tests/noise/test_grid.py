@@ -49,6 +49,11 @@ def test_no_noise_has_no_grid():
     np.testing.assert_array_equal(found, values)
 
 
+def test_a_deviation_that_nobody_has_set_releases_nothing():
+    grid = Grid(tf.constant(float("nan"), tf.float64), 1.0, 3)
+    assert np.isnan(release(tf.ones([3]), grid, KEY, COUNTER)).all()
+
+
 @pytest.mark.parametrize("quantile", [normal_of_tail, laplace_of_tail])
 def test_a_release_is_the_rounded_sum_and_the_rounded_noise_added_exactly(quantile):
     grid = Grid(1.7, 1.0, 4096, sum_rounding(64))

@@ -131,6 +131,24 @@ def test_a_fit_that_was_refused_fixes_no_steps(small):
     assert model.optimizer.epsilon() <= 3
 
 
+def test_data_that_were_refused_fix_nothing(small):
+    model = made(small, expected_batch_size=20)
+    with pytest.raises(PrivacyError, match="expected_batch_size=10, but"):
+        model.fit(small.poisson(), verbose=0)
+    model.fit(small.poisson(small.data(60), batch=20), verbose=0)
+    assert model.optimizer.num_examples == 60 and model.optimizer.epsilon() <= 3
+
+
+def test_layers_and_callbacks_are_told_the_noise_of_the_batches_of_the_run(small):
+    model, told = made(small), []
+    tell = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: told.append(model.optimizer.noise_multiplier)
+    )
+    model.fit(tfdp.data.allocated_epochs(small.data(), 4), epochs=2, verbose=0, callbacks=[tell])
+    (entry,) = model.ledger.entries
+    assert told == [entry.event.noise_multiplier] == [model.optimizer.noise_multiplier]
+
+
 def test_what_was_taken_is_fixed(small):
     model = made(small)
     model.fit(small.poisson(), epochs=1, steps_per_epoch=2, verbose=0)

@@ -107,7 +107,7 @@ def allocated_epochs(
     Source: Chua et al. 2025, "Balls-and-Bins Sampling for DP-SGD"; Feldman and Shenfeld 2025,
     "Privacy amplification by random allocation".
     """
-    records = records_of(data, parse)
+    records = records_of(data, parse, privacy_ids)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
     key = claimed(period, privacy_ids)
     n = records.num_examples if persons is None else persons.num_persons

@@ -124,7 +124,7 @@ def poisson_batches(
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
         PrivacyError: a person is in another period, too.
     """
-    records = records_of(data, parse)
+    records = records_of(data, parse, privacy_ids)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
     key = claimed(period, privacy_ids)
     n = records.num_examples if persons is None else persons.num_persons

@@ -14,16 +14,19 @@ from tfdp.data.whole_dataset import records_of_dataset
 _BY_ITSELF = "the source and `parse` give of each record what depends on it alone"
 
 
-def records_of(data, parse=None):
+def records_of(data, parse=None, privacy_ids=None):
     """What batches are cut from: `Records` in memory, or `SourceRecords` where `parse` is given.
 
     Args:
         data: as for `tfdp.data.poisson_batches`.
         parse: function of one record of a source, or None for arrays and datasets.
+        privacy_ids: whose record each one is, by its place; or None.
     """
     if parse is not None:
         return SourceRecords(data, parse)
-    return records_of_dataset(data) if isinstance(data, tf.data.Dataset) else Records(data)
+    if isinstance(data, tf.data.Dataset):
+        return records_of_dataset(data, in_order=privacy_ids is not None)
+    return Records(data)
 
 
 class SourceRecords:

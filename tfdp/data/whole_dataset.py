@@ -8,6 +8,7 @@ from tfdp.data.provenance import Origin, assumptions_of, releases_of, sampling_o
 from tfdp.data.records import Records
 
 _ITS_OWN = "each element of the tf.data.Dataset is one record, whose content no other record has"
+_IN_ORDER = "the tf.data.Dataset gives its records in the order of `privacy_ids`"
 _BATCHES = (
     "BatchDataset",
     "ParallelBatchDataset",
@@ -17,14 +18,16 @@ _BATCHES = (
 )
 
 
-def records_of_dataset(dataset):
+def records_of_dataset(dataset, in_order=False):
     """The elements of a finite dataset of (x, y) or (x, y, sample_weight), as `Records`.
 
     Args:
         dataset: `tf.data.Dataset` of single records, all of the same shapes, without a batch axis.
+        in_order: whether it matters at which place a record comes.
 
     Raises:
-        ValueError: for batches, a dataset that repeats or has no end, or shapes that vary.
+        ValueError: for batches, a dataset that repeats or has no end, or shapes that vary; or one
+            in a random order, if that matters.
     """
     if sampling_of(dataset) is not None:
         raise ValueError(
@@ -32,6 +35,8 @@ def records_of_dataset(dataset):
             f"or give these batches to `fit`. Received: {dataset}"
         )
     _refuse_batches_and_repetitions(dataset)
+    if in_order:
+        _refuse_random_order(dataset)
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) not in (2, 3):
         raise ValueError(
@@ -57,7 +62,8 @@ def records_of_dataset(dataset):
         for column, s in zip(columns, leaves, strict=True)
     ]
     records = Records(tf.nest.pack_sequence_as(spec, arrays))
-    records.origin = Origin(releases_of(dataset), (*assumptions_of(dataset), _ITS_OWN))
+    order = (_IN_ORDER,) if in_order else ()
+    records.origin = Origin(releases_of(dataset), (*assumptions_of(dataset), _ITS_OWN, *order))
     return records
 
 
@@ -80,3 +86,20 @@ def _refuse_batches_and_repetitions(dataset):
             )
         unbatched = (unbatched or name == "UnbatchDataset") and name not in _BATCHES
         pending += [(one, unbatched) for one in inputs_of(made)]
+
+
+def _refuse_random_order(dataset):
+    """Else an id would name another person than the one whose record it is."""
+    free = dataset.options().deterministic is False
+    pending = [dataset]
+    while pending:
+        made = pending.pop()
+        free |= getattr(made, "_deterministic", None) == "false"
+        if free or "Shuffle" in type(made).__name__:
+            raise ValueError(
+                "Argument `data` must give its records in the order of `privacy_ids`, or they "
+                "would be taken for other persons' records: leave `shuffle` and "
+                "`deterministic=False` out; batches are drawn at random as it is. "
+                f"Received: {dataset}"
+            )
+        pending += inputs_of(made)

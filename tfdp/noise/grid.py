@@ -159,7 +159,8 @@ def released(values, step, stddev, window, words, quantile, dtype, scale=None):
     values = tf.cast(values, tf.float64)
     units = tf.round(tf.clip_by_value(values * (1.0 / step), -_LARGEST_SUM, _LARGEST_SUM))
     units += tf.round(noise) + spread(even, window)
-    return tf.cast(tf.where(stddev > 0.0, units * step, values), dtype)
+    # Not `stddev > 0`: one that nobody has set yet is NaN, and must give NaN.
+    return tf.cast(tf.where(tf.equal(stddev, 0.0), values, units * step), dtype)
 
 
 def tail_and_even(bits, more):

@@ -90,13 +90,12 @@ class Charging(RunCharging):
 
     @property
     def noise_multiplier(self):
-        """σ: as given, as in the last run of this budget, or calibrated for Poisson batches."""
+        """σ: as given, of this or the last run of the budget, or calibrated for Poisson batches."""
         if self.requested_noise_multiplier is not None:
             return float(self.requested_noise_multiplier)
-        mine = self._runs_of_this_budget()
-        if mine:
-            return mine[-1][0].noise_multiplier
-        return self._noise_multiplier_for(self._poisson())
+        runs = [m for m, _ in self._runs_of_this_budget()]
+        runs += [] if self.mechanism is None else [self.mechanism]
+        return runs[-1].noise_multiplier if runs else self._noise_multiplier_for(self._poisson())
 
     def begin(self, sampling, strategy=None, notes=None):
         """Called eagerly before steps whose batches are drawn as `sampling` says (None: unknown).

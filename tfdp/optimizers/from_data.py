@@ -39,6 +39,11 @@ class FromData:
         self.takes_steps = optimizer.budget is not None and optimizer.steps is None
 
     @property
+    def names(self):
+        """Those of n, B, k and the period that are still to come from the data."""
+        return tuple(self._names)
+
+    @property
     def is_complete(self):
         """Whether everything is known that noise and ε depend on."""
         optimizer = self._optimizer

@@ -98,9 +98,11 @@ def sampling_of_fit(optimizer, x, y, kwargs):
             "A batch of `tfdp.data.microbatches` may hold one record several times, and each copy "
             "would be clipped by itself. A DPOptimizer needs `tfdp.data.poisson_batches`."
         )
-    optimizer.from_data.take(sampling, kwargs.get("epochs"), kwargs.get("steps_per_epoch"))
     for name in ("period", "max_records_per_unit", "num_examples", "expected_batch_size"):
-        _compare(name, getattr(sampling, name), getattr(optimizer, name))
+        if name not in optimizer.from_data.names:
+            _compare(name, getattr(sampling, name), getattr(optimizer, name))
+    # Last: what is taken is fixed, and data that are refused must fix nothing.
+    optimizer.from_data.take(sampling, kwargs.get("epochs"), kwargs.get("steps_per_epoch"))
     return sampling
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfdp._validate import count
-from tfdp.data.provenance import Origin
+from tfdp.data.provenance import Origin, OriginArray
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -137,6 +137,8 @@ def split_sequences(sequences, max_length, num_items=None, items=None, origin=No
         if history.size:
             _right_align(test_x[row], history)
             test_y[row, -1] = sequence[-1]
+    if origin != Origin():  # also of x and y by themselves
+        train_x, train_y = (OriginArray.of(part, origin) for part in (train_x, train_y))
     return SequenceData(
         train=Sequences(train_x, train_y, num_items, origin),
         test=Sequences(test_x, test_y, num_items, origin),
