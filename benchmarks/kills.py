@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import sys
 import tempfile
 import time
@@ -119,7 +120,8 @@ def life(kind, kills, generator, tally):
 
 def _judge(line, segment, tally):
     if line["what"] in ("checkpoint refused", "resume refused"):
-        tally["errors"][line["error"]] = tally["errors"].get(line["error"], 0) + 1
+        error = re.sub(r"\S*/tmp\S*?([\w.]+)(?=[\s,.'\")]|$)", r"\1", line["error"])
+        tally["errors"][error] = tally["errors"].get(error, 0) + 1
         tally["checkpoint refused"] += line["what"] == "checkpoint refused"
         return
     behind = line["in_weights"] - line["charged"]

@@ -3,8 +3,8 @@
 With `--outside`, bounds from above and from below by `PLD_accounting` (Feldman and Shenfeld 2026),
 which is run in an environment of its own. Writes JSON.
 
-    python -m venv /tmp/outside && /tmp/outside/bin/pip install PLD_accounting
-    python benchmarks/random_allocation.py --outside /tmp/outside/bin/python
+    python -m venv .venv-outside && .venv-outside/bin/pip install PLD_accounting
+    python benchmarks/random_allocation.py --outside .venv-outside/bin/python
 """
 
 import argparse
