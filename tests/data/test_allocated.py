@@ -7,7 +7,7 @@ from scipy import stats
 
 import tfdp
 from tfdp.data.allocated import draw_allocation
-from tfdp.errors import BudgetError
+from tfdp.errors import BudgetError, PrivacyError
 
 FALSE_ALARM = 1e-6
 
@@ -246,3 +246,27 @@ def test_short_keras_epochs_go_on_in_the_same_pass(small, monkeypatch):
     assert len(read) <= 2 and read[-1] == 20, read  # the check before training reads some batches
     (entry,) = model.optimizer.ledger.entries
     assert entry.count == 1
+
+
+class _ShortEpochs(keras.callbacks.Callback):
+    """A common way to see fewer batches of an epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = False
+
+
+@pytest.mark.parametrize("sampler", ["allocated", "shuffled"])
+def test_passes_that_a_callback_cuts_short_are_charged_as_passes(small, sampler):
+    batches = {
+        "allocated": lambda: tfdp.data.allocated_epochs(small.data(), 4),
+        "shuffled": lambda: tfdp.data.shuffled_epochs(small.data(), 10),
+    }[sampler]()
+    model = small.model(compile_kwargs={"jit_compile": False})
+    with pytest.raises(PrivacyError, match="stop_training.*take"):
+        model.fit(batches, epochs=3, verbose=0, callbacks=[_ShortEpochs()])
+    assert model.optimizer.steps_taken == model.ledger.entries[0].count == 1
+    model.fit(small.poisson(), epochs=3, verbose=0, callbacks=[_ShortEpochs()])
+    assert model.optimizer.steps_taken == 4

@@ -112,6 +112,7 @@ def poisson_batches(
             sample_weight)`: arrays of the same shapes and dtypes for each record, without a batch
             axis. A lambda that returns its argument does for a source of such tuples.
         privacy_ids: array (number of records,) of integers or strings: whose record each one is.
+            A `tf.data.Dataset` must give its records in this order: not shuffled.
         max_records_per_unit: k, the most records of a person that take part in a step.
         period: a `Period` of `DisjointPeriods`, which checks that none of these persons is in
             another one.

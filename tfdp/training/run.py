@@ -14,6 +14,7 @@ from tfdp.training import advice, caveats, plain_training, preflight, tpu_reside
 from tfdp.training.budget_stop import BudgetStop, with_callbacks
 from tfdp.training.building import build_ahead
 from tfdp.training.row_selection import ROWS_ARE_CHECKED, trace_again_if_chosen_anew
+from tfdp.training.whole_passes import whole_passes
 
 #: Attribute of a model while a run goes on: its `_Run`.
 _RUN = "_tfdp_run"
@@ -101,7 +102,8 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     )
     advice.warn_before_training(model, steps)
     watch = [] if optimizer.selection is None else [advice.SelectionWatch()]
-    return x, with_callbacks(callbacks, [*watch, BudgetStop(optimizer)])
+    own = [*watch, BudgetStop(optimizer), *whole_passes(sampling)]
+    return x, with_callbacks(callbacks, own)
 
 
 def _begin_plain_run(model, x, y, callbacks, kwargs):
@@ -116,6 +118,7 @@ def _begin_plain_run(model, x, y, callbacks, kwargs):
     build_ahead(model, x, y)
     if isinstance(mechanism, ForwardNoise):
         vars(model)[_RUN].trained = _ids(trained_variables(model))
+        callbacks = with_callbacks(callbacks, whole_passes(mechanism.sampling))
     return x, callbacks
 
 
