@@ -22,7 +22,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peer_workers"))
 
-import architectures as sizes  # noqa: E402
+import sizes  # noqa: E402
 
 #: library: its environment (None: this one), its worker, and its methods with what plain training
 #: each is compared with.
@@ -50,7 +50,7 @@ LIBRARIES = {
 TOLERANCE = 5e-3
 
 
-#: What takes more than `architectures.MEMORY` bytes ends like this.
+#: What takes more than `sizes.MEMORY` bytes ends like this.
 ENDED = "out of memory or crashed: the process ended with code "
 
 

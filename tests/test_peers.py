@@ -13,7 +13,7 @@ NAME = "multilayer perceptron"
 
 @pytest.fixture
 def modules(monkeypatch):
-    names = ("architectures", "protocol", "peers")
+    names = ("sizes", "protocol", "peers")
     monkeypatch.syspath_prepend(str(HERE / "benchmarks"))
     monkeypatch.syspath_prepend(str(HERE / "benchmarks" / "peer_workers"))
     yield {name: importlib.import_module(name) for name in names}
@@ -21,7 +21,7 @@ def modules(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def linear(architectures, clipped):
+def linear(sizes, clipped):
     """A worker's trainer: a linear map to logits, squared errors, in NumPy."""
 
     class Trainer:
@@ -41,7 +41,7 @@ def linear(architectures, clipped):
             mean = gradients.sum(0) / self.batch_size
             if self.clipped == "mean":
                 mean *= min(1.0, self.clip_norm / np.linalg.norm(mean))
-            self.weights = self.weights - architectures.RATES["sgd"] * mean
+            self.weights = self.weights - sizes.RATES["sgd"] * mean
 
         def get(self):
             return [self.weights.copy()]
@@ -55,7 +55,7 @@ def linear(architectures, clipped):
 def test_clipping_of_single_examples_is_told_from_no_clipping_and_from_clipping_the_mean(modules):
     check, tolerance = modules["protocol"].check, modules["peers"].TOLERANCE
     errors = {
-        clipped: check(linear(modules["architectures"], clipped), NAME, "private")
+        clipped: check(linear(modules["sizes"], clipped), NAME, "private")
         for clipped in ("each", "mean", "")
     }
     assert errors["each"]["relative_error"] < 1e-9 and errors["each"]["clipped"] == 2
@@ -76,10 +76,10 @@ def test_a_method_that_does_not_clip_is_not_timed(modules):
 
 
 def test_every_architecture_has_the_same_batch_for_every_library(modules):
-    architectures = modules["architectures"]
-    for name in architectures.ARCHITECTURES:
-        first, again = architectures.batch(name), architectures.batch(name)
-        assert len(first[1]) == architectures.ARCHITECTURES[name][2]
+    sizes = modules["sizes"]
+    for name in sizes.ARCHITECTURES:
+        first, again = sizes.batch(name), sizes.batch(name)
+        assert len(first[1]) == sizes.ARCHITECTURES[name][2]
         assert all(np.array_equal(a, b) for a, b in zip(first[0], again[0], strict=True))
 
 

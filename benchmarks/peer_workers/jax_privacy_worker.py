@@ -8,7 +8,6 @@ import os
 
 os.environ["KERAS_BACKEND"] = "jax"
 
-import architectures as sizes
 import jax
 import jax.numpy as jnp
 import jax_privacy
@@ -16,6 +15,7 @@ import keras
 import keras_models
 import optax
 import protocol
+import sizes
 from jax_privacy import keras_api
 
 

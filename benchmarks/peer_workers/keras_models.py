@@ -1,7 +1,7 @@
 """The architectures in Keras 3, for tfdp and for JAX-Privacy on Keras' JAX backend."""
 
-import architectures as sizes
 import keras
+import sizes
 from keras import layers
 
 

@@ -2,9 +2,9 @@
 
 import warnings
 
-import architectures as sizes
 import opacus
 import protocol
+import sizes
 import torch
 from torch import nn
 

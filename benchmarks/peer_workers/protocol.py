@@ -18,8 +18,8 @@ import sys
 import time
 import traceback
 
-import architectures
 import numpy as np
+import sizes
 
 CHECKED_EXAMPLES = 4
 
@@ -38,16 +38,14 @@ def _message(error):
 
 
 def _prepared(make, name, method, batch_size=None):
-    inputs, labels = architectures.batch(name, batch_size)
-    trainer = make(
-        name, method, "adam", architectures.NOISE_MULTIPLIER, architectures.CLIP_NORM, len(labels)
-    )
+    inputs, labels = sizes.batch(name, batch_size)
+    trainer = make(name, method, "adam", sizes.NOISE_MULTIPLIER, sizes.CLIP_NORM, len(labels))
     trainer.feed(inputs, labels)
     return trainer
 
 
 def _gradient(before, after):
-    rate = architectures.RATES["sgd"]
+    rate = sizes.RATES["sgd"]
     return [(a - b.astype(np.float64)) / rate for a, b in zip(before, after, strict=True)]
 
 
@@ -57,7 +55,7 @@ def check(make, name, method):
     Without noise, by gradient descent; gradients of single examples come from steps of
     "plain" on one example each. The clip norm is between them: some are clipped and some are not.
     """
-    inputs, labels = architectures.batch(name, CHECKED_EXAMPLES, seed=1)
+    inputs, labels = sizes.batch(name, CHECKED_EXAMPLES, seed=1)
     plain = make(name, "plain", "sgd", 0.0, 1.0, 1)
     plain.feed(tuple(x[:1] for x in inputs), labels[:1])
     start = plain.get()
@@ -96,7 +94,7 @@ def serve(make, versions):
         make: the worker's `Trainer`.
         versions: dict of names and versions of what is timed.
     """
-    resource.setrlimit(resource.RLIMIT_DATA, (architectures.MEMORY, architectures.MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (sizes.MEMORY, sizes.MEMORY))
     answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)  # what libraries print is no answer
     trainers = {}

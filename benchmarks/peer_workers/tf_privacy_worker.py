@@ -9,8 +9,8 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import architectures as sizes
 import protocol
+import sizes
 import tensorflow as tf
 import tensorflow_privacy
 from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry

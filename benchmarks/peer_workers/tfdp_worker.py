@@ -5,22 +5,22 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
-import architectures
 import keras
 import keras_models
 import protocol
+import sizes
 import tensorflow as tf
 
 import tfdp
 
-tf.config.threading.set_intra_op_parallelism_threads(architectures.THREADS)
-tf.config.threading.set_inter_op_parallelism_threads(architectures.THREADS)
+tf.config.threading.set_intra_op_parallelism_threads(sizes.THREADS)
+tf.config.threading.set_inter_op_parallelism_threads(sizes.THREADS)
 
 
 class Trainer:
     def __init__(self, name, method, optimizer, noise_multiplier, clip_norm, batch_size):
         model = keras_models.build(name)
-        rate = architectures.RATES[optimizer]
+        rate = sizes.RATES[optimizer]
         optimizer = {"adam": keras.optimizers.Adam, "sgd": keras.optimizers.SGD}[optimizer](rate)
         self.private = method.startswith("private")
         if self.private:
@@ -29,7 +29,7 @@ class Trainer:
                 optimizer,
                 noise_multiplier=noise_multiplier,
                 clip_norm=clip_norm,
-                num_examples=architectures.NUM_EXAMPLES,
+                num_examples=sizes.NUM_EXAMPLES,
                 expected_batch_size=batch_size,
             )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -70,7 +70,12 @@ class Transformer(keras.Model):
 
 @pytest.mark.parametrize(
     ("tied", "run", "blocks"),
-    [(True, {"graph": True}, 2), (False, {}, 1), (True, {"jit_compile": True}, 1)],
+    [
+        pytest.param(True, {"graph": True}, 2, marks=pytest.mark.evidence),
+        (False, {}, 1),
+        (True, {"graph": True}, 1),
+        pytest.param(True, {"jit_compile": True}, 1, marks=pytest.mark.evidence),
+    ],
 )
 def test_transformer_with_dropout(brute_force, mean_loss, tied, run, blocks):
     x, y = ids(5, LENGTH), ids(5, LENGTH)

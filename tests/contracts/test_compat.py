@@ -222,7 +222,14 @@ def test_accountants_take_further_events(kind):
     assert accountant.get_epsilon(1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-3)
 
 
-@pytest.mark.parametrize("order", ["keras, tfdp", "tfdp, keras", "keras, tfdp.accounting"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        "keras, tfdp",
+        "tfdp, keras",
+        pytest.param("keras, tfdp.accounting", marks=pytest.mark.evidence),
+    ],
+)
 def test_files_load_in_either_order_of_imports(small, tmp_path, order):
     model = small.model()
     model.save(tmp_path / "m.keras")

@@ -50,7 +50,9 @@ def batches(steps):
     return poisson_batches(data(), N, steps_per_epoch=steps)  # q = 1: the same batch every time
 
 
-@pytest.mark.parametrize("count, jit_compile", [(None, True), (2, "auto")])
+@pytest.mark.parametrize(
+    "count, jit_compile", [pytest.param(None, True, marks=pytest.mark.evidence), (2, "auto")]
+)
 def test_without_noise_the_numbers_are_those_of_the_step(replicas, count, jit_compile):
     kwargs = {"compile_kwargs": {"jit_compile": jit_compile}}
     expected, _ = replicas.train(compiled(replicas, None), batches(2))

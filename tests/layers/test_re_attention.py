@@ -271,7 +271,14 @@ def test_dpformer_without_error_is_the_vanilla_transformer():
     np.testing.assert_allclose(one(x), two(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("cell", [None, "gru", "transformer"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        None,
+        pytest.param("gru", marks=pytest.mark.evidence),
+        pytest.param("transformer", marks=pytest.mark.evidence),
+    ],
+)
 def test_sequence_models_train_save_and_continue(cell, tmp_path):
     tied = cell != "transformer"
     frequency = np.full(8, 0.3)
