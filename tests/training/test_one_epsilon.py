@@ -261,3 +261,15 @@ def test_numbers_of_numpy_are_numbers(small, tmp_path):
     model.fit(small.poisson(), verbose=0)
     model.save(tmp_path / "m.keras")
     assert_one(model, by_hand(poisson(1.0, 0.25, 4)))
+
+
+def test_a_budget_pays_for_batches_that_were_cut_before(small):
+    """Their δ is taken from that of the noise, or the ε at the end would exceed the budget."""
+    model = small.model(noise_multiplier=4.0)
+    model.fit(small.poisson(max_batch_size=22), verbose=0)
+    budget = tfdp.PrivacyBudget(2.0, DELTA)
+    model.compile(small.optimizer(budget=budget, steps=4), loss=small.loss)
+    model.fit(small.poisson(), verbose=0)
+    overflow = sum(e.count * e.overflow_probability for e in model.ledger.entries)
+    assert 0.2 * DELTA < overflow * (1 + math.exp(2.0)) < 0.8 * DELTA
+    assert 0.99 * budget.epsilon < model.ledger.epsilon(DELTA) <= budget.epsilon
