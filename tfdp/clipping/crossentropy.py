@@ -91,7 +91,7 @@ def _in_passes(logits, labels, counts, spoil, all_count):
         label_logit = tf.gather_nd(rows, places) - top[:, 0]
 
         def gradient(upstream):
-            upstream = tf.where(counted, upstream + tf.reshape(spoil, [-1]), 0.0)
+            upstream = upstream + tf.reshape(spoil, [-1])  # 0 where ignored, both
             z = powers * (upstream[:, None] / total)
             if not all_count:  # what is ignored may be NaN
                 z = tf.where(counted[:, None], z, 0.0)
