@@ -86,16 +86,19 @@ def _in_passes(logits, labels, counts, spoil, all_count):
     @tf.custom_gradient
     def values(rows):
         top = tf.reduce_max(rows, axis=1, keepdims=True)
-        powers = tf.exp(rows - top)
+        at_label = tf.gather_nd(rows, places)
+        with tf.control_dependencies([at_label]):  # read for the last time: the memory is reused
+            powers = tf.exp(rows - top)
         total = tf.reduce_sum(powers, axis=1, keepdims=True)
-        label_logit = tf.gather_nd(rows, places) - top[:, 0]
+        label_logit = at_label - top[:, 0]
 
         def gradient(upstream):
             upstream = upstream + tf.reshape(spoil, [-1])  # 0 where ignored, both
             z = powers * (upstream[:, None] / total)
             if not all_count:  # what is ignored may be NaN
                 z = tf.where(counted[:, None], z, 0.0)
-            return tf.tensor_scatter_nd_sub(z, places, upstream)
+            # Unlike tf.tensor_scatter_nd_sub, it writes into the memory of z.
+            return tf.raw_ops.ScatterNdNonAliasingAdd(input=z, indices=places, updates=-upstream)
 
         return tf.math.log(total)[:, 0] - label_logit, gradient
 
