@@ -16,7 +16,7 @@ from dp_accounting.pld import privacy_loss_distribution
 import tfdp
 from tfdp._compat import dp_accounting as accountants
 from tfdp._compat import keras as compat
-from tfdp._compat.tensorflow import inputs_of, tapes_record
+from tfdp._compat.tensorflow import inputs_of, may_reorder, tapes_record
 
 ROOT = pathlib.Path(tfdp.__file__).parent
 #: Private names that are public by another agreement: named tuples.
@@ -185,6 +185,13 @@ def test_inputs_of_a_dataset_are_what_it_was_made_from():
     first = tf.data.Dataset.range(3)
     (found,) = inputs_of(first.batch(2))
     assert found is first
+
+
+@pytest.mark.parametrize("deterministic", [True, False, None])
+def test_datasets_know_whether_their_order_matters(deterministic):
+    parallel = tf.data.Dataset.range(3).map(abs, num_parallel_calls=2, deterministic=deterministic)
+    assert may_reorder(parallel) == (deterministic is False)
+    assert not may_reorder(tf.data.Dataset.range(3))
 
 
 @pytest.mark.parametrize("kind", ["rdp", "pld"])

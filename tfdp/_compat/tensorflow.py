@@ -13,6 +13,11 @@ def inputs_of(dataset):
     return dataset._inputs()
 
 
+def may_reorder(dataset):
+    """Whether a dataset was told that the order of its elements does not matter."""
+    return getattr(dataset, "_deterministic", None) == "false"
+
+
 def shards_of_tables(embedding):
     """Dict of the names of a TPU embedding's tables to their parts, fetched from the TPU."""
     # Written to the hosts as for a checkpoint.

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import inputs_of
+from tfdp._compat.tensorflow import inputs_of, may_reorder
 from tfdp.data.provenance import Origin, assumptions_of, releases_of, sampling_of
 from tfdp.data.records import Records
 
@@ -94,7 +94,7 @@ def _refuse_random_order(dataset):
     pending = [dataset]
     while pending:
         made = pending.pop()
-        free |= getattr(made, "_deterministic", None) == "false"
+        free |= may_reorder(made)
         if free or "Shuffle" in type(made).__name__:
             raise ValueError(
                 "Argument `data` must give its records in the order of `privacy_ids`, or they "
