@@ -80,3 +80,31 @@ def test_large_vocabularies_raise_norms_by_a_thousandth(width, vocabulary, posit
     norm, bound = (float(t[0]) for t in gradient.squared_norm())
     true = np.sum(matrix**2)
     assert true <= norm + bound <= 1.002 * true
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("count", [1, 32, 37, 64, 96, 4096])
+def test_sums_of_squares_are_off_by_less_than_their_bound(count, jit):
+    generator = np.random.default_rng(count)
+    shapes = {
+        "alike": np.full(count, 1.1),
+        "growing": np.linspace(1e-3, 1, count),
+        "one large": np.where(np.arange(count), 3e-4, 1.7),
+        "wide": np.exp(generator.normal(size=count) * 6),
+        "tiny": 1e-19 * (1 + generator.random(count)),
+        "lost": 1e-21 * (1 + generator.random(count)),
+        "large": 1e18 * (1 + generator.random(count)),
+    }
+    x = np.stack([*shapes.values(), *generator.normal(size=(200, count))]).astype(np.float32)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def found(x):
+        with compiling(jit):
+            return products.sum_of_squares(x)
+
+    exact = np.sum(x.astype(np.float64) ** 2, axis=1)
+    allowed = exact * products.POSITIVE + count * products.UNDERFLOW
+    off = np.abs(found(tf.constant(x)).numpy() - exact)
+    assert np.all(off <= allowed)
+    # Close enough to the bound for one that is too small to be seen.
+    assert count < 64 or np.max(off / exact) > products.POSITIVE / 40

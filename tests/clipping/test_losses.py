@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfdp
 from tfdp.clipping import crossentropy
 from tfdp.clipping.losses import PerExampleLoss, example_mask_of
 from tfdp.runtime.xla import compiling
@@ -218,3 +219,27 @@ def test_labels_may_be_of_a_small_type_with_many_rows_and_classes(dtype, compile
         values = loss(y, logits)
     wanted = tf.nn.sparse_softmax_cross_entropy_with_logits(y.astype("int64"), logits)
     np.testing.assert_allclose(values, wanted, rtol=1e-5)
+
+
+def test_a_step_that_the_user_compiles_is_one_that_xla_can_compile():
+    """The loss, the look-ups and the norms have other forms where XLA does not compile them."""
+    generator = np.random.default_rng(3)
+    ids, y = generator.integers(0, 50, (4, 120)), generator.integers(0, 300, 4)
+    results = []
+    for jit_compile in (False, True):
+        keras.utils.set_random_seed(5)
+        model = tfdp.make_private(
+            keras.Sequential([keras.Input((120,), dtype="int32"), keras.layers.Embedding(50, 4),
+                              keras.layers.GlobalMaxPooling1D(), keras.layers.Dense(300)])
+        )  # fmt: skip
+        optimizer = tfdp.optimizers.DPOptimizer(
+            keras.optimizers.SGD(1.0), noise_multiplier=0.0, num_examples=10, expected_batch_size=4
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss=loss)
+        optimizer.build(model.trainable_variables)
+        step = tf.function(model.train_step, jit_compile=jit_compile, autograph=False)
+        step((tf.constant(ids, tf.int32), tf.constant(y, tf.int32), tf.ones([4])))
+        results.append(model.get_weights())
+    for plain, compiled in zip(*results, strict=True):
+        np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-6)

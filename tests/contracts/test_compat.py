@@ -16,7 +16,7 @@ from dp_accounting.pld import privacy_loss_distribution
 import tfdp
 from tfdp._compat import dp_accounting as accountants
 from tfdp._compat import keras as compat
-from tfdp._compat.tensorflow import inputs_of, may_reorder, tapes_record
+from tfdp._compat.tensorflow import inputs_of, may_reorder, tapes_record, traces_for_xla
 
 ROOT = pathlib.Path(tfdp.__file__).parent
 #: Private names that are public by another agreement: named tuples.
@@ -318,3 +318,22 @@ def test_tapes_record_inside_of_init_scope():
 def test_convolutional_lstms_have_the_cell_that_is_described(rank):
     layer = getattr(keras.layers, f"ConvLSTM{rank}D")(1, 2)
     assert type(layer.cell) is compat.ConvLSTMCell
+
+
+def test_a_trace_for_xla_is_known_from_within():
+    seen = []
+
+    def look():
+        seen.append(traces_for_xla())
+        return tf.constant(0)
+
+    def outer():
+        look()
+        tf.cond(tf.constant(True), look, look)
+        return tf.function(look, autograph=False)()
+
+    tf.function(outer, autograph=False, jit_compile=True)()
+    assert seen == [True] * 4
+    seen.clear()
+    tf.function(outer, autograph=False)()
+    assert seen == [False] * 4 and not traces_for_xla()

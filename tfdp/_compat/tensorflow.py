@@ -6,6 +6,7 @@ import os
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.ops import control_flow_util
 
 
 def inputs_of(dataset):
@@ -16,6 +17,13 @@ def inputs_of(dataset):
 def may_reorder(dataset):
     """Whether a dataset was told that the order of its elements does not matter."""
     return getattr(dataset, "_deterministic", None) == "false"
+
+
+def traces_for_xla():
+    """Whether what is traced now is part of a tf.function with `jit_compile=True`."""
+    # Its whole trace runs in a context of the graph that it was called in.
+    graph = tf.compat.v1.get_default_graph()
+    return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 def shards_of_tables(embedding):

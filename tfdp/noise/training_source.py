@@ -214,7 +214,8 @@ def _compiled_size(size):
     """How many values are drawn for `size`: one compilation, of a second, serves many sizes."""
     if size > _SMALL_DRAW:
         return size
-    return max(1 << (size - 1).bit_length(), 1 << 10)
+    step = max((1 << (size - 1).bit_length()) // 8, 1 << 10)
+    return -(-size // step) * step
 
 
 class PipelineNoiseSource(NoiseSource):

@@ -4,6 +4,8 @@ import contextlib
 
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import traces_for_xla
+
 _SINGLE_TRACE = (
     tf.distribute.TPUStrategy,
     tf.distribute.experimental.TPUStrategy,
@@ -27,7 +29,8 @@ def compiled_by_xla(model):
         model: a Keras model, or another object that has no strategy.
     """
     strategy = getattr(model, "distribute_strategy", None)
-    return traces_once(strategy) or bool(getattr(model, "jit_compile", False))
+    asked = bool(getattr(model, "jit_compile", False)) or traces_for_xla()
+    return asked or traces_once(strategy)
 
 
 def scope_of(model):

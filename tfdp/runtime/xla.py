@@ -10,6 +10,7 @@ import threading
 
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import traces_for_xla
 from tfdp.runtime.strategies import traces_once
 
 _STATE = threading.local()
@@ -21,8 +22,8 @@ def compiling(now):
 
 
 def is_compiling():
-    """Whether the innermost `compiling` that is open says so; False if none is."""
-    return bool(getattr(_STATE, "now", None))
+    """Whether the innermost `compiling` that is open says so, or a tf.function around it does."""
+    return bool(getattr(_STATE, "now", None)) or traces_for_xla()
 
 
 def for_platform(name):
