@@ -117,22 +117,27 @@ def frequencies(present, trials, delta):
 
 
 def transitions(present, trials, delta):
-    """Transitions of five users, of whom one has one pair."""
-    x, y = np.zeros((2, 5, 2), int)
+    """Transitions of users who have one pair each, or none, and share no item with each other.
+
+    What is released of one user's items has noise of its own: every user is a trial.
+    """
+    users = 400
+    first = 1 + 2 * np.arange(users)
+    x, y = np.zeros((2, users, 1), int)
     if present:
-        x[0], y[0] = [0, 1], [1, 2]
-    releases = [
-        tfdp.data.private_transitions(
-            (x, y), noise_multiplier=1.0, num_items=3, window=1, threshold=0.5, rounds=1
+        x[:, 0], y[:, 0] = first, first + 1
+    scores, release = [], None
+    for _ in range(-(-trials // users)):
+        release = tfdp.data.private_transitions(
+            (x, y), noise_multiplier=1.0, num_items=2 * users, window=1, threshold=0.5, rounds=1
         )
-        for _ in range(trials)
-    ]
-    scores = []
-    for release in releases:
-        found = release.values[(release.indices == (1, 2)).all(axis=1)]
-        popular = release.popularity[1] + release.popularity[2]
-        scores.append((found[0] if len(found) else 0.0) + popular)
-    return np.array(scores), Ledger([releases[0].entry]).epsilon(delta)
+        counts = np.zeros((2 * users + 1,) * 2)
+        counts[tuple(release.indices.T)] = release.values
+        popular = release.popularity[first] + release.popularity[first + 1]
+        # The likelihood ratio: a pair counts 1 and has 90% of the precision, two items count
+        # 0.7 each and share 10%.
+        scores.append(0.9 * counts[first, first + 1] + 0.07 * popular)
+    return np.concatenate(scores)[:trials], Ledger([release.entry]).epsilon(delta)
 
 
 def top_k(present, trials, delta):
