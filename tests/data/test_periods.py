@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tfdp
+from tfdp.accounting import Ledger, LedgerEntry
 from tfdp.data import DisjointPeriods
 from tfdp.errors import PrivacyError
 
@@ -129,3 +130,38 @@ def test_names_and_ids_have_no_nul():
             periods.claim("one", ids)
     for ids in (["w", "wide"], [b"w", b"wide"], np.array(["w", "wide"])[::-1], [7, 0]):
         periods.claim("one", ids)
+
+
+IDS = np.array([[1, 2], [2, 3], [3, 1]])
+RELEASES = {
+    "frequency": lambda **by: tfdp.data.private_frequency(
+        (IDS, IDS), 1.0, 1e-6, "gaussian", 3, **by
+    ),
+    "transitions": lambda **by: tfdp.data.private_transitions(
+        (IDS, IDS), epsilon=1.0, delta=1e-6, num_items=3, **by
+    ),
+    "top-k": lambda **by: tfdp.selection.private_top_k({"f": IDS}, {"f": 4}, 1, 1.0, **by),
+    "FEST": lambda **by: tfdp.selection.FEST(1, epsilon=1.0).adapt({"f": IDS}, {"f": 4}, **by),
+}
+
+
+@pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
+def test_of_releases_of_disjoint_periods_the_costliest_counts(release):
+    periods = DisjointPeriods()
+
+    def entry(name, ids, **kwargs):
+        period = None if name is None else periods.period(name)
+        made = release(privacy_ids=ids, max_records_per_unit=1, period=period, **kwargs)
+        return LedgerEntry(made.label, made.event, 1, made.details)
+
+    one, two, again = entry("1", [1, 2, 3]), entry("2", [4, 5, 6]), entry("1", [1, 2, 3])
+    everywhere = entry(None, [1, 2, 3])
+    alone = Ledger([one]).epsilon(1e-6)
+    assert Ledger([one, two]).epsilon(1e-6) == alone <= 1.0 + 1e-9
+    for other in (again, everywhere):
+        both = Ledger([one, two, other]).epsilon(1e-6)
+        assert both == Ledger([one, other]).epsilon(1e-6) > 1.2 * alone
+    with pytest.raises(PrivacyError, match="1 of 3 persons"):
+        entry("2", [7, 8, 3])
+    with pytest.raises(ValueError, match="`period` needs `privacy_ids`"):
+        release(period=periods.period("3"))

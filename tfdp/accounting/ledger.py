@@ -76,7 +76,8 @@ class LedgerEntry:
     @property
     def period(self):
         """(registry, name) of the period whose persons alone the mechanism saw, or None."""
-        period = (self.details.get("sampling") or {}).get("period")
+        sampling = self.details.get("sampling") or {}  # of training; releases say it themselves
+        period = self.details.get("period", sampling.get("period"))
         return None if period is None else tuple(period)
 
     @property

@@ -14,11 +14,14 @@ import tensorflow as tf
 from tfdp._validate import positive
 from tfdp.accounting import LedgerEntry
 from tfdp.data._checks import check_sequences, known_num_items
+from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
 from tfdp.noise import Grid, NoiseSource, laplace_of_tail, normal_of_tail
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+
+    from tfdp.data.periods import Period
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,6 +62,7 @@ def private_frequency(
     *,
     privacy_ids: ArrayLike | None = None,
     max_records_per_unit: int | None = None,
+    period: Period | None = None,
 ) -> FrequencyRelease:
     """Releases the probability p_j that a sequence contains item j (MATH.md section 4).
 
@@ -81,6 +85,8 @@ def private_frequency(
             from the ids that occur.
         privacy_ids, max_records_per_unit: as for `poisson_batches`: the share of persons that
             have an item, private for persons.
+        period: a `Period` of `DisjointPeriods` that none of these persons is outside of: of
+            releases of disjoint periods, and trainings, the costliest counts.
 
     Returns:
         A `FrequencyRelease`; its `num_examples` is the number of persons, with `privacy_ids`.
@@ -94,7 +100,9 @@ def private_frequency(
     positive("epsilon", epsilon)
     # Of y only the last column: L + 1 ids bound what a record changes, whatever it holds.
     items = np.concatenate([x, y[:, -1:]], axis=1).astype(np.int64)
-    persons = Persons.of(privacy_ids, len(items), max_records_per_unit)
+    persons = Persons.of(
+        privacy_ids, len(items), max_records_per_unit, claimed(period, privacy_ids)
+    )
     if persons is not None:
         (items,) = persons.matrices([items])
     n, items_per_record = items.shape

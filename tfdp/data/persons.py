@@ -14,16 +14,18 @@ class Persons:
         privacy_ids: array (n,) of integers or strings: whose record each record is.
         num_records: n.
         max_records_per_unit: k, the most records of one person that take part at once.
+        period: key of the period that all of them are in, in which they were entered; or None.
 
     Attributes:
         num_persons: number of distinct ids; public, as n is.
         max_records_per_unit: k.
+        period: as given.
 
     Raises:
         ValueError: for ids of another number or type, ids without k, or a k that is no count.
     """
 
-    def __init__(self, privacy_ids, num_records, max_records_per_unit):
+    def __init__(self, privacy_ids, num_records, max_records_per_unit, period=None):
         if max_records_per_unit is None:
             raise ValueError(
                 "Argument `max_records_per_unit` must be given with `privacy_ids`: the most "
@@ -31,6 +33,7 @@ class Persons:
                 "max_records_per_unit=None"
             )
         self.max_records_per_unit = count("max_records_per_unit", max_records_per_unit)
+        self.period = period
         ids = checked_ids(privacy_ids, num_records)
         _, persons = np.unique(ids, return_inverse=True)
         self._records = np.argsort(persons, kind="stable")
@@ -39,7 +42,7 @@ class Persons:
         self.num_persons = len(self._counts)
 
     @classmethod
-    def of(cls, privacy_ids, num_records, max_records_per_unit):
+    def of(cls, privacy_ids, num_records, max_records_per_unit, period=None):
         """The `Persons`, or None where both arguments are None: each record is a unit.
 
         Raises:
@@ -53,7 +56,7 @@ class Persons:
                 "`privacy_ids`, which say whose record each record is. Received: "
                 f"max_records_per_unit={max_records_per_unit!r}, privacy_ids=None"
             )
-        return cls(privacy_ids, num_records, max_records_per_unit)
+        return cls(privacy_ids, num_records, max_records_per_unit, period)
 
     def rows(self, generator, drawn):
         """Which records of the drawn persons take part, at most k of each, drawn afresh.
@@ -100,7 +103,8 @@ class Persons:
     @property
     def details(self):
         """What the ledger entry of a release about persons says of them."""
-        return {"unit": PERSON, "max_records_per_unit": self.max_records_per_unit}
+        period = {} if self.period is None else {"period": list(self.period)}
+        return {"unit": PERSON, "max_records_per_unit": self.max_records_per_unit, **period}
 
 
 def checked_ids(privacy_ids, num_records):

@@ -15,6 +15,7 @@ from tfdp import _validate, accounting
 from tfdp.accounting import LedgerEntry
 from tfdp.data import _checks
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
+from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
 from tfdp.data.provenance import Origin
 from tfdp.data.transition_counts import Histories, item_sums
@@ -23,6 +24,8 @@ from tfdp.noise import Grid, NoiseSource
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+
+    from tfdp.data.periods import Period
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,6 +101,7 @@ def private_transitions(
     source: NoiseSource | None = None,
     privacy_ids: ArrayLike | None = None,
     max_records_per_unit: int | None = None,
+    period: Period | None = None,
 ) -> TransitionRelease:
     """Releases how often one item follows another, and how popular items are.
 
@@ -136,6 +140,7 @@ def private_transitions(
         privacy_ids, max_records_per_unit: as for `poisson_batches`: whose sequence each one is,
             and how many of a person's count. The transitions of a person are those within its
             sequences, all of them together a vector of norm 1: the release is private for persons.
+        period: as for `private_frequency`.
 
     Returns:
         A `TransitionRelease`; its `num_examples` is the number of persons, with `privacy_ids`.
@@ -152,7 +157,11 @@ def private_transitions(
     settings = _checked(window, gap_power, popularity_share, rounds, threshold, symmetric)
     _validate.count("most_survivors", most_survivors)
     records = np.concatenate([x, y[:, -1:]], axis=1)
-    persons, parts, details = Persons.of(privacy_ids, len(x), max_records_per_unit), 1, {}
+    persons, parts, details = (
+        Persons.of(privacy_ids, len(x), max_records_per_unit, claimed(period, privacy_ids)),
+        1,
+        {},
+    )
     if persons is not None:
         (records,) = persons.matrices([records])
         parts, details = max_records_per_unit, persons.details

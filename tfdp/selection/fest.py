@@ -86,7 +86,7 @@ class FEST(RowSelection):
 
     def adapt(
         self, features, vocabulary_sizes, *, max_values=None, padding_id=None, source=None,
-        privacy_ids=None, max_records_per_unit=None,
+        privacy_ids=None, max_records_per_unit=None, period=None,
     ):  # fmt: skip
         """Chooses the rows privately, from the training data. Every call is charged.
 
@@ -95,8 +95,8 @@ class FEST(RowSelection):
 
         Args:
             features: dict of table name to the ids of the training examples, (n,) or (n, T).
-            vocabulary_sizes, max_values, padding_id, source, privacy_ids, max_records_per_unit:
-                as for `private_top_k`.
+            vocabulary_sizes, max_values, padding_id, source, privacy_ids, max_records_per_unit,
+                period: as for `private_top_k`.
 
         Returns:
             The `TopKRelease`.
@@ -120,6 +120,7 @@ class FEST(RowSelection):
             source=source,
             privacy_ids=privacy_ids,
             max_records_per_unit=max_records_per_unit,
+            period=period,
         )
         self._rows = {name: np.asarray(rows) for name, rows in release.rows.items()}
         entry = LedgerEntry(release.label, release.event, 1, release.details)

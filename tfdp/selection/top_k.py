@@ -11,11 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import count, positive
+from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
 from tfdp.noise import Grid, NoiseSource, draws, laplace_of_tail
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+
+    from tfdp.data.periods import Period
 
 MECHANISMS = ("laplace", "gumbel")
 _CHUNK = 1 << 22
@@ -50,6 +53,7 @@ def private_top_k(
     source: NoiseSource | None = None,
     privacy_ids: ArrayLike | None = None,
     max_records_per_unit: int | None = None,
+    period: Period | None = None,
 ) -> TopKRelease:
     """Releases the k most frequent values of each feature (MATH.md section 3, "DP-FEST").
 
@@ -81,6 +85,7 @@ def private_top_k(
         privacy_ids, max_records_per_unit: as for `tfdp.data.poisson_batches`: a person, with at
             most so many of its examples, takes the place of an example. Its values are those of
             all of them: L_f is at most k·T, unless `max_values` says less.
+        period: as for `tfdp.data.private_frequency`.
 
     Returns:
         A `TopKRelease`.
@@ -92,7 +97,9 @@ def private_top_k(
     source = NoiseSource() if source is None else source
     values = {name: _as_matrix(name, ids) for name, ids in features.items()}
     sizes = {len(ids) for ids in values.values()}
-    persons = Persons.of(privacy_ids, max(sizes), max_records_per_unit)
+    persons = Persons.of(
+        privacy_ids, max(sizes), max_records_per_unit, claimed(period, privacy_ids)
+    )
     if persons is not None:
         if len(sizes) > 1:
             raise ValueError(
