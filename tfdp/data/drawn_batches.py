@@ -229,6 +229,26 @@ def refuse_used_draw(sampling, history):
         raise PrivacyError(f"{_ONCE} Received: a draw that has trained, in {state.directory}")
 
 
+def refuse_second_pass(sampling, epochs, steps_per_epoch):
+    """Refuses a `fit` that would read a draw from its beginning again, before the first step.
+
+    Args:
+        sampling: the `Sampling` of a run that is about to begin, or None.
+        epochs: how many this `fit` has.
+        steps_per_epoch: as given to `fit`; None for one pass in each epoch.
+
+    Raises:
+        PrivacyError: if there are several passes.
+    """
+    if sampling is None or sampling.draw is None or steps_per_epoch is not None or epochs <= 1:
+        return
+    steps = sampling.steps_per_epoch
+    raise PrivacyError(
+        f"{_ONCE} Received: epochs={epochs} without `steps_per_epoch`, for a draw of {steps} "
+        f"steps; fit(..., epochs={epochs}, steps_per_epoch={steps // epochs}) takes it once."
+    )
+
+
 def mark_as_trained(sampling):
     """Called when everything is ready for the first step: from here on, one pass may be read.
 

@@ -157,11 +157,8 @@ def private_transitions(
     settings = _checked(window, gap_power, popularity_share, rounds, threshold, symmetric)
     _validate.count("most_survivors", most_survivors)
     records = np.concatenate([x, y[:, -1:]], axis=1)
-    persons, parts, details = (
-        Persons.of(privacy_ids, len(x), max_records_per_unit, claimed(period, privacy_ids)),
-        1,
-        {},
-    )
+    key, parts, details = claimed(period, privacy_ids), 1, {}
+    persons = Persons.of(privacy_ids, len(x), max_records_per_unit, key)
     if persons is not None:
         (records,) = persons.matrices([records])
         parts, details = max_records_per_unit, persons.details

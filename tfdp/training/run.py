@@ -74,6 +74,8 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     optimizer, strategy = model.optimizer, model.distribute_strategy
     sampling = preflight.sampling_of_fit(optimizer, x, y, kwargs)
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
+    epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
+    drawn_batches.refuse_second_pass(sampling, epochs, kwargs.get("steps_per_epoch"))
     checks.check_strategy(strategy, optimizer)
     checks.check_data(strategy, x, sampling)
     has_rows = host_selection.check_selected(x, model)
