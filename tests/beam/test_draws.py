@@ -126,6 +126,68 @@ def test_records_that_are_not_as_the_signature_says_are_refused(tmp_path):
         draw(tmp_path, signature=SIGNATURE[0])
 
 
+PERSONS, MOST = 60, 3
+OWN = [[i + 1 for i in range(N) if i % 83 % PERSONS == p] for p in range(PERSONS)]
+
+
+def test_persons_are_drawn_with_at_most_so_many_of_their_records(tmp_path, monkeypatch):
+    secret = b"1" * 32
+    monkeypatch.setattr("secrets.token_bytes", lambda size: secret)
+    keyed = [(f"person {p}", SOURCE[i - 1]) for p, own in enumerate(OWN) for i in own]
+    given = {"num_examples": PERSONS, "expected_batch_size": 20, "max_records_per_unit": MOST}
+    draw(tmp_path / "one", beam.Create(keyed), **given)
+    draw(tmp_path / "two", beam.Create(keyed[::-1]), **given)
+    for path in (tmp_path / "one").glob("*/*.tfrecord"):  # in whatever order they were read
+        (other,) = (tmp_path / "two").glob(f"*/{path.name}")
+        assert path.read_bytes() == other.read_bytes()
+    sampling = tfdp.data.sampling_of(tfdp.data.load_batches(tmp_path / "one"))
+    assert (sampling.num_examples, sampling.max_records_per_unit) == (PERSONS, MOST)
+    membership = tfdp.data.membership.Membership(secret, 20 / PERSONS, STEPS)
+    taken = {}
+    batches = tfdp.data.load_batches(tmp_path / "one").as_numpy_iterator()
+    for step, (x, y, weight) in enumerate(batches):
+        np.testing.assert_array_equal(y, np.stack([x, x], 1))
+        np.testing.assert_array_equal(weight, x > 0)
+        rows = x.reshape(-1, MOST)
+        drawn = {next(p for p in range(PERSONS) if row[0] in OWN[p]): row for row in rows if row[0]}
+        keys = (f"person {p}" for p in range(PERSONS))
+        steps = [dict(membership.of(b"s" + key.encode())) for key in keys]
+        assert set(drawn) == {p for p in range(PERSONS) if step in steps[p]}
+        for p, row in drawn.items():
+            own = row[row > 0]
+            assert set(own) <= set(OWN[p]) and len(set(own)) == len(own) == min(MOST, len(OWN[p]))
+            taken.setdefault(p, []).append(frozenset(own))
+    many = [p for p in taken if len(OWN[p]) > MOST and len(taken[p]) > 2]
+    assert many and any(len(set(taken[p])) > 1 for p in many)  # drawn anew for each step
+
+
+def test_a_model_trains_on_persons_drawn_ahead(tmp_path):
+    import keras
+
+    keyed = [(p, SOURCE[i - 1]) for p, own in enumerate(OWN) for i in own]
+    draw(tmp_path, beam.Create(keyed), num_examples=PERSONS, expected_batch_size=20,
+         max_records_per_unit=MOST, parse=lambda r: (r[1] / N, r[1][0]),
+         signature=(tf.TensorSpec((2,), tf.float32), tf.TensorSpec((), tf.float32)))  # fmt: skip
+    model = tfdp.make_private(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    model.compile(
+        tfdp.optimizers.DPOptimizer(
+            keras.optimizers.SGD(0.1), noise_multiplier=1.0, num_examples=PERSONS,
+            expected_batch_size=20, max_records_per_unit=MOST,
+        ), loss="mse",
+    )  # fmt: skip
+    model.fit(tfdp.data.load_batches(tmp_path), verbose=0)
+    statement = model.privacy_statement(delta=0.01)
+    assert statement.steps == STEPS and statement.unit == tfdp.accounting.sampling.PERSON
+
+
+def test_persons_need_keys_of_persons_and_their_true_number(tmp_path):
+    keyed = [(p, SOURCE[i - 1]) for p, own in enumerate(OWN) for i in own]
+    with pytest.raises(Exception, match="must be the number of persons, 60"):
+        draw(tmp_path, beam.Create(keyed), max_records_per_unit=2)
+    with pytest.raises(ValueError, match="with the key of its person"):
+        draw(tmp_path, max_records_per_unit=2)
+
+
 KILLED = """
 import sys, time
 sys.path.insert(0, {here!r})

@@ -14,7 +14,7 @@ from scipy import stats
 
 import tfdp
 from tfdp.data import private_transitions
-from tfdp.data.transition_counts import UNIT, Histories, item_sums, transition_sums
+from tfdp.data.transition_counts import UNIT, Histories, transition_sums
 from tfdp.noise import NoiseSource
 
 FALSE_ALARM = 1e-6
@@ -73,7 +73,7 @@ def test_one_round_is_the_naive_dense_mechanism_and_a_threshold(train):
         assert len(part) > 500 and stats.kstest(part, "uniform").pvalue > FALSE_ALARM
     # popularity: the other Gaussian
     popularity = np.stack([r.popularity[1:] for r in made])
-    mean = np.broadcast_to(item_sums(histories), popularity.shape)[popularity > 0]
+    mean = np.broadcast_to(histories.item_sums(), popularity.shape)[popularity > 0]
     law = stats.norm(scale=sigma / math.sqrt(share))
     u = law.sf(popularity[popularity > 0] - mean) / law.sf(-mean)
     assert stats.kstest(u, "uniform").pvalue > FALSE_ALARM

@@ -1,6 +1,6 @@
-"""Draws made ahead by Apache Beam, for data that outgrow one machine (`pip install tfdp[beam]`).
+"""Draws made ahead, and releases, by Apache Beam (`pip install tfdp[beam]`).
 
-Nothing else of tfdp imports Beam; `import tfdp.beam` does.
+For data that outgrow one machine. Nothing else of tfdp imports Beam; `import tfdp.beam` does.
 """
 
 try:
@@ -9,8 +9,16 @@ except ImportError as error:
     raise ImportError("tfdp.beam needs Apache Beam: `pip install tfdp[beam]`.") from error
 
 from tfdp.beam.draws import Indexed, draw_batches  # noqa: E402
+from tfdp.beam.releases import (  # noqa: E402
+    Log,
+    private_frequency,
+    private_top_k,
+    private_transitions,
+)
 
-__all__ = ["Indexed", "draw_batches"]
+__all__ = [
+    "Indexed", "Log", "draw_batches", "private_frequency", "private_top_k", "private_transitions",
+]  # fmt: skip
 
 
 def __dir__():

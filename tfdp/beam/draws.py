@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from tfdp._validate import count, is_integer
 from tfdp.accounting.truncation import smallest_capacity
+from tfdp.beam.rows import decoded_row, encoded_row, packed, unpacked
 from tfdp.data._checks import check_capacity, check_expected_batch_size
 from tfdp.data.drawn_batches import (
     MANIFEST,
@@ -68,6 +68,7 @@ def draw_batches(
     parse: Callable,
     signature: tuple,
     max_batch_size: int | None = None,
+    max_records_per_unit: int | None = None,
     steps_per_file: int | None = None,
     options: PipelineOptions | None = None,
 ) -> str:
@@ -84,6 +85,11 @@ def draw_batches(
         signature=(tf.TensorSpec((39,), tf.float32), tf.TensorSpec((), tf.float32)))
     ```
 
+    With `max_records_per_unit` the unit of privacy is a person: `records` gives (key of the person,
+    record), several with one key, n, B and `max_batch_size` count persons, and a drawn person
+    takes part with at most k of its records, drawn anew for each step; as `poisson_batches` with
+    `privacy_ids`. Write a person's key alike in all of its records: 7 and "7" are two persons.
+
     The direct runner is the default. Others come by Beam's own options:
     `options=PipelineOptions(["--runner=DataflowRunner", ...])`.
 
@@ -98,8 +104,8 @@ def draw_batches(
 
     Args:
         records: a `PTransform` that gives (key, record): `Indexed(source)`, or any other. Keys are
-            integers, strings or bytes, distinct, and not random: a part of the pipeline that is
-            run again must give each record the same key.
+            integers, strings or bytes, and not random: a part of the pipeline that is run again
+            must give each record the same key. Distinct, or those of persons.
         directory: where to write, local or on an object store; without a draw in it.
         num_examples: n.
         expected_batch_size: B.
@@ -108,6 +114,7 @@ def draw_batches(
         signature: nested `tf.TensorSpec` of what `parse` returns, without a batch axis.
         max_batch_size: rows of every batch. Default: the smallest number that a draw exceeds with
             probability at most 1e-20. A larger draw is cut to a random subset, and charged.
+        max_records_per_unit: k, to draw persons.
         steps_per_file: a worker holds so many batches in memory. Default: about 64 MB, at least 1.
         options: `apache_beam` `PipelineOptions`, or None.
 
@@ -128,11 +135,19 @@ def draw_batches(
     if max_batch_size is None:
         max_batch_size = min(n, smallest_capacity(n, expected_batch_size / n))
     check_capacity(max_batch_size, expected_batch_size)
+    persons = max_records_per_unit is not None
+    k = count("max_records_per_unit", max_records_per_unit) if persons else 1
+    if persons and isinstance(records, Indexed):
+        raise ValueError(
+            "Argument `records` must give each record with the key of its person if "
+            "`max_records_per_unit` is given: `Indexed(source)` numbers records. Map its pairs to "
+            f"(person, record). Received: max_records_per_unit={k} with Indexed records"
+        )
     capacity = min(n, max_batch_size)
     signature = _with_weights(signature)
     if steps_per_file is None:
         row = sum(s.shape.num_elements() * max(s.dtype.size, 1) for s in tf.nest.flatten(signature))
-        steps_per_file = max(1, 2**26 // (row * capacity))
+        steps_per_file = max(1, 2**26 // (row * capacity * k))
     count("steps_per_file", steps_per_file)
     if tf.io.gfile.exists(f"{directory}/{MANIFEST}"):
         raise ValueError(
@@ -147,17 +162,18 @@ def draw_batches(
     names = [f"{folder}/{i:05d}-of-{files:05d}.tfrecord" for i in range(files)]
     pipeline = beam.Pipeline(options=options)
     keyed = pipeline | "Records" >> records
-    if not isinstance(records, Indexed):
+    units = _persons(keyed) if persons else keyed | "One" >> beam.Map(lambda p: (p[0], [p[1]]))
+    if not persons and not isinstance(records, Indexed):
         _check_keys(keyed)
-    _check_number(keyed, n)
-    drawn = keyed | "Draw" >> beam.ParDo(_Draw(membership, steps_per_file, parse, signature))
+    _check_number(units, n, "persons" if persons else "records")
+    drawn = units | "Draw" >> beam.ParDo(_Draw(membership, steps_per_file, parse, signature, k))
     every_file = pipeline | "Files" >> beam.Create([(i, b"") for i in range(files)])
     _ = (
         (drawn, every_file)
         | beam.Flatten()
         | "By file" >> beam.GroupByKey()
         | "Write"
-        >> beam.ParDo(_Write(directory, names, steps, steps_per_file, capacity, signature))
+        >> beam.ParDo(_Write(directory, names, steps, steps_per_file, capacity, signature, k))
     )
     pipeline.run().wait_until_finish()
     sizes = [tf.io.gfile.stat(f"{directory}/{name}").length for name in names]
@@ -165,7 +181,7 @@ def draw_batches(
         sizes = [None] * len(names)
     Manifest(
         identity, n, expected_batch_size, steps, capacity,
-        encode_signature(signature), tuple(zip(names, sizes, strict=True)),
+        encode_signature(signature), tuple(zip(names, sizes, strict=True)), max_records_per_unit,
     ).write(directory)  # fmt: skip
     return directory
 
@@ -192,6 +208,15 @@ def _with_weights(signature):
     return decode_signature(encode_signature(signature))
 
 
+def _persons(keyed):
+    """(key of a person, its records)."""
+    return (
+        keyed
+        | "Keys of persons" >> beam.Map(lambda pair: (encoded_key(pair[0]), pair[1]))
+        | "By person" >> beam.GroupByKey()
+    )
+
+
 def _check_keys(keyed):
     def refuse(counted):
         if counted[1] > 1:
@@ -208,63 +233,26 @@ def _check_keys(keyed):
     )
 
 
-def _check_number(keyed, n):
+def _check_number(units, n, what):
     def refuse(found):
         if found != n:
             raise ValueError(
-                f"Argument `num_examples` must be the number of records, {found}. "
+                f"Argument `num_examples` must be the number of {what}, {found}. "
                 f"Received: num_examples={n}"
             )
 
     _ = (
-        keyed
+        units
         | "Count" >> beam.combiners.Count.Globally()
         | "Refuse another number" >> beam.Map(refuse)
     )
 
 
-_PLACE = struct.Struct("<QQ")  # step, and the random number that orders it
-_SIZE = struct.Struct("<Q")
-
-
-def _encoded(leaves):
-    """The leaves of one record as bytes: a string by its length and itself."""
-    parts = []
-    for leaf in leaves:
-        if leaf.dtype.kind in "SUO":
-            for one in leaf.ravel():
-                text = one.encode() if isinstance(one, str) else bytes(one)
-                parts += [_SIZE.pack(len(text)), text]
-        else:
-            parts.append(leaf.tobytes())
-    return b"".join(parts)
-
-
-def _decoded(row, specs):
-    """The inverse of `_encoded`."""
-    leaves, place = [], 0
-    for spec in specs:
-        number = spec.shape.num_elements()
-        if spec.dtype == tf.string:
-            texts = np.empty(number, object)
-            for i in range(number):
-                (size,) = _SIZE.unpack_from(row, place)
-                place += _SIZE.size
-                texts[i] = row[place : place + size]
-                place += size
-            leaves.append(texts.reshape(spec.shape))
-        else:
-            leaves.append(np.frombuffer(row, spec.dtype.as_numpy_dtype, number, place))
-            leaves[-1] = leaves[-1].reshape(spec.shape)
-            place += leaves[-1].nbytes
-    return leaves
-
-
 class _Draw(beam.DoFn):
-    """(key, record) to (file, step + number + row), for each step that the record is in."""
+    """(key, records) to (file, step + number + rows), for each step that the key is in."""
 
-    def __init__(self, membership, steps_per_file, parse, signature):
-        self._membership = membership
+    def __init__(self, membership, steps_per_file, parse, signature, k):
+        self._membership, self._k = membership, k
         self._steps_per_file = steps_per_file
         self._parse = parse
         self._signature = encode_signature(signature)
@@ -274,16 +262,17 @@ class _Draw(beam.DoFn):
         self._nest = signature
         self._leaves = [(tuple(s.shape), s.dtype) for s in tf.nest.flatten(signature)]
 
-    def process(self, pair):
-        key, record = pair
+    def process(self, unit):
+        key, records = unit
         steps = self._membership.of(key)
         if not steps:
             return
-        leaves = self._parsed(record)
-        row = _encoded(leaves)
+        # Runners give a person's records in any order: sorted, it is one that does not change.
+        rows = sorted(encoded_row(self._parsed(record)) for record in records)
         for step, number in steps:
+            chosen = self._membership.records(key, step, len(rows), self._k)
             # Bytes take a tenth of the memory that arrays take in a runner's hands.
-            yield step // self._steps_per_file, _PLACE.pack(step, number) + row
+            yield step // self._steps_per_file, packed(step, number, [rows[i] for i in chosen])
 
     def _parsed(self, record):
         parsed = self._parse(record)
@@ -305,10 +294,10 @@ class _Draw(beam.DoFn):
 class _Write(beam.DoFn):
     """Writes the steps of one file; the same records give the same bytes, however often."""
 
-    def __init__(self, directory, names, steps, steps_per_file, capacity, signature):
+    def __init__(self, directory, names, steps, steps_per_file, capacity, signature, k):
         self._directory, self._names = directory, names
         self._steps, self._steps_per_file = steps, steps_per_file
-        self._capacity = capacity
+        self._capacity, self._k = capacity, k
         self._signature = encode_signature(signature)
 
     def process(self, group):
@@ -318,8 +307,8 @@ class _Write(beam.DoFn):
         batches = {step: [] for step in range(first, last)}
         for one in found:
             if one:
-                step, order = _PLACE.unpack_from(one)
-                batches[step].append((order, one))
+                step, order, rows = unpacked(one)
+                batches[step].append((order, rows))
         signature = decode_signature(self._signature)
         specs = tf.nest.flatten(signature)
         path = f"{self._directory}/{self._names[number]}"
@@ -328,9 +317,12 @@ class _Write(beam.DoFn):
         with tf.io.TFRecordWriter(unfinished) as writer:
             for step in range(first, last):
                 # By random numbers: the first of them are a uniform subset.
-                rows = sorted(batches.pop(step), key=lambda one: one[0])[: self._capacity]
-                rows = [_decoded(one[_PLACE.size :], specs) for _, one in rows]
-                leaves = padded_batch(rows, signature, self._capacity)
+                units = sorted(batches.pop(step), key=lambda one: one[0])[: self._capacity]
+                rows, places = [], []
+                for i, (_, own) in enumerate(units):
+                    rows += [decoded_row(row, specs) for row in own]
+                    places += range(i * self._k, i * self._k + len(own))
+                leaves = padded_batch(rows, signature, self._capacity * self._k, places)
                 writer.write(encode_batch(leaves))
         tf.io.gfile.rename(unfinished, path, overwrite=True)
         yield number

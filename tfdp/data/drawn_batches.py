@@ -15,7 +15,7 @@ from tfdp.data.provenance import Origin, tag
 from tfdp.errors import PrivacyError
 
 MANIFEST, TRAINED = "manifest.json", "TRAINED"
-_VERSION = 1
+_VERSION = 2
 _draws = {}  # identity: `_Draw`, of this process
 
 
@@ -27,14 +27,15 @@ class Manifest:
 
     Args:
         identity: random name of the draw.
-        num_examples: n.
-        expected_batch_size: B; each record is in each step with probability B/n, independently.
+        num_examples: n, of records, or of persons.
+        expected_batch_size: B; each of them is in each step with probability B/n, independently.
         steps: T.
-        max_batch_size: rows of every batch; larger draws were cut to a random subset.
+        max_batch_size: places of every batch; larger draws were cut to a random subset.
         signature: (x, y, sample_weight) of one record: nested dicts and lists of {"shape",
             "dtype"}.
         files: (name, bytes) of the files, in the order of their steps; None for files with strings,
             whose size depends on who was drawn.
+        max_records_per_unit: k, if persons were drawn: the rows of each place. None for records.
     """
 
     identity: str
@@ -44,6 +45,7 @@ class Manifest:
     max_batch_size: int
     signature: object
     files: tuple
+    max_records_per_unit: int | None = None
 
     @property
     def sampling(self):
@@ -55,6 +57,7 @@ class Manifest:
             max_batch_size=self.max_batch_size,
             steps_per_epoch=self.steps,
             draw=self.identity,
+            max_records_per_unit=self.max_records_per_unit,
         )
 
     def write(self, directory):
@@ -194,7 +197,7 @@ def load_batches(directory: str | os.PathLike) -> tf.data.Dataset:
         parts = tf.io.parse_single_example(text, {"batch": feature})["batch"]
         tensors = [
             tf.ensure_shape(
-                tf.io.parse_tensor(parts[i], leaf.dtype), [manifest.max_batch_size, *leaf.shape]
+                tf.io.parse_tensor(parts[i], leaf.dtype), [manifest.sampling.rows, *leaf.shape]
             )
             for i, leaf in enumerate(leaves)
         ]
@@ -206,7 +209,8 @@ def load_batches(directory: str | os.PathLike) -> tf.data.Dataset:
     batches = texts.map(parsed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     # That there are T is checked as they are read.
     batches = batches.apply(tf.data.experimental.assert_cardinality(manifest.steps))
-    return guard_padding(tag(batches.prefetch(2), manifest.sampling, Origin((), _ASSUMED)))
+    tagged = tag(batches.prefetch(2), manifest.sampling, Origin((), _ASSUMED))
+    return guard_padding(tagged, manifest.max_records_per_unit)
 
 
 def refuse_used_draw(sampling, history):
@@ -273,20 +277,22 @@ def mark_as_trained(sampling):
     state.trains = True
 
 
-def padded_batch(records, signature, capacity):
-    """The leaves of a batch of `capacity` rows: the records first, then zeros of weight 0.
+def padded_batch(records, signature, rows, places=None):
+    """The leaves of a batch: records, and zeros of weight 0.
 
     Args:
         records: list of lists of leaves, one for each record, each with a weight as its last leaf.
         signature: nested `tf.TensorSpec` of one record.
-        capacity: number of rows.
+        rows: number of rows.
+        places: the row of each record; None for the first rows.
     """
+    places = range(len(records)) if places is None else places
     leaves = []
     for i, spec in enumerate(tf.nest.flatten(signature)):
-        rows = np.zeros((capacity, *spec.shape), spec.dtype.as_numpy_dtype)
+        values = np.zeros((rows, *spec.shape), spec.dtype.as_numpy_dtype)
         if spec.dtype == tf.string:
-            rows.fill(b"")
-        for place, record in enumerate(records):
-            rows[place] = np.asarray(record[i])[()]
-        leaves.append(rows)
+            values.fill(b"")
+        for place, record in zip(places, records, strict=True):
+            values[place] = np.asarray(record[i])[()]
+        leaves.append(values)
     return leaves

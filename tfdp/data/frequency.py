@@ -105,7 +105,21 @@ def private_frequency(
     )
     if persons is not None:
         (items,) = persons.matrices([items])
-    n, items_per_record = items.shape
+    details = {} if persons is None else persons.details
+    counts = _count_records(items, num_items)
+    return release_counts(counts, *items.shape, epsilon, delta, mechanism, details)
+
+
+def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, details):
+    """The release of counts; the same for wherever they were made.
+
+    Args:
+        counts: float64 (num_items,), whole numbers: of records, or persons, that have each item.
+        n: number of records, or persons; public.
+        items_per_record: how many counts one of them changes by 1, at most.
+        epsilon, delta, mechanism: as for `private_frequency`.
+        details: of the persons, for the ledger.
+    """
     if mechanism == "gaussian":
         delta = 1 / (10 * n) if delta is None else delta
         if not 0 < delta < 1:
@@ -131,8 +145,7 @@ def private_frequency(
             "Argument `mechanism` must be 'gaussian' or 'laplace'. "
             f"Received: mechanism={mechanism!r}"
         )
-
-    noisy = _noisy(_count_records(items, num_items), scale, quantile)
+    noisy = _noisy(counts, scale, quantile)
     probabilities = np.clip(noisy / n, 1 / n, 1.0)
     return FrequencyRelease(
         probabilities=np.concatenate([[1.0], probabilities]).astype(np.float32),
@@ -146,13 +159,19 @@ def private_frequency(
             "sensitivity": float(sensitivity),
             "noise_stddev": float(stddev),
             "release": secrets.token_hex(8),
-            **({} if persons is None else persons.details),
+            **details,
         },
     )
 
 
 def _count_records(items, num_items):
     """float64 (num_items,): rows that contain each item; each row counts an item once."""
+    counts = np.bincount(distinct_items(items, num_items), minlength=num_items + 1)
+    return counts[1:].astype(np.float64)
+
+
+def distinct_items(items, num_items):
+    """Items of the rows of an int array (n, length), each once for each row; 0 is padding."""
     items = np.sort(items, axis=1)
     if items[:, 0].min() < 0 or items[:, -1].max() > num_items:
         raise ValueError(
@@ -161,8 +180,7 @@ def _count_records(items, num_items):
         )
     first = np.ones(items.shape, bool)
     first[:, 1:] = items[:, 1:] != items[:, :-1]
-    counts = np.bincount(items[first], minlength=num_items + 1)
-    return counts[1:].astype(np.float64)
+    return items[first]
 
 
 def _noisy(counts, scale, quantile):

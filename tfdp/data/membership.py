@@ -36,8 +36,7 @@ class Membership:
         Returns:
             List of (step, number).
         """
-        digest = hmac.digest(self._secret, encoded_key(key), "sha256")
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+        generator = self._generator(encoded_key(key))
         count = generator.binomial(self._steps, self._probability)
         if not count:
             return []
@@ -45,6 +44,27 @@ class Membership:
         return list(
             zip(steps.tolist(), generator.integers(2**63, size=count).tolist(), strict=True)
         )
+
+    def records(self, key, step, count, k):
+        """Which k of a person's `count` records are in a step: any, all alike, drawn by step.
+
+        Args:
+            key: of the person.
+            step: one of its steps.
+            count: number of its records, which are in an order that does not change.
+            k: how many take part at most.
+
+        Returns:
+            Sorted list of at most k numbers below `count`.
+        """
+        if count <= k:
+            return list(range(count))
+        generator = self._generator(b"records" + step.to_bytes(8, "little") + encoded_key(key))
+        return sorted(generator.choice(count, k, replace=False, shuffle=False).tolist())
+
+    def _generator(self, message):
+        digest = hmac.digest(self._secret, message, "sha256")
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
 def encoded_key(key):

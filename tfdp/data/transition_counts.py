@@ -50,8 +50,19 @@ class Histories:
         self.items = records[self.users, columns].astype(np.int64) - 1
         self.histories = self.users * parts + columns // (self.longest // parts)
 
+    def item_sums(self):
+        """float64 (num_items,): the sums of `item_units`, whole multiples of 1/UNIT."""
+        items, units = item_units(self)
+        sums = np.zeros(self.num_items)
+        sums[items] = units / float(UNIT)
+        return sums
 
-def item_sums(histories):
+    def transition_sums(self, *settings):
+        """As the function `transition_sums`."""
+        return transition_sums(self, *settings)
+
+
+def item_units(histories):
     """Sums over users of what each gives to the items that it contains.
 
     Formal guarantees: a user gives every distinct item of its history the same, and all of them
@@ -61,15 +72,12 @@ def item_sums(histories):
         histories: `Histories`.
 
     Returns:
-        float64 (num_items,), whole multiples of 1/UNIT.
+        int64 (m,) items, less 1, sorted and distinct; and int64 (m,) sums in units of 1/UNIT.
     """
     key = np.unique(histories.users * histories.num_items + histories.items)
     users, items = np.divmod(key, histories.num_items)
     units = _of_norm(UNIT, np.ones(len(users)), users, histories.num_users)
-    items, units = _added(items, units)
-    sums = np.zeros(histories.num_items)
-    sums[items] = units / float(UNIT)
-    return sums
+    return added(items, units)
 
 
 def transition_sums(histories, window, gap_power, symmetric, within=None, part=1 << 20):
@@ -111,8 +119,8 @@ def transition_sums(histories, window, gap_power, symmetric, within=None, part=1
         *sums, of_part = _of_users(*own, stop - user, histories.num_items, settings)
         found, kept, user = [*found, sums], kept + of_part, stop
         if len(found) > 8:
-            found = [_merged(found)]
-    places, units = _merged(found)
+            found = [merged(found)]
+    places, units = merged(found)
     return places, units / float(UNIT), kept / float(UNIT)
 
 
@@ -134,7 +142,7 @@ def _of_users(users, histories, items, num_users, num_items, settings):
     owners, places = np.divmod(keys, size)
     if within is None:
         units = _of_norm(UNIT, weights, owners, num_users)
-        return *_added(places, units), np.zeros(2, np.int64)
+        return *added(places, units), np.zeros(2, np.int64)
     counts = _is_in(places, within)
     before = np.bincount(owners, weights**2, minlength=num_users)
     owners, places, weights = owners[counts], places[counts], weights[counts]
@@ -143,7 +151,7 @@ def _of_users(users, histories, items, num_users, num_items, settings):
     kept = [np.minimum(total / np.sqrt(np.maximum(s, _TINY)), 1.0) for s in (before, after)]
     kept = [np.floor(_KEPT * share).astype(np.int64).sum() for share in kept]
     units = _of_norm(math.isqrt(UNIT**2 - 2 * _KEPT**2), weights, owners, num_users)
-    return *_added(places, units), np.array(kept)
+    return *added(places, units), np.array(kept)
 
 
 def _of_norm(norm, weights, users, num_users):
@@ -176,7 +184,7 @@ def _is_in(places, sorted_places):
     return sorted_places[index] == places
 
 
-def _added(places, units):
+def added(places, units):
     """Distinct places, sorted, and the exact sums of their units."""
     if not len(places):
         return places, units
@@ -186,7 +194,8 @@ def _added(places, units):
     return places[starts], np.add.reduceat(units, starts)
 
 
-def _merged(found):
+def merged(found):
+    """As `added`, of a list of pairs (places, units)."""
     empty = np.zeros(0, np.int64)
     places, units = zip(*found, strict=True) if found else ((empty,), (empty,))
-    return _added(np.concatenate(places), np.concatenate(units))
+    return added(np.concatenate(places), np.concatenate(units))

@@ -6,7 +6,6 @@ import numpy as np
 import tensorflow as tf
 from scipy import special
 
-from tfdp.data.transition_counts import transition_sums
 from tfdp.noise import Grid, entries_above
 
 _LARGEST_GAIN = 16.0
@@ -18,7 +17,7 @@ class TransitionRounds:
     The attributes are released: they depend on noisy sums only.
 
     Args:
-        histories: `Histories`; raw data.
+        histories: `Histories`, or another object with its sums; raw data.
         settings: dict of `window`, `gap_power`, `threshold` and `symmetric`.
         source: a `tfdp.noise.NoiseSource`.
         most_survivors: how many entries noise alone may be expected to leave in the first round.
@@ -49,7 +48,8 @@ class TransitionRounds:
             self._again(grid)
 
     def _sums(self, within=None):
-        return transition_sums(self._histories, self._window, self._power, self._symmetric, within)
+        settings = self._window, self._power, self._symmetric, within
+        return self._histories.transition_sums(*settings)
 
     def _first(self, grid):
         size = self._histories.num_items**2

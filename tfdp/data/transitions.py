@@ -18,7 +18,7 @@ from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
 from tfdp.data.provenance import Origin
-from tfdp.data.transition_counts import Histories, item_sums
+from tfdp.data.transition_counts import Histories
 from tfdp.data.transition_rounds import TransitionRounds
 from tfdp.noise import Grid, NoiseSource
 
@@ -154,7 +154,7 @@ def private_transitions(
     """
     x, y = _checks.check_sequences(train)
     num_items = _checks.known_num_items(train, num_items)
-    settings = _checked(window, gap_power, popularity_share, rounds, threshold, symmetric)
+    settings = checked_settings(window, gap_power, popularity_share, rounds, threshold, symmetric)
     _validate.count("most_survivors", most_survivors)
     records = np.concatenate([x, y[:, -1:]], axis=1)
     key, parts, details = claimed(period, privacy_ids), 1, {}
@@ -162,20 +162,43 @@ def private_transitions(
     if persons is not None:
         (records,) = persons.matrices([records])
         parts, details = max_records_per_unit, persons.details
-    n = len(records)
-    sigma, cost = _noise_multiplier(epsilon, delta, noise_multiplier, n)
-    histories = Histories(records, num_items, parts)
-    source = NoiseSource() if source is None else source
+    return release_transitions(
+        Histories(records, num_items, parts),
+        settings,
+        (epsilon, delta, noise_multiplier),
+        (popularity_share, rounds, most_survivors),
+        details,
+        Origin.of(train),
+        source,
+    )
 
+
+def release_transitions(histories, settings, cost, shares, details, origin, source=None):
+    """The release of what the users of `histories` add up to; the same for wherever they are.
+
+    Args:
+        histories: `Histories`, or an object with its `num_users`, `num_items`, `longest`,
+            `item_sums` and `transition_sums`.
+        settings: from `checked_settings`.
+        cost: (epsilon, delta, noise_multiplier), as for `private_transitions`.
+        shares: (popularity_share, rounds, most_survivors), as for `private_transitions`.
+        details: of the persons, for the ledger.
+        origin: `Origin` of the sequences.
+        source: a `NoiseSource`; None for fresh entropy.
+    """
+    n, num_items, threshold = histories.num_users, histories.num_items, settings["threshold"]
+    popularity_share, rounds, most_survivors = shares
+    sigma, cost = _noise_multiplier(*cost, n)
+    source = NoiseSource() if source is None else source
     grid = Grid(_part(sigma, popularity_share), 1.0, histories.longest, rounding=0.0)
-    popularity = source.release_any(tf.constant(item_sums(histories)), grid).numpy()
+    popularity = source.release_any(tf.constant(histories.item_sums()), grid).numpy()
     sigmas = [_part(sigma, (1.0 - popularity_share) / rounds)] * rounds
     found = TransitionRounds(histories, settings, source, most_survivors)
     for one in sigmas:
         found.run(one)
     kept = found.values > threshold * found.stddev
     places, values = found.places[kept], found.values[kept]
-    if symmetric:
+    if settings["symmetric"]:
         first, second = np.divmod(places, num_items)
         places = np.concatenate([places, (second * num_items + first)[first != second]])
         values = np.concatenate([values, values[first != second]])
@@ -203,7 +226,7 @@ def private_transitions(
             **({} if source.seed is None else {"seed": source.seed}),
             **details,
         },
-        origin=Origin.of(train),
+        origin=origin,
     )
 
 
@@ -235,7 +258,8 @@ def _noise_multiplier(epsilon, delta, noise_multiplier, n):
     return sigma, {"epsilon": epsilon, "delta": delta}
 
 
-def _checked(window, gap_power, popularity_share, rounds, threshold, symmetric):
+def checked_settings(window, gap_power, popularity_share, rounds, threshold, symmetric):
+    """The arguments of `private_transitions` that say what is counted, as a dict."""
     _validate.count("window", window)
     _validate.count("rounds", rounds)
     _validate.open_unit("popularity_share", popularity_share)

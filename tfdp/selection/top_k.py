@@ -93,8 +93,7 @@ def private_top_k(
     Raises:
         ValueError: if an argument is out of range, or an id is not below its vocabulary size.
     """
-    _check(features, vocabulary_sizes, epsilon, mechanism)
-    source = NoiseSource() if source is None else source
+    check(features, vocabulary_sizes, epsilon, mechanism)
     values = {name: _as_matrix(name, ids) for name, ids in features.items()}
     sizes = {len(ids) for ids in values.values()}
     persons = Persons.of(
@@ -107,13 +106,40 @@ def private_top_k(
                 f"`privacy_ids`. Received: {sorted(sizes)} examples"
             )
         values = dict(zip(values, persons.matrices(list(values.values()), fill=-1), strict=True))
-    chosen = {name: count("k", _of(k, name)) for name in values}
-    limits = {
-        name: count("max_values", _of(max_values, name, ids.shape[1]))
-        for name, ids in values.items()
-    }
-    limits = {name: min(limits[name], ids.shape[1]) for name, ids in values.items()}
-    kept = {n: min(chosen[n], vocabulary_sizes[n]) for n in chosen}
+    limits = limits_of(max_values, {name: ids.shape[1] for name, ids in values.items()})
+
+    def counts_of(name):
+        ids = distinct_values(name, values[name], vocabulary_sizes[name], limits[name], padding_id)
+        return np.bincount(ids, minlength=vocabulary_sizes[name]).astype(np.float64)
+
+    return release_largest(
+        counts_of, vocabulary_sizes, limits, k, epsilon, mechanism, max(map(len, values.values())),
+        {} if persons is None else persons.details, source,
+    )  # fmt: skip
+
+
+def limits_of(max_values, widths):
+    """Dict of feature to the largest number of its values that count, of as many as there are."""
+    limits = {n: count("max_values", _of(max_values, n, width)) for n, width in widths.items()}
+    return {name: min(limits[name], width) for name, width in widths.items()}
+
+
+def release_largest(
+    counts_of, vocabulary_sizes, limits, k, epsilon, mechanism, n, details, source=None
+):
+    """The release of the largest counts; the same for wherever they were made.
+
+    Args:
+        counts_of: function of a feature's name: float64 (V,), of how many examples, or persons,
+            have each of its values.
+        vocabulary_sizes, k, epsilon, mechanism: as for `private_top_k`.
+        limits: from `limits_of`: how many counts of a feature one example changes by 1, at most.
+        n: number of examples, or persons; public.
+        details: of the persons, for the ledger.
+        source: a `NoiseSource`; None for fresh entropy.
+    """
+    source = NoiseSource() if source is None else source
+    kept = {n: min(count("k", _of(k, n)), size) for n, size in vocabulary_sizes.items()}
     if mechanism == "laplace":
         scale = sum(limits.values()) / epsilon
         event = dp_accounting.LaplaceDpEvent(1.0 / epsilon)
@@ -122,9 +148,8 @@ def private_top_k(
         scale = rounds / epsilon
         event = dp_accounting.SelfComposedDpEvent(dp_accounting.LaplaceDpEvent(scale), rounds)
     rows = {}
-    for name, ids in values.items():
-        counts = _count(name, ids, vocabulary_sizes[name], limits[name], padding_id)
-        noisy = _noisy(counts, mechanism, scale, source)
+    for name in vocabulary_sizes:
+        noisy = _noisy(counts_of(name), mechanism, scale, source)
         largest = np.argpartition(-noisy, kept[name] - 1)[: kept[name]]
         rows[name] = np.sort(largest).astype(np.int64)
     return TopKRelease(
@@ -136,15 +161,16 @@ def private_top_k(
             "epsilon": float(epsilon),
             "k": sum(kept.values()),
             "max_values": sum(limits.values()),
-            "num_examples": max(map(len, values.values())),
+            "num_examples": n,
             # Two calls cost twice, even if nothing else tells them apart.
             "release": secrets.token_hex(8),
-            **({} if persons is None else persons.details),
+            **details,
         },
     )
 
 
-def _check(features, vocabulary_sizes, epsilon, mechanism):
+def check(features, vocabulary_sizes, epsilon, mechanism):
+    """Raises for wrong arguments of `private_top_k`; of `features` only the names are looked at."""
     if not isinstance(features, dict) or not features:
         raise ValueError(
             "Argument `features` must be a dict of feature name to ids. "
@@ -178,8 +204,16 @@ def _as_matrix(name, ids):
     return ids.reshape(len(ids), -1).astype(np.int64)
 
 
-def _count(name, ids, size, limit, padding_id):
-    """float64 (size,): examples that hold each value; an example counts at most `limit`."""
+def distinct_values(name, ids, size, limit, padding_id):
+    """int64 (m,): values of the rows of `ids` (n, T), each once for each row, and `limit` at most.
+
+    Args:
+        name: of the feature, for the error.
+        ids: int64 (n, T).
+        size: V.
+        limit: the most values of a row that count: the smallest.
+        padding_id: an id that is no value, or None.
+    """
     if ids.max() >= size:
         raise ValueError(
             f"Argument `features` must hold ids below vocabulary_sizes[{name!r}] = {size}. "
@@ -191,7 +225,7 @@ def _count(name, ids, size, limit, padding_id):
     if padding_id is not None:
         counted &= ordered != padding_id
     counted &= np.cumsum(counted, axis=1) <= limit
-    return np.bincount(ordered[counted], minlength=size).astype(np.float64)
+    return ordered[counted]
 
 
 def _noisy(counts, mechanism, scale, source):
