@@ -62,8 +62,8 @@ class Log:
         count("max_records_per_unit", self.max_records_per_unit)
         if isinstance(self.records, beam.PTransform) or not callable(self.records):
             raise ValueError(
-                "Argument `records` must be a function that returns a PTransform, since a transform "
-                "belongs to one pipeline: `lambda: beam.io.ReadFromText(...) | ...`. "
+                "Argument `records` must be a function that returns a PTransform, of which each "
+                "pipeline needs its own: `lambda: beam.io.ReadFromText(...) | ...`. "
                 f"Received: records={self.records!r}"
             )
 
