@@ -23,9 +23,9 @@ parser = argparse.ArgumentParser(description="A private model of clicks.")
 parser.add_argument("--data")
 parser.add_argument("--rows", type=int, help="read only so many rows of the file")
 parser.add_argument("--epsilon", type=float, default=3.0)
-parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--batch-size", type=int, default=2048)
-parser.add_argument("--buckets", type=int, default=10_000, help="rows of each table")
+parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--batch-size", type=int, default=1024)
+parser.add_argument("--buckets", type=int, default=500, help="rows of each table")
 # A notebook has no command line: change the settings here.
 args = parser.parse_args([] if "ipykernel" in sys.modules else None)
 
@@ -36,7 +36,7 @@ args = parser.parse_args([] if "ipykernel" in sys.modules else None)
 
 # %%
 if args.data is None:
-    data = tfdp.data.synthetic_clicks(20_000, vocabulary_sizes=[args.buckets] * 26)
+    data = tfdp.data.synthetic_clicks(40_000, vocabulary_sizes=[args.buckets] * 26)
 else:
     data = tfdp.data.load_criteo(args.data, hash_buckets=args.buckets, num_rows=args.rows)
 print(f"{data.num_examples:,} impressions, {len(data.vocabulary_sizes)} tables")
@@ -72,10 +72,10 @@ print(selection.explain(data.vocabulary_sizes, sigma, expected_batch_size=args.b
 def train(model):
     model.compile(
         tfdp.optimizers.DPOptimizer(
-            keras.optimizers.Adam(5e-3),
+            keras.optimizers.Adam(2e-3),
             budget=budget,
             selection=selection_at(4.5 * stddev),
-            embedding_optimizer=tfdp.optimizers.RowAdagrad(0.05),
+            embedding_optimizer=tfdp.optimizers.RowAdagrad(0.1),
         ),
         loss=keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=[keras.metrics.AUC(2000, from_logits=True, name="auc")],
@@ -87,7 +87,7 @@ def train(model):
     return results
 
 
-model = tfdp.models.PrivateCTR(data.vocabulary_sizes, hidden_units=(64, 64))
+model = tfdp.models.PrivateCTR(data.vocabulary_sizes, hidden_units=(32,))
 results = train(model)
 print(model.privacy_statement())
 
@@ -104,11 +104,13 @@ vectors = [
     tfdp.layers.SparseEmbedding(rows, 8, name=f"{name}_table")(inputs[name])
     for name, rows in data.vocabulary_sizes.items()
 ]
-x = keras.ops.concatenate([keras.ops.log1p(keras.ops.relu(inputs["integers"])), *vectors], axis=-1)
+# Cross layers multiply: numbers around 1 stay there.
+counts = keras.ops.log1p(keras.ops.relu(inputs["integers"])) / 4
+x = keras.ops.concatenate([counts, *vectors], axis=-1)
 crossed = x
 for _ in range(2):
     crossed = keras_rs.layers.FeatureCross(projection_dim=16)(x, crossed)
-deep = keras.layers.Dense(64, activation="relu")(x)
+deep = keras.layers.Dense(32, activation="relu")(x)
 logit = keras.layers.Dense(1)(keras.ops.concatenate([crossed, deep], axis=-1))
 network = keras.Model(inputs, logit)
 print(tfdp.clipping.explain(network))
