@@ -4,7 +4,9 @@
 # A small convolutional network, group normalisation, DP-SGD.
 #
 #     python examples/image_classifier.py                      on generated images
-#     python examples/image_classifier.py --data images.npz    arrays x (n, height, width, 3), y (n,)
+#     python examples/image_classifier.py --data images.npz
+#
+# The file holds the arrays x (n, height, width, 3) and y (n,).
 
 # %%
 import argparse

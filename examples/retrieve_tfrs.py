@@ -42,10 +42,10 @@ def main(arguments=None):
     share = float(metric.result()[0])
     print(f"users with the next item among the {args.k} found: {share:.3f}")
     if args.out:
-        np.savez(args.out, share=share, **{
-            f"{name}_{what}": values.numpy()
-            for name, pair in found.items() for what, values in zip(("scores", "ids"), pair)
-        })  # fmt: skip
+        arrays = {}
+        for name, (scores, ids) in found.items():
+            arrays |= {f"{name}_scores": scores.numpy(), f"{name}_ids": ids.numpy()}
+        np.savez(args.out, share=share, **arrays)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ def test_keras_rs_finds_what_the_exported_vectors_rank_highest(tmp_path):
     keras_rs = pytest.importorskip("keras_rs")
     x, item = keras.Input((6,)), keras.Input((4,))
     users, items = keras.layers.Dense(5), keras.layers.Dense(5)
-    private = tfdp.make_private(keras.Model([x, item], keras.layers.Dot(1)([users(x), items(item)])))
+    private = tfdp.make_private(
+        keras.Model([x, item], keras.layers.Dot(1)([users(x), items(item)]))
+    )
     rng = np.random.default_rng(0)
     seen, known = (rng.normal(size=(100, d)).astype("float32") for d in (6, 4))
     archive = keras.export.ExportArchive()
