@@ -1,4 +1,4 @@
-"""Every notebook in examples/ is its script, cell by cell, and runs from the first cell to the last."""
+"""Every notebook in examples/ is its script, cell by cell, and runs from end to end."""
 
 import pathlib
 
