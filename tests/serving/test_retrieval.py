@@ -1,4 +1,4 @@
-"""Items are found from exported vectors: by keras_rs, and without tfdp by tensorflow_recommenders."""
+"""Items are found from exported vectors: by keras_rs, and by tensorflow_recommenders alone."""
 
 import os
 import pathlib
