@@ -8,7 +8,7 @@ DATA ?=
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-lowest evidence lint bench beam peers tpu docs wheels clean
+.PHONY: demo test test-lowest evidence lint bench beam peers tpu docs notebooks retrieval wheels clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
@@ -81,6 +81,21 @@ $(DOCS)/.installed: pyproject.toml
 	$(DOCS)/bin/python docs/extra.py docs | $(DOCS)/bin/python -m pip install --quiet -r /dev/stdin
 	touch $@
 
+# The notebooks in examples/, from the scripts that are written in cells; these are what is edited.
+notebooks: $(STAMP)
+	for script in $$(grep -l '^# %%' examples/*.py); do \
+		$(BIN)/jupytext --quiet --update --to ipynb --set-kernel python3 $$script || exit 1; \
+	done
+
+# Retrieval by tensorflow_recommenders, which is of Keras 2: from an export, without tfdp.
+retrieval: $(STAMP) .venv-retrieval/.installed
+	$(BIN)/python -m pytest tests/serving/test_retrieval.py -m "evidence or not evidence"
+
+.venv-retrieval/.installed:
+	$(PYTHON) -m venv .venv-retrieval
+	.venv-retrieval/bin/python -m pip install --quiet "tensorflow>=2.20" tf-keras "tensorflow-recommenders>=0.7.7"
+	touch $@
+
 # The wheel in a fresh environment of every Python that pyproject.toml promises.
 PYTHONS ?= python3.11 python3.12 python3.13
 wheels:
@@ -102,4 +117,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs .venv-beam .venv-wheels .venv-peers-* site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs .venv-beam .venv-retrieval .venv-wheels .venv-peers-* site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

@@ -1,11 +1,17 @@
-"""A private classifier of images: a small convolutional network, group normalisation, DP-SGD.
+# %% [markdown]
+# # A private classifier of images
+#
+# A small convolutional network, group normalisation, DP-SGD.
+#
+#     python examples/image_classifier.py                      on generated images
+#     python examples/image_classifier.py --data images.npz
+#
+# The file holds the arrays x (n, height, width, 3) and y (n,).
 
-python examples/image_classifier.py                         on generated images
-python examples/image_classifier.py --data images.npz       arrays x (n, height, width, 3), y (n,)
-"""
-
+# %%
 import argparse
 import os
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -14,7 +20,18 @@ import numpy as np
 
 import tfdp
 
+parser = argparse.ArgumentParser(description="A private classifier of images.")
+parser.add_argument("--data")
+parser.add_argument("--epsilon", type=float, default=3.0)
+parser.add_argument("--epochs", type=int, default=8)
+# A notebook has no command line: change the settings here.
+args = parser.parse_args([] if "ipykernel" in sys.modules else None)
 
+# %% [markdown]
+# ## The data
+
+
+# %%
 def generated(count=2_000, size=16, seed=0):
     """Images of a bright bar, upright or lying."""
     rng = np.random.default_rng(seed)
@@ -29,8 +46,23 @@ def generated(count=2_000, size=16, seed=0):
     return x.astype("float32"), y
 
 
+if args.data is None:
+    x, y = generated()
+else:
+    with np.load(args.data) as file:
+        x, y = file["x"].astype("float32"), file["y"]
+kept = len(x) - len(x) // 5
+
+
+# %% [markdown]
+# ## The network, as one would write it without privacy
+#
+# Batch normalisation mixes the images of a batch: no gradient belongs to one of them.
+# `replace_batch_norm` puts group normalisation in its place.
+
+
+# %%
 def network(shape, classes):
-    """As one would write it without privacy: with batch normalisation."""
     return keras.Sequential([
         keras.Input(shape),
         keras.layers.Conv2D(16, 3, padding="same"), keras.layers.BatchNormalization(),
@@ -40,39 +72,30 @@ def network(shape, classes):
     ])  # fmt: skip
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data")
-    parser.add_argument("--epsilon", type=float, default=3.0)
-    parser.add_argument("--epochs", type=int, default=8)
-    args = parser.parse_args(arguments)
-    if args.data is None:
-        x, y = generated()
-    else:
-        with np.load(args.data) as file:
-            x, y = file["x"].astype("float32"), file["y"]
-    kept = len(x) - len(x) // 5
+private = tfdp.layers.replace_batch_norm(network(x.shape[1:], int(y.max()) + 1))
+model = tfdp.make_private(private)
+print(tfdp.clipping.explain(private))
 
-    # Batch normalisation mixes the images of a batch: no gradient belongs to one of them.
-    private = tfdp.layers.replace_batch_norm(network(x.shape[1:], int(y.max()) + 1))
-    model = tfdp.make_private(private)
-    print(tfdp.clipping.explain(private))
-    model.compile(
-        tfdp.optimizers.DPOptimizer(
-            keras.optimizers.Adam(1e-2),
-            budget=tfdp.PrivacyBudget(args.epsilon, 0.1 / kept),
-            clipping="normalized",
-            microbatch_size=128,  # bounds memory, and changes nothing else
-        ),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    batches = tfdp.data.poisson_batches((x[:kept], y[:kept]), expected_batch_size=kept // 8)
-    model.fit(batches, epochs=args.epochs, callbacks=[tfdp.callbacks.PrivacyMeter()], verbose=2)
-    results = model.evaluate(x[kept:], y[kept:], return_dict=True, verbose=0)
-    print(f"held-out images: {results}\n\n{model.privacy_statement()}")
-    return model, results
+# %% [markdown]
+# ## Training
 
+# %%
+model.compile(
+    tfdp.optimizers.DPOptimizer(
+        keras.optimizers.Adam(1e-2),
+        budget=tfdp.PrivacyBudget(args.epsilon, 0.1 / kept),
+        clipping="normalized",
+        microbatch_size=128,  # bounds memory, and changes nothing else
+    ),
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    metrics=["accuracy"],
+)
+batches = tfdp.data.poisson_batches((x[:kept], y[:kept]), expected_batch_size=kept // 8)
+model.fit(batches, epochs=args.epochs, callbacks=[tfdp.callbacks.PrivacyMeter()], verbose=2)
 
-if __name__ == "__main__":
-    main()
+# %% [markdown]
+# ## How good, and what is promised
+
+# %%
+results = model.evaluate(x[kept:], y[kept:], return_dict=True, verbose=0)
+print(f"held-out images: {results}\n\n{model.privacy_statement()}")

@@ -108,6 +108,8 @@ def test_extras_install_what_is_imported_and_nothing_else():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # Commands and plugins; and what keras_hub reads presets of Hugging Face with.
     imported = {"mkdocs-material", "mkdocs", "pytest-xdist", "ruff", "safetensors"}
+    # Imported where they are there; the kernel that notebooks are executed by.
+    imported |= {"jupytext", "nbclient", "ipykernel"}
     for folder in ("tfdp", "tests", "benchmarks", "examples", "docs"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
