@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import threading
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tfdp.runtime.replicas import of_first_replica
 from tfdp.runtime.xla import is_compiling, platform
 
 _LARGEST_DRAW = 1 << 22
+_ADVANCING = threading.Lock()
 _SMALL_DRAW = 1 << 14  # compiled once, for draws whose number is not known beforehand
 # XLA compiles Philox for a TPU in 3 s for this many values, and in minutes for 20 times as many.
 _PART_OF_A_COMPILED_DRAW = 1 << 13
@@ -203,11 +205,14 @@ class NoiseSource:
         return drawn
 
     def _advance(self, size):
-        counter = tf.bitcast(self._counter.read_value(), tf.uint64)
-        # Philox makes 128 bits for each value of its counter; step past all of them.
-        after = later(counter, tf.constant(size + 1, tf.uint64))
-        self._counter.assign(tf.bitcast(after, tf.int64))
-        return tf.bitcast(self._key.read_value(), tf.uint64), counter
+        # Of two threads that read the same counter both would draw the same noise. Compiled steps
+        # of one model do not run at the same time: `fit` refuses a second one.
+        with _ADVANCING:
+            counter = tf.bitcast(self._counter.read_value(), tf.uint64)
+            # Philox makes 128 bits for each value of its counter; step past all of them.
+            after = later(counter, tf.constant(size + 1, tf.uint64))
+            self._counter.assign(tf.bitcast(after, tf.int64))
+            return tf.bitcast(self._key.read_value(), tf.uint64), counter
 
 
 def _compiled_size(size):

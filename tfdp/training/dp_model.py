@@ -179,6 +179,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
         kwargs.update(batch_size=batch_size, epochs=epochs, verbose=verbose)
         if isinstance(x, tf.data.Dataset):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
+        run.claim(self)
         try:
             x, callbacks = run.begin(self, x, y, callbacks, kwargs)
             return super().fit(x, y, callbacks=callbacks, **kwargs)

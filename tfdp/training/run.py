@@ -1,5 +1,7 @@
 """The begin and the end of a run of training: what is checked before, and what is charged."""
 
+import threading
+
 import numpy as np
 import tensorflow as tf
 
@@ -18,6 +20,7 @@ from tfdp.training.whole_passes import whole_passes
 
 #: Attribute of a model while a run goes on: its `_Run`.
 _RUN = "_tfdp_run"
+_CLAIMS = threading.Lock()
 
 
 class _Run:
@@ -49,8 +52,31 @@ def refuse_uncompiled(model):
         )
 
 
+def claim(model):
+    """Takes the model for one run; `end` gives it back.
+
+    Returns:
+        The `_Run`.
+
+    Raises:
+        PrivacyError: if a `fit` of the model goes on, in another thread or around this call: its
+            steps would be charged as those of the new run, and two steps at a time could draw the
+            same noise.
+    """
+    with _CLAIMS:
+        before = vars(model).get(_RUN)
+        if before is not None and before.is_fit:
+            raise PrivacyError(
+                f"A `fit` of model {model.name!r} goes on, in another thread or in whose callback "
+                "this is: what began now would be charged in its place. Wait until it ends, or "
+                "train another model (`keras.models.clone_model`)."
+            )
+        vars(model)[_RUN] = run = _Run()
+    return run
+
+
 def begin(model, x, y, callbacks, kwargs):
-    """Checks data and model, and begins a run.
+    """Checks data and model, and begins the run that `claim` has made room for.
 
     Args:
         model: the `DPModel`.
@@ -65,7 +91,6 @@ def begin(model, x, y, callbacks, kwargs):
     refuse_uncompiled(model)
     private = isinstance(model.optimizer, DPOptimizer)
     begin_run = _begin_private_run if private else _begin_plain_run
-    vars(model)[_RUN] = _Run()
     model.weight_origin.watch()
     return begin_run(model, x, y, callbacks, kwargs)
 
@@ -163,10 +188,10 @@ def single_batches(model, batches):
             f"`tfdp.data.declare_sampling` describes. Received: {type(batches)}"
         )
     private = isinstance(model.optimizer, DPOptimizer)
-    run = None
+    refuse_uncompiled(model)
+    run = claim(model)
     try:
         batches, _ = begin(model, batches, None, None, {"epochs": None})
-        run = vars(model)[_RUN]
         run.is_fit = False
         for batch in batches:
             if vars(model).get(_RUN) is not run:
@@ -181,7 +206,7 @@ def single_batches(model, batches):
             run.batch = batch
             yield batch
     finally:
-        if run is None or vars(model).get(_RUN) is run:  # and not what began since
+        if vars(model).get(_RUN) is run:  # and not what began since
             end(model)
 
 
