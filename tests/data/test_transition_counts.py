@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdp.data import transition_counts
-from tfdp.data.transition_counts import UNIT, Histories, item_sums, transition_sums
+from tfdp.data.transition_counts import UNIT, Histories, transition_sums
 from tfdp.errors import PrivacyError
 
 
@@ -94,7 +94,7 @@ def test_no_history_moves_the_sums_by_more_than_norm_1(history, power):
         assert moved <= UNIT**2
         if within is None and len(history) > 1:
             assert moved > 0.999 * UNIT**2  # and none of it is given away
-    moved = np.round((item_sums(everyone) - item_sums(rest)) * UNIT).astype(object)
+    moved = np.round((everyone.item_sums() - rest.item_sums()) * UNIT).astype(object)
     assert (moved**2).sum() <= UNIT**2 and (len(history) == 0 or (moved**2).sum() > 0.999 * UNIT**2)
 
 
