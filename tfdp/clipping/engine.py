@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdp.clipping import fallback
 from tfdp.clipping.execution import record_forward
 from tfdp.clipping.factors import clip_factors
-from tfdp.clipping.gradients import variable_gradient
+from tfdp.clipping.gradients import clipped_sums_of, variable_gradient
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.refusals import warn_of_still_variables
 from tfdp.clipping.rule_results import contributions_of
@@ -138,6 +138,9 @@ def clipped_sums(model, result, clip_norm, clipping):
         factor_of = dict(zip(order, factors, strict=True))
     sums = [None] * len(trained_variables(model))
     with tf.name_scope("clipped_sums"):
-        for i, gradient, group in result.gradients:
-            sums[i] = gradient.clipped_sum(factor_of[group], finite)
+        gradients = [gradient for _, gradient, _ in result.gradients]
+        factors = [factor_of[group] for _, _, group in result.gradients]
+        found = clipped_sums_of(gradients, factors, finite)
+        for (i, _, _), total in zip(result.gradients, found, strict=True):
+            sums[i] = total
     return sums

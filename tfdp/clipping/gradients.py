@@ -26,11 +26,7 @@ _MANY_IDS = 100
 
 
 def variable_gradient(variable, contributions):
-    """Combines contributions to one variable into an object with three members.
-
-    `squared_norm()` gives (B,) float64 squared norms and (B,) bounds of their rounding error,
-    `clipped_sum(factors, finite)` the sum over examples, as a tensor or tf.IndexedSlices.
-    """
+    """Combines contributions to one variable into its `Gradient`."""
     rows = [c for c in contributions if isinstance(c, Rows)]
     outers = [c for c in contributions if isinstance(c, OuterProduct)]
     gradients_by_example = [c for c in contributions if isinstance(c, PerExampleGradients)]
@@ -69,31 +65,68 @@ def only_finite(finite, *tensors):
     return tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in tensors], select)
 
 
-class _PerExample:
+class Gradient:
+    """Every example's gradient by one variable, in whatever form is the cheapest.
+
+    Attributes:
+        variable: the variable.
+        parts: tuple of tensors (B, ...) of which the gradients are made, example by example.
+    """
+
+    def squared_norm(self):
+        """(B,) float64 squared norms and (B,) bounds of their rounding error."""
+        raise NotImplementedError
+
+    def sum_of(self, parts, factors):
+        """Σ_i factors[i]·g_i as a tensor or tf.IndexedSlices, of `parts` in place of its own."""
+        raise NotImplementedError
+
+    def clipped_sum(self, factors, finite):
+        """The sum over the examples that are `finite` (B,), each times its factor (B,)."""
+        return self.sum_of(only_finite(finite, *self.parts), factors)
+
+
+def clipped_sums_of(gradients, factors, finite):
+    """`clipped_sum` of each of several gradients; only one look at what is finite for all of them.
+
+    Args:
+        gradients: list of `Gradient`.
+        factors: list of (B,) factors, one for each gradient.
+        finite: (B,) bool.
+    """
+    parts = iter(only_finite(finite, *(part for g in gradients for part in g.parts)))
+    return [
+        g.sum_of([next(parts) for _ in g.parts], f) for g, f in zip(gradients, factors, strict=True)
+    ]
+
+
+class _PerExample(Gradient):
     """Per-example gradients that exist as a tensor (B, *shape)."""
 
     def __init__(self, variable, values):
         self.variable = variable
         self.values = values
+        self.parts = (values,)
 
     def squared_norm(self):
         norm = sum_of_squares(self.values)
         return norm, norm * POSITIVE + _size(self.variable.shape) * UNDERFLOW
 
-    def clipped_sum(self, factors, finite):
-        (values,) = only_finite(finite, self.values)
+    def sum_of(self, parts, factors):
+        (values,) = parts
         flat = tf.reshape(values, [-1, _size(self.variable.shape)])
         return tf.reshape(tf.linalg.matvec(flat, factors, transpose_a=True), self.variable.shape)
 
 
-class _Outer:
+class _Outer(Gradient):
     """Sums of outer products, kept as their factors."""
 
-    def __init__(self, variable, parts):
+    def __init__(self, variable, contributions):
         self.variable = variable
-        self.layout = parts[0].layout
-        self.left = _join([c.left for c in parts])
-        self.right = _join([c.right for c in parts])
+        self.layout = contributions[0].layout
+        self.left = _join([c.left for c in contributions])
+        self.right = _join([c.right for c in contributions])
+        self.parts = (self.left, self.right)
         self.strategy = cost.strategy(self.left.shape[1], self.left.shape[2], self.right.shape[2])
 
     def per_example(self):
@@ -114,8 +147,8 @@ class _Outer:
         norm = tf.reduce_sum(tf.cast(left * right, tf.float64), axis=[1, 2])
         return norm, gram_rounding(left, right, (p, r), lengths)
 
-    def clipped_sum(self, factors, finite):
-        left, right = only_finite(finite, self.left, self.right)
+    def sum_of(self, parts, factors):
+        left, right = parts
         if left.shape[2] < right.shape[2]:
             left = scale(left, factors)
         else:
@@ -128,16 +161,16 @@ class _Outer:
         return self.layout.to_variable(matrix, self.variable.shape)
 
 
-class RowGradients:
+class RowGradients(Gradient):
     """Look-ups. Repeated ids of an example are merged before squaring."""
 
-    def __init__(self, variable, parts):
+    def __init__(self, variable, contributions):
         self.variable = variable
-        ids = [c.ids for c in parts]
+        ids = [c.ids for c in contributions]
         if len({t.dtype for t in ids}) > 1:
             ids = [tf.cast(t, tf.int64) for t in ids]
         self.ids = _join(ids)
-        values = _join([c.values for c in parts])
+        values = _join([c.values for c in contributions])
         if self.ids.shape[1] == 1:
             self.values = values
             return
@@ -168,8 +201,12 @@ class RowGradients:
         )
         return tf.reshape(sums, [batch, *self.variable.shape])
 
-    def clipped_sum(self, factors, finite):
-        (values,) = only_finite(finite, self.values)
+    @property
+    def parts(self):
+        return (self.values,)
+
+    def sum_of(self, parts, factors):
+        (values,) = parts
         return tf.IndexedSlices(
             tf.reshape(scale(values, factors), [-1, values.shape[2]]),
             tf.reshape(self.ids, [-1]),
@@ -177,7 +214,7 @@ class RowGradients:
         )
 
 
-class _Tied:
+class _Tied(Gradient):
     """One table used for look-up and as output head (phantom clipping, DPFormer section 4).
 
     ‖g‖² = ‖look-up‖² + ‖head‖² + 2 Σ_{t,t'} z[t', id_t]·⟨s_t, h_t'⟩: no array of the table's size
@@ -186,8 +223,10 @@ class _Tied:
     """
 
     def __init__(self, rows, outer):
+        self.variable = rows.variable
         self.rows = rows
         self.outer = outer
+        self.parts = (*rows.parts, *outer.parts)
 
     def squared_norm(self):
         rows, outer = self.rows, self.outer
@@ -215,10 +254,11 @@ class _Tied:
         lost = tf.cast(tf.shape(rows.ids)[1] * h.shape[2], tf.float64) * UNDERFLOW
         return looked_up + head + 2.0 * cross, bound + 2.0 * lost * (met + 1.0)
 
-    def clipped_sum(self, factors, finite):
-        rows = self.rows.clipped_sum(factors, finite)
-        return self.outer.clipped_sum(factors, finite) + tf.math.unsorted_segment_sum(
-            rows.values, rows.indices, self.rows.variable.shape[0]
+    def sum_of(self, parts, factors):
+        values, *outer = parts
+        rows = self.rows.sum_of([values], factors)
+        return self.outer.sum_of(outer, factors) + tf.math.unsorted_segment_sum(
+            rows.values, rows.indices, self.variable.shape[0]
         )
 
 

@@ -5,7 +5,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdp.clipping.gradients import RowGradients, only_finite, scale
+from tfdp.clipping.gradients import Gradient, RowGradients, scale
 from tfdp.clipping.recording import trained_variables
 from tfdp.errors import PrivacyError
 
@@ -98,10 +98,11 @@ def place_among(survivors, ids):
     return tf.where(tf.gather(sorted_rows, place) == ids, place, -1)
 
 
-class SurvivingRows:
+class SurvivingRows(Gradient):
     """Look-ups as `RowGradients`, without the rows that did not survive."""
 
     def __init__(self, gradient, survivors):
+        self.variable = gradient.variable
         self.survivors = survivors
         self.place = place_among(survivors, gradient.ids)
         values = tf.where(self.place[:, :, tf.newaxis] >= 0, gradient.values, 0.0)
@@ -111,9 +112,12 @@ class SurvivingRows:
     def squared_norm(self):
         return self.masked.squared_norm()
 
-    def clipped_sum(self, factors, finite):
-        (values,) = only_finite(finite, self.masked.values)
-        values = scale(values, factors)
+    @property
+    def parts(self):
+        return self.masked.parts
+
+    def sum_of(self, parts, factors):
+        values = scale(parts[0], factors)
         sums = tf.math.unsorted_segment_sum(
             tf.reshape(values, [-1, values.shape[2]]),
             tf.reshape(self.place, [-1]),
