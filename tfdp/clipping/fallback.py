@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import logits_of, mask_of, set_logits, set_mask
 from tfdp._compat.vectorized import draws_of_a_batch, vectorized_map
-from tfdp.clipping.contributions import PerExampleGradients
+from tfdp.clipping.factoring import contributions_in
 from tfdp.clipping.probes import differentiable
 from tfdp.clipping.recording import called_in_python, paused
 
@@ -110,7 +110,7 @@ def run_again(recorded, row):
 
 
 def contributions(recorded, gradients, compiled=False):
-    """Pairs of variable and `PerExampleGradients` for a call without a rule.
+    """Pairs of variable and contribution for a call without a rule.
 
     Args:
         recorded: the `RecordedCall`.
@@ -159,8 +159,9 @@ def contributions(recorded, gradients, compiled=False):
                 one, elements = of_row, tf.range(tf.shape(gradients[0])[0])
             found = tf.map_fn(one, elements, fn_output_signature=signature)
     return [
-        (v, PerExampleGradients(tf.cast(g, tf.float32)))
+        (v, contribution)
         for v, g in zip(planned.variables, found, strict=True)
+        for contribution in contributions_in(g)
     ]
 
 
