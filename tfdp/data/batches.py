@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfdp.data.exits import ended_at_exit
 from tfdp.data.padding import guard_padding
 from tfdp.data.provenance import tag
 
@@ -32,7 +33,7 @@ def dataset_of_batches(records, sampling, draw_epoch, persons=None, source=None)
             yield records.batch(chosen, capacity, places)
 
     dataset = tf.data.Dataset.from_generator(
-        one_epoch, output_signature=records.signature(capacity)
+        lambda: ended_at_exit(one_epoch()), output_signature=records.signature(capacity)
     )
     steps = tf.data.experimental.assert_cardinality(sampling.steps_per_epoch)
     tagged = tag(dataset.apply(steps).prefetch(2), sampling, records.origin)

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Sampling
+from tfdp.data.exits import ended_at_exit
 from tfdp.data.padding import guard_padding
 from tfdp.data.provenance import Origin, tag
 from tfdp.errors import PrivacyError
@@ -204,7 +205,7 @@ def load_batches(directory: str | os.PathLike) -> tf.data.Dataset:
         return tf.nest.pack_sequence_as(signature, tensors)
 
     texts = tf.data.Dataset.from_generator(
-        serialized, output_signature=tf.TensorSpec((), tf.string)
+        lambda: ended_at_exit(serialized()), output_signature=tf.TensorSpec((), tf.string)
     )
     batches = texts.map(parsed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     # That there are T is checked as they are read.
