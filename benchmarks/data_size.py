@@ -25,6 +25,8 @@ import numpy as np
 
 FEATURES, BATCH, STEPS = 64, 1024, 60
 RECORD = 4 * (FEATURES + 1)
+# Records that array_record writes together. Every read copies the index of all groups of the file.
+GROUPS = (16, 1)
 
 
 def sparse_file(path, gigabytes):
@@ -128,10 +130,10 @@ def step_times(paths, repeats):
     }
 
 
-def write_array_record(path, records):
+def write_array_record(path, records, group):
     from array_record.python import array_record_module
 
-    writer = array_record_module.ArrayRecordWriter(path, "group_size:1,uncompressed")
+    writer = array_record_module.ArrayRecordWriter(path, f"group_size:{group},uncompressed")
     generator = np.random.default_rng(0)
     for _ in range(records):
         writer.write(generator.normal(size=FEATURES + 1).astype(np.float32).tobytes())
@@ -160,11 +162,12 @@ def main():
         for size in args.gigabytes:
             path = str(pathlib.Path(folder) / f"{size}.bin")
             files["memmap", f"{size:g} GB", sparse_file(path, size)] = path
-        for records in args.records if args.array_record else ():
-            path = str(pathlib.Path(folder) / f"{records}.array_record")
-            write_array_record(path, records)
-            size = f"{os.path.getsize(path) / 1e9:.2f} GB"
-            files["array_record", size, records] = path
+        for group in GROUPS if args.array_record else ():
+            for records in args.records:
+                path = str(pathlib.Path(folder) / f"{records}-{group}.array_record")
+                write_array_record(path, records, group)
+                size = f"{os.path.getsize(path) / 1e9:.2f} GB"
+                files[f"array_record, groups of {group}", size, records] = path
         for (kind, size, records), path in files.items():
             command = [sys.executable, __file__, "--resident", path]
             output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
