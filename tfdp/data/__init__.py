@@ -1,6 +1,7 @@
 """Data for private training: batches drawn as the accountant assumes, and what they carry."""
 
 from tfdp.data.allocated import allocated_epochs
+from tfdp.data.click_statistics import ClickStatistics, private_click_statistics
 from tfdp.data.datasets.clicks import CRITEO_VOCABULARY_SIZES, ClickData
 from tfdp.data.datasets.criteo import load_criteo
 from tfdp.data.datasets.sequence_files import load_histories, load_sequences
@@ -23,6 +24,7 @@ from tfdp.data.transitions import TransitionRelease, private_transitions
 __all__ = [
     "CRITEO_VOCABULARY_SIZES",
     "ClickData",
+    "ClickStatistics",
     "DisjointPeriods",
     "FrequencyRelease",
     "FrequentItems",
@@ -45,6 +47,7 @@ __all__ = [
     "load_texts",
     "microbatches",
     "poisson_batches",
+    "private_click_statistics",
     "private_frequency",
     "private_transitions",
     "release_mixtures",

@@ -11,13 +11,14 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from tfdp import _validate, accounting
+from tfdp import _validate
 from tfdp.accounting import LedgerEntry
 from tfdp.data import _checks
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
 from tfdp.data.provenance import Origin
+from tfdp.data.release_cost import gaussian_cost
 from tfdp.data.transition_counts import Histories
 from tfdp.data.transition_rounds import TransitionRounds
 from tfdp.noise import Grid, NoiseSource
@@ -188,7 +189,7 @@ def release_transitions(histories, settings, cost, shares, details, origin, sour
     """
     n, num_items, threshold = histories.num_users, histories.num_items, settings["threshold"]
     popularity_share, rounds, most_survivors = shares
-    sigma, cost = _noise_multiplier(*cost, n)
+    sigma, cost = gaussian_cost(*cost, n)
     source = NoiseSource() if source is None else source
     grid = Grid(_part(sigma, popularity_share), 1.0, histories.longest, rounding=0.0)
     popularity = source.release_any(tf.constant(histories.item_sums()), grid).numpy()
@@ -235,27 +236,6 @@ def _part(sigma, share):
     return sigma / math.sqrt(share) * (1.0 + 1e-12)
 
 
-def _noise_multiplier(epsilon, delta, noise_multiplier, n):
-    """σ, and the details that say what was asked for."""
-    if (epsilon is None) == (noise_multiplier is None):
-        raise ValueError(
-            "Exactly one of the arguments `epsilon` and `noise_multiplier` must be given. "
-            f"Received: epsilon={epsilon!r}, noise_multiplier={noise_multiplier!r}"
-        )
-    if epsilon is None:
-        if delta is not None:
-            raise ValueError(
-                "Argument `delta` must be None with `noise_multiplier`: any δ can be stated then. "
-                f"Received: delta={delta!r}"
-            )
-        return _validate.positive("noise_multiplier", noise_multiplier), {}
-    epsilon = _validate.positive("epsilon", epsilon)
-    delta = _validate.open_unit("delta", 1 / (10 * n) if delta is None else delta)
-    sigma = dp_accounting.get_sigma_gaussian(epsilon, delta)
-    # The ledger's accountant rounds up: what a statement says must not exceed what was asked for.
-    while accounting.epsilon(dp_accounting.GaussianDpEvent(sigma), delta) > epsilon:
-        sigma *= 1.0 + 2.0**-13
-    return sigma, {"epsilon": epsilon, "delta": delta}
 
 
 def checked_settings(window, gap_power, popularity_share, rounds, threshold, symmetric):

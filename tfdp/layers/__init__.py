@@ -1,6 +1,7 @@
 """Layers. They know neither optimizers nor models."""
 
 from tfdp.attention_release.private_attention import PrivateAttention
+from tfdp.layers.click_odds import ClickOdds
 from tfdp.layers.dp_forward_noise import DPForwardNoise
 from tfdp.layers.re_attention import ReAttention
 from tfdp.layers.re_attention_block import ReAttentionBlock
@@ -11,6 +12,7 @@ from tfdp.layers.transition_odds import TransitionOdds
 from tfdp.layers.transition_prior import TransitionPrior
 
 __all__ = [
+    "ClickOdds",
     "DPForwardNoise",
     "PrivateAttention",
     "ReAttention",

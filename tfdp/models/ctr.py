@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import keras
 
 from tfdp._validate import count
+from tfdp.layers.click_odds import ClickOdds, StoredStatistics
 from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.training.make_private import PrivateModel
+
+if TYPE_CHECKING:
+    from tfdp.data.click_statistics import ClickStatistics
+
+# What the sum of a value's log odds counts at the start: features say much of the same.
+_FIRST_WEIGHT = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +77,16 @@ class PrivateCTR(PrivateModel):
         placement: of all tables, as `SparseEmbedding`'s; "tpu" under a TPUStrategy.
         privacy_assumptions: sentences for the statement about what is public in the making of the
             features, such as `privacy_assumptions` of the data of `load_criteo`.
+        statistics: `tfdp.data.ClickStatistics` of the training data, charged to the model. The log
+            odds of each feature enter the MLP (those of counts in place of their logarithms) and,
+            with a weight each, the logit, which starts as a share of their sum.
+        embedded: names of the features that have a table; default all. With `statistics`, no
+            tables and no hidden units the model is a logistic regression of a few coordinates,
+            which little noise hides.
 
     Raises:
-        ValueError: for arguments out of range, or features that share a table and differ.
+        ValueError: for arguments out of range, features that share a table and differ, or a model
+            of nothing.
 
     Example:
 
@@ -97,6 +113,8 @@ class PrivateCTR(PrivateModel):
         embeddings_initializer: str | keras.Initializer = "uniform",
         placement: str | None = None,
         privacy_assumptions: Sequence[str] = (),
+        statistics: ClickStatistics | None = None,
+        embedded: Sequence[str] | None = None,
         **kwargs,
     ):
         if not isinstance(features, dict) or not features:
@@ -115,15 +133,28 @@ class PrivateCTR(PrivateModel):
         }
         initializer = keras.initializers.get(embeddings_initializer)
         inputs = {name: _ids(name, feature) for name, feature in features.items()}
-        parts = _look_up(inputs, features, initializer, placement)
+        with_tables = {name: features[name] for name in _embedded(embedded, features)}
+        parts = _look_up(inputs, with_tables, initializer, placement)
         if num_integers:
-            counts = inputs["integers"] = keras.Input((int(num_integers),), name="integers")
-            parts.insert(0, keras.ops.log1p(keras.ops.relu(counts)))
-        x = keras.ops.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+            inputs["integers"] = keras.Input((int(num_integers),), name="integers")
+        odds = None if statistics is None else ClickOdds(statistics, name="click_odds")
+        if num_integers and (odds is None or not odds.has_integers):
+            parts.insert(0, keras.ops.log1p(keras.ops.relu(inputs["integers"])))
+        log_odds = [] if odds is None else [odds(inputs)]
+        if not parts + log_odds:
+            raise ValueError(
+                "Argument `embedded` must name a feature if there are no `statistics` and no "
+                f"counts. Received: embedded={embedded!r}"
+            )
+        # Without hidden layers the odds enter the logit by their weights alone.
+        x = parts + log_odds if hidden_units else parts
+        x = keras.ops.concatenate(x, axis=-1) if len(x) > 1 else x[0] if x else None
         for i, units in enumerate(hidden_units):
             x = keras.layers.Dense(units, activation="relu", name=f"dense_{i}")(x)
-        model = keras.Model(inputs, keras.layers.Dense(1, name="logit")(x), name="ctr")
+        model = keras.Model(inputs, _logit(x, odds, *log_odds), name="ctr")
         super().__init__(model, **kwargs)
+        self._odds_config = None if odds is None else odds.get_config()
+        self.embedded = None if embedded is None else tuple(embedded)
         self.features = features
         self.num_integers = int(num_integers)
         self.hidden_units = tuple(hidden_units)
@@ -148,6 +179,8 @@ class PrivateCTR(PrivateModel):
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
             "placement": self.placement,
             "privacy_assumptions": list(self.sentences),
+            "embedded": self.embedded if self.embedded is None else list(self.embedded),
+            "statistics": self._odds_config,
             "name": self.name,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
         }
@@ -156,7 +189,35 @@ class PrivateCTR(PrivateModel):
     def from_config(cls, config, custom_objects=None):
         config = dict(config)
         features = {name: CategoricalFeature(**f) for name, f in config["features"].items()}
+        if config.get("statistics") is not None:
+            config["statistics"] = StoredStatistics(**config["statistics"])
         return cls(**{**config, "features": features})
+
+
+def _embedded(embedded, features):
+    """Names of the features that have a table."""
+    names = list(features) if embedded is None else list(embedded)
+    if unknown := [name for name in names if name not in features]:
+        raise ValueError(
+            f"Argument `embedded` must name features: {list(features)}. Received: {unknown}"
+        )
+    return names
+
+
+def _logit(x, odds, log_odds=None):
+    """The logit (B, 1): what the layers make of x and, given statistics, what these say."""
+    if odds is None:
+        return keras.layers.Dense(1, name="logit")(x)
+    # The rate is released: a start from it is post-processing, as the log odds are.
+    rate = keras.initializers.Constant(math.log(odds.rate / (1.0 - odds.rate)))
+    weights = keras.initializers.Constant(_FIRST_WEIGHT)
+    logit = keras.layers.Dense(
+        1, kernel_initializer=weights, bias_initializer=rate, name="odds_weights"
+    )(log_odds)
+    if x is None:
+        return logit
+    learned = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="logit")
+    return logit + learned(x)
 
 
 def _ids(name, feature):

@@ -1,0 +1,128 @@
+"""What a private release of click statistics says about a click."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp.accounting import Ledger
+from tfdp.accounting.participant import PrivacyParticipant
+from tfdp.data.click_statistics import INTEGERS, value_of_count
+
+if TYPE_CHECKING:
+    from tfdp.data.click_statistics import ClickStatistics
+
+
+@keras.saving.register_keras_serializable(package="tfdp")
+class ClickOdds(PrivacyParticipant, keras.layers.Layer):
+    """The log odds of a click by each feature of an example, from `ClickStatistics`.
+
+    Nothing in it is trained: a model that adds up its outputs is naive Bayes, and one that weighs
+    them learns K numbers where tables of embeddings have millions.
+
+    Args:
+        statistics: `ClickStatistics`, by `tfdp.data.private_click_statistics`; they are charged to
+            the model that holds the layer.
+
+    Call arguments:
+        inputs: dict of feature name to integer ids (B,), and "integers", (B, m), if the
+            statistics have them. Other features are left alone.
+
+    Returns:
+        float32 (B, K), in the order of `feature_names`; 0 for ids outside [0, V).
+
+    Raises:
+        ValueError: if `statistics` is something else, or a feature is missing.
+    """
+
+    def __init__(self, statistics: ClickStatistics, **kwargs):
+        super().__init__(**kwargs)
+        if not hasattr(statistics, "privacy_releases") or not hasattr(statistics, "log_odds"):
+            raise ValueError(
+                "Argument `statistics` must be `tfdp.data.ClickStatistics`, made by "
+                f"`tfdp.data.private_click_statistics`. Received: statistics={statistics!r}"
+            )
+        odds = statistics.log_odds
+        self.feature_names = tuple(odds)
+        self.vocabulary_sizes = {name: len(values) for name, values in odds.items()}
+        self.rate = float(statistics.rate)
+        self.privacy_releases = list(statistics.privacy_releases)
+        self.privacy_assumptions = list(statistics.privacy_assumptions)
+        self._starts = np.concatenate([[0], np.cumsum(list(self.vocabulary_sizes.values()))[:-1]])
+        table = np.concatenate(list(odds.values()))
+        self.table = self.add_weight(
+            name="log_odds",
+            shape=table.shape,
+            initializer=lambda shape, dtype: keras.ops.convert_to_tensor(table, dtype),
+            trainable=False,
+            dtype="float32",
+            autocast=False,
+        )
+        self.table.is_accounted_for = True  # released, and charged
+
+    @property
+    def has_integers(self):
+        """Whether the statistics have counts."""
+        return f"{INTEGERS}_0" in self.vocabulary_sizes
+
+    def build(self, *shapes):
+        self.built = True
+
+    def call(self, inputs):
+        ids = [self._ids(name, inputs) for name in self.feature_names]
+        sizes = list(self.vocabulary_sizes.values())
+        inside = tf.stack([(i >= 0) & (i < v) for i, v in zip(ids, sizes, strict=True)], axis=1)
+        places = tf.where(inside, tf.stack(ids, axis=1) + self._starts, 0)
+        return tf.where(inside, tf.gather(tf.convert_to_tensor(self.table.value), places), 0.0)
+
+    def _ids(self, name, inputs):
+        prefix, _, column = name.rpartition("_")
+        if name not in inputs and prefix == INTEGERS and prefix in inputs:
+            return value_of_count(inputs[INTEGERS][:, int(column)])
+        if name not in inputs:
+            raise ValueError(
+                f"The statistics have feature {name!r}, which the inputs must have, too. "
+                f"Received: {sorted(inputs)}"
+            )
+        return tf.cast(tf.reshape(inputs[name], [-1]), tf.int64)
+
+    def compute_output_spec(self, inputs):
+        batch = next(iter(inputs.values())).shape[0]
+        return keras.KerasTensor((batch, len(self.feature_names)), dtype="float32")
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "vocabulary_sizes": self.vocabulary_sizes,
+            "rate": self.rate,
+            "releases": Ledger(self.privacy_releases).to_json(),
+            "assumptions": self.privacy_assumptions,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        config = dict(config)
+        stored = StoredStatistics(
+            **{name: config.pop(name)
+               for name in ("vocabulary_sizes", "rate", "releases", "assumptions")}
+        )  # fmt: skip
+        return cls(stored, **config)
+
+
+class StoredStatistics:
+    """Stands for statistics whose numbers are in a file of weights.
+
+    Args:
+        vocabulary_sizes, rate, releases, assumptions: as in the configuration of `ClickOdds`;
+            what else a configuration holds is left alone.
+    """
+
+    def __init__(self, vocabulary_sizes, rate, releases, assumptions, **others):
+        sizes = vocabulary_sizes.items()
+        self.log_odds = {name: np.zeros(size, np.float32) for name, size in sizes}
+        self.rate = rate
+        self.privacy_releases = list(Ledger.from_json(releases).entries)
+        self.privacy_assumptions = assumptions
