@@ -6,6 +6,7 @@ python benchmarks/render.py
 import pathlib
 
 import tables
+import tables_clicks
 import tables_peers
 import tables_transitions
 
@@ -22,6 +23,7 @@ SECTIONS = {
     "cliffs": tables.cliffs,
     "movielens": tables.movielens,
     "transitions": tables_transitions.everything,
+    "click statistics": tables_clicks.click_statistics,
     "sst2": tables.sst2,
     "sst2 from scratch": tables.sst2_scratch,
 }

@@ -1,0 +1,49 @@
+"""The table of docs/benchmarks.md about click statistics. Written by render.py."""
+
+import statistics
+
+from tables import read, row, table
+
+
+def _shown(values, digits):
+    """A mean, and half a 95% interval of it (Student) where there are several runs."""
+    from scipy import stats
+
+    mean = f"{statistics.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{mean} ± {stats.t.ppf(0.975, len(values) - 1) * error:.{digits}f}"
+
+
+def click_statistics():
+    found = read("click_statistics")
+    if found is None:
+        return []
+    epsilons = sorted({r["epsilon"] for r in found["runs"] if r["epsilon"]}) + [None]
+    names = list(dict.fromkeys(r["model"] for r in found["runs"]))
+    lines = table("AUC", *(f"ε = {e:g}" if e else "without privacy" for e in epsilons))
+    lines.append(row("the odds as they are released, no training", *_cells(
+        epsilons, [(r["epsilon"], r["before_training"]["auc"]) for r in found["runs"]
+                   if r["model"] == names[0]])))  # fmt: skip
+    for name in names:
+        runs = [(r["epsilon"], r["auc"]) for r in found["runs"] if r["model"] == name]
+        lines.append(row(name, *_cells(epsilons, runs)))
+    dense = read("criteo")["runs"]
+    runs = [(r["epsilon"], r["auc"]) for r in dense if r["method"] == "dense"]
+    lines.append(row("dense DP-SGD on pCTR, without the release", *_cells(epsilons, runs)))
+    share = found["recipe"]["share"]
+    losses = [r["log_loss"] for r in found["runs"] if r["model"] == names[0] and r["epsilon"] == 3]
+    return [
+        *lines,
+        "",
+        f"The release has {100 * share:g}% of the 1/σ² that ε buys. Log loss of {names[0]} at "
+        f"ε = 3: {_shown(losses, 4)}. ± is half a 95% interval of the mean over runs (fresh noise, "
+        "batches and initial weights); single numbers are single runs.",
+        "",
+    ]
+
+
+def _cells(epsilons, runs):
+    by_epsilon = {e: [auc for found, auc in runs if found == e] for e in epsilons}
+    return [_shown(values, 4) if values else "" for values in by_epsilon.values()]
