@@ -183,6 +183,7 @@ BROKEN = {
     "forward noise without clipping": (forward_noise_without_clipping, "forward noise", 4000),
     "frequencies without noise": (no_noise, "item frequencies", 500),
     "transitions with half of the noise": (half_of_the_noise, "transitions", 12000),
+    "click statistics with half of the noise": (half_of_the_noise, "click statistics", 12000),
     "top-k without noise": (top_k_without_noise, "top-k (FEST)", 500),
     "each layer clipped by itself": (
         clipped_by_each_layer_alone, "tests/clipping/test_exactness.py", 0),

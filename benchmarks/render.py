@@ -6,6 +6,7 @@ python benchmarks/render.py
 import pathlib
 
 import tables
+import tables_audits
 import tables_clicks
 import tables_peers
 import tables_transitions
@@ -20,6 +21,7 @@ SECTIONS = {
     "memory of other libraries": tables_peers.memory,
     "start and noise": tables.start_and_noise,
     "random allocation": tables.random_allocation,
+    "audits": tables_audits.audits,
     "cliffs": tables.cliffs,
     "movielens": tables.movielens,
     "transitions": tables_transitions.everything,

@@ -10,7 +10,7 @@ HERE = pathlib.Path(__file__).resolve().parents[1]
 def test_no_figure_of_the_tables_was_typed_by_hand(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE / "benchmarks"))
     render = importlib.import_module("render")
-    for name in ("render", "tables", "tables_clicks", "tables_peers", "tables_transitions"):
+    for name in ("render", "tables", "tables_audits", "tables_clicks", "tables_peers", "tables_transitions"):
         sys.modules.pop(name, None)
     page = render.PAGE.read_text()
     assert render.rendered(page) == page, "run `python benchmarks/render.py`"

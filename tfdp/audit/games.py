@@ -140,6 +140,20 @@ def transitions(present, trials, delta):
     return np.concatenate(scores)[:trials], Ledger([release.entry]).epsilon(delta)
 
 
+def click_statistics(present, trials, delta):
+    """Clicks on values that one record each has, or none: every value is a trial."""
+    values = 400
+    ids = np.arange(values + 1) if present else np.array([values])  # one record is there anyhow
+    scores, release = [], None
+    for _ in range(-(-trials // values)):
+        release = tfdp.data.private_click_statistics(
+            ({"feature": ids}, np.ones(len(ids))), {"feature": values + 1}, noise_multiplier=1.0
+        )
+        # A click counts 1 in the shows and 1 in the balance, which have noise of the same size.
+        scores.append(2.0 * release.clicks["feature"][:values])
+    return np.concatenate(scores)[:trials], Ledger([release.entry]).epsilon(delta)
+
+
 def top_k(present, trials, delta):
     """The most frequent of two values; one record decides between them."""
     ids = {"feature": np.array([0, 1, 1, 0] if present else [0, 1, 1])}
@@ -173,6 +187,7 @@ GAMES = {
     "forward noise": forward_noise,
     "item frequencies": frequencies,
     "transitions": transitions,
+    "click statistics": click_statistics,
     "top-k (FEST)": top_k,
     "attention release": attention,
 }
