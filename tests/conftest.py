@@ -22,6 +22,22 @@ def pytest_collection_finish(session):
     gc.set_threshold(50_000, 20, 20)
 
 
+_last_module = None
+
+
+def pytest_runtest_setup(item):
+    """What a module leaves behind stays: later passes of the collector would only read it again.
+
+    A worker grows to gigabytes of graphs, of which the machine may have put pages aside: a single
+    pass over them has taken more than a minute.
+    """
+    global _last_module
+    if item.path != _last_module:
+        _last_module = item.path
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def shared_data():
     """Folder of the real data sets, which the project may not redistribute."""

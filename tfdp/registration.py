@@ -9,6 +9,7 @@ from tfdp.training import initial_values, keras_files
 #: Every class that tfdp registers with Keras, and where it lives.
 CLASSES = {
     "AdaFEST": "tfdp.selection.adafest",
+    "ClickOdds": "tfdp.layers.click_odds",
     "DPFormer": "tfdp.models.dpformer",
     "DPForwardNoise": "tfdp.layers.dp_forward_noise",
     "DPModel": "tfdp.training.dp_model",

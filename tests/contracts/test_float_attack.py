@@ -118,7 +118,7 @@ def counts(quantile):
     def released(count, member):
         from tfdp.data.frequency import _noisy
 
-        return _noisy(sums(count, member).astype(np.float64), 1.0, quantile)
+        return _noisy(sums(count, member).astype(np.float64), 1.0, quantile, count, 10**6)
 
     return released
 
@@ -127,7 +127,8 @@ def top_k_counts(count, member):
     from tfdp.noise import NoiseSource
     from tfdp.selection.top_k import _noisy
 
-    return _noisy(sums(count, member).astype(np.float64), "laplace", 1.0, NoiseSource())
+    counts = sums(count, member).astype(np.float64)
+    return _noisy(counts, "laplace", 1.0, NoiseSource(), count, 10**6)
 
 
 PLACES = {

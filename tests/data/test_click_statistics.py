@@ -27,7 +27,7 @@ def sums(monkeypatch):
     """Sums and standard deviations that were to be released; no noise is added."""
     seen = []
 
-    def noisy(values, stddev):
+    def noisy(values, stddev, moved, largest):
         seen.append((values, stddev))
         return values
 
@@ -157,6 +157,9 @@ GOOD = clicks()
         ({"train": ({"a": GOOD[0]["a"] * 1.0}, GOOD[1])}, "integer ids"),
         ({"train": ({"a": GOOD[0]["a"][:9]}, GOOD[1])}, "integer ids"),
         ({"train": (GOOD[0] | {"integers": np.zeros(400)}, GOOD[1])}, "of shape"),
+        ({"train": (GOOD[0], [None] * 400)}, "one label"),
+        ({"train": (GOOD[0], np.ones((400, 2)))}, "one label"),
+        ({"train": (GOOD[0] | {"integers": np.full((400, 1), "3")}, GOOD[1])}, "numbers of shape"),
         ({"train": ({}, GOOD[1]), "vocabulary_sizes": {}}, "at least one feature"),
         ({"epsilon": 1.0}, "Exactly one"),
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
@@ -171,9 +174,10 @@ def test_bad_arguments_are_named(changes, message):
 
 
 def test_a_feature_cannot_take_the_name_of_a_count():
-    x = GOOD[0] | {"integers_0": GOOD[0]["a"]}
-    with pytest.raises(ValueError, match="none of the counts"):
-        private_click_statistics((x, GOOD[1]), {"integers_0": 5}, noise_multiplier=1.0)
+    for name in ("integers_0", 3):
+        x = GOOD[0] | {name: GOOD[0]["a"]}
+        with pytest.raises(ValueError, match="do not begin with"):
+            private_click_statistics((x, GOOD[1]), {name: 5}, noise_multiplier=1.0)
 
 
 def test_what_the_records_were_made_with_is_charged_too():
@@ -195,3 +199,27 @@ def test_noise_does_not_depend_on_tensorflows_seed():
     tf.random.set_seed(1)
     second = private_click_statistics(GOOD, SIZES, noise_multiplier=1.0)
     assert (first.shows["b"] != second.shows["b"]).all()
+
+
+def test_large_sums_are_not_cut():
+    # 2^20 values that nobody has must not make the grid of those that all have too fine.
+    n = 1_500_000
+    x = {"large": np.zeros(n, np.int64), "small": np.zeros(n, np.int64)}
+    found = private_click_statistics(
+        (x, np.arange(n) % 4 == 0), {"large": 2**20, "small": 2}, noise_multiplier=1.0
+    )
+    assert found.shows["small"][0] == pytest.approx(n, abs=50)
+    assert found.clicks["large"][0] == pytest.approx(n / 4, abs=50)
+
+
+def test_sums_that_would_be_cut_are_refused():
+    assert float(tfdp.noise.grid_of_counts(1.0, 10, 10**6).step) <= 2.0**-20
+    with pytest.raises(ValueError, match="would be cut to"):
+        tfdp.noise.grid_of_counts(1.0, 10, 10**12)
+
+
+def test_features_that_are_made_of_the_numbers_bring_their_charge():
+    found = private_click_statistics(GOOD, SIZES, noise_multiplier=1.0)
+    feature = found.log_odds["a"][GOOD[0]["a"]]
+    batches = tfdp.data.poisson_batches(({"z": feature}, GOOD[1]), 20)
+    assert found.entry in tfdp.data.provenance.Origin.of(batches).releases

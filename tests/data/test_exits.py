@@ -32,3 +32,17 @@ def test_iterators_that_are_open_do_not_keep_the_program():
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "end of the program" in done.stdout
+
+
+def test_a_child_does_not_wait_for_the_batches_of_its_parent():
+    from tfdp.data import exits
+
+    given = exits.ended_at_exit(lambda: iter(range(3)))()
+    exits._begin()  # a thread of the parent is at work
+    changed = exits._changed
+    try:
+        exits._in_child()
+        assert exits._making == 0 and exits._changed is not changed
+        assert list(given) == [0, 1, 2]
+    finally:
+        exits._changed = changed

@@ -106,6 +106,7 @@ def test_survives_a_file_with_its_charge_and_its_numbers(tmp_path):
     np.testing.assert_allclose(made.predict(x, verbose=0), loaded.predict(x, verbose=0), rtol=1e-6)
     assert loaded.privacy_statement(1e-3).epsilon == made.privacy_statement(1e-3).epsilon
     assert loaded.ledger == made.ledger
+    assert "elsewhere" not in str(loaded.privacy_statement(1e-3))
     made.export(tmp_path / "exported", verbose=False)
     served = tf.saved_model.load(tmp_path / "exported")
     inputs = {name: tf.constant(values) for name, values in x.items()}
@@ -118,6 +119,69 @@ def test_a_layer_survives_its_configuration():
     assert again.vocabulary_sizes == layer.vocabulary_sizes and again.rate == layer.rate
     assert again.privacy_releases == layer.privacy_releases
     assert not again.table.numpy().any()  # its numbers come with the weights
+
+
+def test_what_is_charged_does_not_wait_for_training():
+    statistics = released()
+    made = model(statistics)
+    assert [entry.label for entry in made.ledger.entries] == ["click statistics"]
+    made.compile(optimizer())
+    assert list(made.ledger.entries) == [statistics.entry]  # once
+
+
+def own_model(layer_of):
+    """A model of one's own that calls a `ClickOdds` by `layer_of(odds)`."""
+    inputs = {name: keras.Input((), dtype="int64", name=name) for name in SIZES}
+    inputs["integers"] = keras.Input((2,), name="integers")
+    odds = layer_of(ClickOdds(released()))(inputs)
+    return tfdp.make_private(keras.Model(inputs, keras.layers.Dense(1)(odds)))
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_layer_that_keras_does_not_see_is_refused(hidden):
+    def in_a_lambda(odds):
+        return keras.layers.Lambda(odds.call, output_shape=(4,))
+
+    made = own_model(in_a_lambda if hidden else lambda odds: odds)
+    made.compile(optimizer(), loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    batches = tfdp.data.poisson_batches(clicks(), 40)
+    if hidden:
+        with pytest.raises(PrivacyError, match="holds a private release, which would not be"):
+            made.fit(batches, verbose=0)
+    else:
+        made.fit(batches, verbose=0)
+        assert any(e.label == "click statistics" for e in made.ledger.entries)
+
+
+def test_the_table_of_another_release_is_named_in_the_statement():
+    made, other = model(released()), model(released(sigma=0.5))
+    made.compile(optimizer())
+    made.get_layer("click_odds").table.assign(other.get_layer("click_odds").table)
+    made.fit(tfdp.data.poisson_batches(clicks(), 40), epochs=1, verbose=0)
+    assert "log_odds had before training came from elsewhere" in str(made.privacy_statement(1e-3))
+    made = model(released())
+    made.compile(optimizer())
+    made.fit(tfdp.data.poisson_batches(clicks(), 40), epochs=1, verbose=0)
+    assert "elsewhere" not in str(made.privacy_statement(1e-3))
+
+
+@pytest.mark.parametrize(
+    "inputs, message",
+    [
+        (np.zeros(3), "takes a dict"),
+        ({"a": np.zeros((4, 3), int), "b": np.zeros(4, int)}, "ids must be"),
+        ({"a": np.zeros(4, int), "b": np.zeros(4, int), "integers": np.zeros((4, 1))}, "columns"),
+    ],
+)
+def test_other_inputs_are_refused(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        ClickOdds(released())(inputs)
+
+
+def test_statistics_of_other_features_are_refused():
+    for sizes, integers in (({"a": 6, "b": 60}, 2), (SIZES, 1), ({"a": 6}, 2)):
+        with pytest.raises(ValueError, match="Argument `statistics` must be about features"):
+            PrivateCTR(sizes, num_integers=integers, statistics=released(), hidden_units=())
 
 
 def test_which_features_have_tables():

@@ -161,7 +161,9 @@ def draw_batches(
     files = -(-steps // steps_per_file)
     names = [f"{folder}/{i:05d}-of-{files:05d}.tfrecord" for i in range(files)]
     pipeline = beam.Pipeline(options=options)
-    keyed = pipeline | "Records" >> records
+    # A person, or a step, is one group, whatever windows the records came in.
+    whole = beam.WindowInto(beam.window.GlobalWindows())
+    keyed = pipeline | "Records" >> records | "All at once" >> whole
     units = _persons(keyed) if persons else keyed | "One" >> beam.Map(lambda p: (p[0], [p[1]]))
     if not persons and not isinstance(records, Indexed):
         _check_keys(keyed)

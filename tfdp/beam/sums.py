@@ -70,6 +70,7 @@ class PersonSums:
         sums = (
             pipeline
             | "Records" >> self._records()  # a transform belongs to one pipeline
+            | "All at once" >> beam.WindowInto(beam.window.GlobalWindows())  # a person is one group
             | "Keys" >> beam.Map(lambda pair: (encoded_key(pair[0]), pair[1]))
             | "By person" >> beam.GroupByKey()
             | "Rows" >> beam.ParDo(self._rows)

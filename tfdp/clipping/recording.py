@@ -16,6 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers, takes_training, training_of_call
+from tfdp.accounting.released_values import is_released
+from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import external_tables
 from tfdp.runtime.strategies import scope_of
 
@@ -91,6 +93,7 @@ class Recorder:
     def __init__(self, model):
         self.model = model
         self.trainable = {id(v): v for v in trained_variables(model)}
+        self._variables = {id(v) for v in model.variables}
         self.layer_index = {id(layer): i for i, layer in enumerate(all_layers(model))}
         self.root = None
         self._stack = []
@@ -126,6 +129,13 @@ class Recorder:
     def on_read(self, variable, value=None):
         if getattr(_ACTIVE, "constant", False) or not self._stack:
             return
+        if is_released(variable) and id(variable) not in self._variables:
+            raise PrivacyError(
+                f"Variable {variable.path} holds a private release, which would not be charged: "
+                f"its layer is none of the layers of model {self.model.name!r}, but called in a "
+                "Lambda, or kept in an object that Keras does not look into. Make it an attribute "
+                "of the model or of one of its layers, or a layer of a functional model."
+            )
         if id(variable) in self.trainable:
             self._stack[-1].reads[id(variable)] = variable
         elif value is not None and is_seed_state(variable):

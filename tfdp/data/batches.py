@@ -33,7 +33,7 @@ def dataset_of_batches(records, sampling, draw_epoch, persons=None, source=None)
             yield records.batch(chosen, capacity, places)
 
     dataset = tf.data.Dataset.from_generator(
-        lambda: ended_at_exit(one_epoch()), output_signature=records.signature(capacity)
+        ended_at_exit(one_epoch), output_signature=records.signature(capacity)
     )
     steps = tf.data.experimental.assert_cardinality(sampling.steps_per_epoch)
     tagged = tag(dataset.apply(steps).prefetch(2), sampling, records.origin)

@@ -16,9 +16,9 @@ from tfdp.accounting import LedgerEntry
 from tfdp.data.click_odds import shrunken_log_odds
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
-from tfdp.data.provenance import Origin
+from tfdp.data.provenance import Origin, OriginArray
 from tfdp.data.release_cost import gaussian_cost
-from tfdp.noise import Grid, NoiseSource
+from tfdp.noise import NoiseSource, grid_of_counts
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -129,13 +129,14 @@ def private_click_statistics(
     sigma, cost = gaussian_cost(epsilon, delta, noise_multiplier, n)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     stddev = sigma * sensitivity
-    noisy = _noisy(_sums(ids + starts[:-1], labels, starts[-1]), stddev)
+    moved = 2 * k * len(names)
+    noisy = _noisy(_sums(ids + starts[:-1], labels, starts[-1]), stddev, moved, n * k)
     shows, balances = (
         {name: part[a:b] for name, a, b in zip(names, starts, starts[1:], strict=False)}
         for part in noisy
     )
     log_odds, rate = shrunken_log_odds(shows, balances, stddev, len(labels) if k == 1 else None)
-    return ClickStatistics(
+    released = ClickStatistics(
         shows=shows,
         clicks={name: (shows[name] + balances[name]) / 2 for name in names},
         log_odds=log_odds,
@@ -153,6 +154,11 @@ def private_click_statistics(
         },
         origin=Origin.of(train),
     )
+    # Features that are made of its numbers bring its charge into a training.
+    origin = Origin(tuple(released.privacy_releases), tuple(released.privacy_assumptions))
+    for numbers in (released.shows, released.clicks, released.log_odds):
+        numbers |= {name: OriginArray.of(array, origin) for name, array in numbers.items()}
+    return released
 
 
 def value_of_count(counts):
@@ -179,29 +185,42 @@ def _checked(train, vocabulary_sizes):
             "and a dict of feature name to vocabulary size. Received: "
             f"{type(train).__name__} and {type(vocabulary_sizes).__name__}"
         )
-    x, labels = train[0], np.asarray(train[1]).reshape(-1)
-    if not len(labels) or not np.isin(labels, (0, 1)).all():
+    x, labels = train[0], np.asarray(train[1])
+    one_each = labels.ndim == 1 or labels.shape[1:] == (1,)
+    if not one_each or not labels.size or labels.dtype.kind not in "biuf":
+        raise ValueError(
+            "Argument `train` must have one label, 0 or 1, for each record. Received: labels of "
+            f"shape {labels.shape}, dtype {labels.dtype}"
+        )
+    labels = labels.reshape(-1)
+    if not np.isin(labels, (0, 1)).all():
         raise ValueError(
             "Argument `train` must have labels that are 0 or 1. Received: "
             f"{np.unique(labels)[:5].tolist()}"
         )
     sizes, columns = {}, []
     for name, size in vocabulary_sizes.items():
+        if not isinstance(name, str) or name.startswith(f"{INTEGERS}_"):
+            raise ValueError(
+                f"Argument `vocabulary_sizes` must name features, by strings that do not begin "
+                f'with "{INTEGERS}_", as the names of counts do. Received: {name!r}'
+            )
         sizes[name] = count(f"vocabulary_sizes[{name!r}]", size)
         columns.append(_ids_of(name, size, x, len(labels)))
     if INTEGERS in x:
-        values = value_of_count(np.asarray(x[INTEGERS])).numpy()
-        if values.ndim != 2 or len(values) != len(labels):
+        counts = np.asarray(x[INTEGERS])
+        if counts.ndim != 2 or len(counts) != len(labels) or counts.dtype.kind not in "biuf":
             raise ValueError(
-                f'Argument `train` must have "{INTEGERS}" of shape ({len(labels)}, m). '
-                f"Received: {values.shape}"
+                f'Argument `train` must have "{INTEGERS}", numbers of shape ({len(labels)}, m). '
+                f"Received: shape {counts.shape}, dtype {counts.dtype}"
             )
+        values = value_of_count(counts).numpy()
         for j, column in enumerate(values.T):
             sizes[f"{INTEGERS}_{j}"] = INTEGER_VALUES
             columns.append(column)
-    if len(sizes) != len(columns) or not columns:
+    if not columns:
         raise ValueError(
-            "Argument `vocabulary_sizes` must name at least one feature, and none of the counts. "
+            "Argument `vocabulary_sizes` must name at least one feature. "
             f"Received: {list(vocabulary_sizes)}"
         )
     return list(sizes), list(sizes.values()), np.stack(columns, axis=1), labels.astype(np.int64)
@@ -232,8 +251,8 @@ def _sums(ids, labels, total):
     ).astype(np.float64)
 
 
-def _noisy(sums, stddev):
+def _noisy(sums, stddev, moved, largest):
     """The sums with noise, on a grid of which whole numbers are a part."""
-    grid = Grid(stddev, 1.0, sums.size, rounding=0.0)
+    grid = grid_of_counts(stddev, moved, largest)
     noisy = NoiseSource().release_any(tf.constant(sums.reshape(-1)), grid, tf.float64)
     return noisy.numpy().reshape(sums.shape)

@@ -205,7 +205,7 @@ def load_batches(directory: str | os.PathLike) -> tf.data.Dataset:
         return tf.nest.pack_sequence_as(signature, tensors)
 
     texts = tf.data.Dataset.from_generator(
-        lambda: ended_at_exit(serialized()), output_signature=tf.TensorSpec((), tf.string)
+        ended_at_exit(serialized), output_signature=tf.TensorSpec((), tf.string)
     )
     batches = texts.map(parsed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     # That there are T is checked as they are read.

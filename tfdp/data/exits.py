@@ -6,6 +6,8 @@ its iterators; a script that keeps one open at its end does not.
 """
 
 import atexit
+import functools
+import os
 import threading
 import time
 
@@ -14,8 +16,13 @@ _changed = threading.Condition()
 _making, _exiting = 0, False
 
 
-def ended_at_exit(batches):
-    """Yields what an iterable does, until the program exits."""
+def ended_at_exit(make_batches):
+    """A function that gives the batches which `make_batches()` gives, until the program exits."""
+    _register()
+    return lambda: _until_exit(make_batches())
+
+
+def _until_exit(batches):
     iterator = iter(batches)
     while _begin():
         try:
@@ -41,7 +48,19 @@ def _finish():
         _changed.notify_all()
 
 
-@atexit.register
+@functools.cache
+def _register():
+    atexit.register(_exit)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_in_child)
+
+
+def _in_child():
+    """After a fork: the threads that made batches are not there."""
+    global _changed, _making
+    _changed, _making = threading.Condition(), 0
+
+
 def _exit():
     global _exiting
     with _changed:

@@ -16,7 +16,7 @@ from tfdp.accounting import LedgerEntry
 from tfdp.data._checks import check_sequences, known_num_items
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
-from tfdp.noise import Grid, NoiseSource, laplace_of_tail, normal_of_tail
+from tfdp.noise import NoiseSource, grid_of_counts, laplace_of_tail, normal_of_tail
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -145,7 +145,7 @@ def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, detai
             "Argument `mechanism` must be 'gaussian' or 'laplace'. "
             f"Received: mechanism={mechanism!r}"
         )
-    noisy = _noisy(counts, scale, quantile)
+    noisy = _noisy(counts, scale, quantile, items_per_record, n)
     probabilities = np.clip(noisy / n, 1 / n, 1.0)
     return FrequencyRelease(
         probabilities=np.concatenate([[1.0], probabilities]).astype(np.float32),
@@ -183,8 +183,8 @@ def distinct_items(items, num_items):
     return items[first]
 
 
-def _noisy(counts, scale, quantile):
+def _noisy(counts, scale, quantile, moved, n):
     """float64 counts with noise, on a grid of which whole numbers are a part."""
-    grid = Grid(scale, 1.0, len(counts), rounding=0.0)
+    grid = grid_of_counts(scale, moved, n)
     (noisy,) = NoiseSource().release([tf.constant(counts)], grid, quantile, tf.float64)
     return noisy.numpy()

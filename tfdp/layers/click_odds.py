@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdp.accounting import Ledger
 from tfdp.accounting.participant import PrivacyParticipant
+from tfdp.accounting.released_values import mark_released
 from tfdp.data.click_statistics import INTEGERS, value_of_count
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class ClickOdds(PrivacyParticipant, keras.layers.Layer):
         self.privacy_releases = list(statistics.privacy_releases)
         self.privacy_assumptions = list(statistics.privacy_assumptions)
         self._starts = np.concatenate([[0], np.cumsum(list(self.vocabulary_sizes.values()))[:-1]])
-        table = np.concatenate(list(odds.values()))
+        table = np.concatenate([np.asarray(values) for values in odds.values()])
         self.table = self.add_weight(
             name="log_odds",
             shape=table.shape,
@@ -61,7 +62,7 @@ class ClickOdds(PrivacyParticipant, keras.layers.Layer):
             dtype="float32",
             autocast=False,
         )
-        self.table.is_accounted_for = True  # released, and charged
+        mark_released(self.table)
 
     @property
     def has_integers(self):
@@ -72,6 +73,11 @@ class ClickOdds(PrivacyParticipant, keras.layers.Layer):
         self.built = True
 
     def call(self, inputs):
+        if not isinstance(inputs, dict):
+            raise ValueError(
+                "`ClickOdds` takes a dict of feature name to ids. "
+                f"Received: {type(inputs).__name__}"
+            )
         ids = [self._ids(name, inputs) for name in self.feature_names]
         sizes = list(self.vocabulary_sizes.values())
         inside = tf.stack([(i >= 0) & (i < v) for i, v in zip(ids, sizes, strict=True)], axis=1)
@@ -80,14 +86,26 @@ class ClickOdds(PrivacyParticipant, keras.layers.Layer):
 
     def _ids(self, name, inputs):
         prefix, _, column = name.rpartition("_")
-        if name not in inputs and prefix == INTEGERS and prefix in inputs:
-            return value_of_count(inputs[INTEGERS][:, int(column)])
+        if prefix == INTEGERS and prefix in inputs:
+            counts = inputs[INTEGERS]
+            if len(counts.shape) != 2 or counts.shape[1] <= int(column):
+                raise ValueError(
+                    f"The statistics have {name!r}: the inputs must have {INTEGERS!r} with more "
+                    f"than {column} columns. Received: shape {tuple(counts.shape)}"
+                )
+            return value_of_count(counts[:, int(column)])
         if name not in inputs:
             raise ValueError(
                 f"The statistics have feature {name!r}, which the inputs must have, too. "
                 f"Received: {sorted(inputs)}"
             )
-        return tf.cast(tf.reshape(inputs[name], [-1]), tf.int64)
+        ids = tf.convert_to_tensor(inputs[name])
+        if ids.shape.rank != 1 and ids.shape[1:] != (1,):
+            raise ValueError(
+                f"The statistics have one value of {name!r} for each record: ids must be (B,). "
+                f"Received: shape {tuple(ids.shape)}"
+            )
+        return tf.cast(tf.reshape(ids, [-1]), tf.int64)
 
     def compute_output_spec(self, inputs):
         batch = next(iter(inputs.values())).shape[0]

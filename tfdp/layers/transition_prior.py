@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdp import _validate
 from tfdp.accounting import Ledger
 from tfdp.accounting.participant import PrivacyParticipant
+from tfdp.accounting.released_values import mark_released
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
             dtype=dtype,
             autocast=False,
         )
-        variable.is_accounted_for = True  # released, and charged
+        mark_released(variable)
         return variable
 
     def build(self, *shapes):

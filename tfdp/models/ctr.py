@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfdp._validate import count
+from tfdp.data.click_statistics import INTEGER_VALUES, INTEGERS
 from tfdp.layers.click_odds import ClickOdds, StoredStatistics
 from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.training.make_private import PrivateModel
@@ -138,6 +139,8 @@ class PrivateCTR(PrivateModel):
         if num_integers:
             inputs["integers"] = keras.Input((int(num_integers),), name="integers")
         odds = None if statistics is None else ClickOdds(statistics, name="click_odds")
+        if odds is not None:
+            _check_same_features(odds, features, int(num_integers))
         if num_integers and (odds is None or not odds.has_integers):
             parts.insert(0, keras.ops.log1p(keras.ops.relu(inputs["integers"])))
         log_odds = [] if odds is None else [odds(inputs)]
@@ -162,6 +165,7 @@ class PrivateCTR(PrivateModel):
         self.placement = placement
         self.sentences = tuple(privacy_assumptions)
         self.privacy_assumptions += self.sentences
+        self.charge_releases()
 
     def compile(self, optimizer="rmsprop", loss=None, metrics=None, **kwargs):
         if loss is None:
@@ -192,6 +196,18 @@ class PrivateCTR(PrivateModel):
         if config.get("statistics") is not None:
             config["statistics"] = StoredStatistics(**config["statistics"])
         return cls(**{**config, "features": features})
+
+
+def _check_same_features(odds, features, num_integers):
+    """Raises if statistics are about other features than the model's."""
+    expected = {name: f.vocabulary_size for name, f in features.items() if not f.multivalued}
+    expected |= {f"{INTEGERS}_{j}": INTEGER_VALUES for j in range(num_integers)}
+    wrong = {n: v for n, v in odds.vocabulary_sizes.items() if expected.get(n) != v}
+    if wrong:
+        raise ValueError(
+            "Argument `statistics` must be about features of the model that have one value, with "
+            f"the same vocabulary sizes. Received: statistics of {wrong}, in a model of {expected}"
+        )
 
 
 def _embedded(embedded, features):

@@ -20,7 +20,7 @@ from tfdp.noise.gaussian import (
     philox_bits,
     standard_normal_from_bits,
 )
-from tfdp.noise.grid import Grid, laplace_of_tail, sum_rounding
+from tfdp.noise.grid import Grid, grid_of_counts, laplace_of_tail, sum_rounding
 from tfdp.noise.layer_sources import ReplicaNoiseSource, ServingNoiseSource
 from tfdp.noise.training_source import NoiseSource, PipelineNoiseSource
 
@@ -31,6 +31,7 @@ __all__ = [
     "ReplicaNoiseSource",
     "ServingNoiseSource",
     "entries_above",
+    "grid_of_counts",
     "laplace_of_tail",
     "normal_of_tail",
     "philox_bits",

@@ -104,6 +104,28 @@ class Grid:
         return self.step, self.stddev, self.window
 
 
+def grid_of_counts(stddev, moved, largest):
+    """The `Grid` of sums of whole numbers, which are on it: nothing of them is rounded.
+
+    Args:
+        stddev: as for `Grid`.
+        moved: how many sums one record may move.
+        largest: what no sum exceeds, public.
+
+    Raises:
+        ValueError: if such sums would be cut.
+    """
+    grid = Grid(stddev, 1.0, moved, rounding=0.0)
+    most = _LARGEST_SUM * float(grid.step)
+    if largest > most:
+        raise ValueError(
+            f"Counts of up to {largest:,} do not fit on the grid of a release in which one record "
+            f"moves {moved:,} of them: they would be cut to {most:,.0f}. Release fewer features "
+            "at once, or split the records into periods."
+        )
+    return grid
+
+
 def _numbers(stddev, finest, rounding, root):
     """(step, stddev, window) of a `Grid`; `root` is √d/C."""
     step = finest * _power_of_two(stddev / (finest * _LARGEST_STDDEV), 64)

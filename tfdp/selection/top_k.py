@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdp._validate import count, positive
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
-from tfdp.noise import Grid, NoiseSource, draws, laplace_of_tail
+from tfdp.noise import NoiseSource, draws, grid_of_counts, laplace_of_tail
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -149,7 +149,7 @@ def release_largest(
         event = dp_accounting.SelfComposedDpEvent(dp_accounting.LaplaceDpEvent(scale), rounds)
     rows = {}
     for name in vocabulary_sizes:
-        noisy = _noisy(counts_of(name), mechanism, scale, source)
+        noisy = _noisy(counts_of(name), mechanism, scale, source, limits[name], n)
         largest = np.argpartition(-noisy, kept[name] - 1)[: kept[name]]
         rows[name] = np.sort(largest).astype(np.int64)
     return TopKRelease(
@@ -228,11 +228,11 @@ def distinct_values(name, ids, size, limit, padding_id):
     return ordered[counted]
 
 
-def _noisy(counts, mechanism, scale, source):
+def _noisy(counts, mechanism, scale, source, moved, n):
     """(V,) counts with noise, by which the largest are chosen."""
     if mechanism == "laplace":
         # Private as a whole: on a grid, of which whole numbers are a part.
-        grid = Grid(scale, 1.0, len(counts), rounding=0.0)
+        grid = grid_of_counts(scale, moved, n)
         (noisy,) = source.release([tf.constant(counts)], grid, laplace_of_tail, tf.float64)
         return noisy.numpy()
     # Gumbel noise: only the choice is private, and only the choice is released.

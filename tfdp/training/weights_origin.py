@@ -5,20 +5,16 @@ of a model, a loop of the user's own, training before tfdp saw the model) have n
 statement then says that they are assumed to have learned nothing from the records.
 """
 
-import hashlib
-
 import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
+from tfdp.accounting.released_values import ROWS, STATE, fingerprint, is_large
 from tfdp.training.initial_values import INITIALIZER, knows_no_data
 from tfdp.training.keras_files import RESTORED
 
-_STATE = "_tfdp_state"
 _FOREIGN = "_tfdp_from_elsewhere"  # once true of a variable, it stays true of what it becomes
 _TRAINING = "training"  # instead of a fingerprint, while a charged run changes the values
-_WHOLE = 1 << 22  # larger variables are known by some of their rows
-_ROWS = 4096
 
 
 class WeightOrigin:
@@ -27,8 +23,9 @@ class WeightOrigin:
     A value is accounted for if an initializer made it, or if it is what a charged run left or a
     file with its charges restored. Fingerprints of the values are kept on the variables.
 
+    A variable that is marked as released (`mark_released`) is to keep the values of its release.
     Variables with a true attribute `is_accounted_for` are what a layer was told, publicly or by a
-    charged release.
+    charged release, and may change.
 
     Args:
         model: the model.
@@ -51,16 +48,16 @@ class WeightOrigin:
             return
         self._before = {id(v) for v in self._variables()}
         for variable in self._variables():
-            vars(variable)[_STATE] = _TRAINING
+            vars(variable)[STATE] = _TRAINING
 
     def end(self):
         """Called eagerly after it; values made by the run itself are accounted for, too."""
         if self._before is None:
             return
         for variable in self._variables():
-            state = vars(variable).get(_STATE)
+            state = vars(variable).get(STATE)
             if state == _TRAINING or (state is None and id(variable) not in self._before):
-                vars(variable)[_STATE] = _fingerprint(variable)
+                vars(variable)[STATE] = fingerprint(variable)
         self._before = None
 
     def elsewhere(self):
@@ -68,7 +65,7 @@ class WeightOrigin:
         fresh = _initializers(self._model)
         for v in self._variables():
             if self._watched is not None and id(v) not in self._watched:
-                vars(v).setdefault(_STATE, _fingerprint(v))
+                vars(v).setdefault(STATE, fingerprint(v))
             if not self._is_known(v) and not _is_initial(v, fresh.get(id(v), ())):
                 vars(v)[_FOREIGN] = True
         return [v.path for v in self._variables() if _FOREIGN in vars(v)]
@@ -95,13 +92,13 @@ class WeightOrigin:
         self._restored |= set(states)
 
     def _is_known(self, variable):
-        state = vars(variable).get(_STATE)
+        state = vars(variable).get(STATE)
         if state == _TRAINING:
             return True
         restored = self._restored | vars(variable).get(RESTORED, set())
         if state is None and not restored:
             return False
-        current = _fingerprint(variable)
+        current = fingerprint(variable)
         return current == state or current in restored
 
     def _variables(self):
@@ -117,25 +114,9 @@ def states_of(variables):
     found = []
     for variable in variables:
         if _FOREIGN not in vars(variable):
-            state = vars(variable).get(_STATE)
-            found.append(_fingerprint(variable) if state == _TRAINING else state)
+            state = vars(variable).get(STATE)
+            found.append(fingerprint(variable) if state == _TRAINING else state)
     return [state for state in found if state is not None]
-
-
-def _fingerprint(variable):
-    rows = _some_rows(variable)
-    digest = hashlib.blake2b(str((variable.shape, rows.dtype)).encode(), digest_size=12)
-    digest.update(np.ascontiguousarray(rows).tobytes())
-    return digest.hexdigest()
-
-
-def _some_rows(variable):
-    if int(np.prod(variable.shape)) <= _WHOLE:
-        return np.asarray(variable.value)
-    # Never the whole table: reading it would copy it.
-    count = variable.shape[0]
-    rows = np.unique(np.linspace(0, count - 1, min(count, _ROWS)).astype(np.int64))
-    return np.asarray(tf.gather(variable.value, rows))
 
 
 def _initializers(model):
@@ -150,7 +131,7 @@ def _initializers(model):
 
 def _is_initial(variable, initializers):
     """Whether an initializer of the layer gives this value: Keras' give the same at each call."""
-    if int(np.prod(variable.shape)) > _WHOLE:
+    if is_large(variable):
         return any(_is_initial_table(variable, one) for one in initializers)
     value = np.asarray(variable.value)
     if np.isin(value, (0, 1)).all():
@@ -183,6 +164,6 @@ def _drawn(initializer, variable, shape=None):
 
 def _is_initial_table(variable, initializer):
     # The first rows alone: initializers of look-up tables do not depend on how many rows there are.
-    rows = min(variable.shape[0], _ROWS)
+    rows = min(variable.shape[0], ROWS)
     first = np.asarray(tf.gather(variable.value, np.arange(rows)))
     return np.array_equal(first, _drawn(initializer, variable, (rows, *variable.shape[1:])))
