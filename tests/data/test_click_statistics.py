@@ -78,6 +78,21 @@ def test_a_person_moves_the_sums_by_no_more_than_what_is_charged(sums, k):
     assert found.details["max_records_per_unit"] == k
 
 
+def test_how_many_records_persons_have_is_not_used(monkeypatch):
+    used, true = [], click_statistics.shrunken_log_odds
+
+    def watched(shows, balances, stddev, num_records):
+        used.append(num_records)
+        return true(shows, balances, stddev, num_records)
+
+    monkeypatch.setattr(click_statistics, "shrunken_log_odds", watched)
+    ids = np.repeat(np.arange(200), 2)
+    for settings in ({}, {"max_records_per_unit": 1}, {"max_records_per_unit": 2}):
+        persons = {"privacy_ids": ids} if settings else {}
+        private_click_statistics(clicks(), SIZES, noise_multiplier=1.0, **persons, **settings)
+    assert used == [400, 200, None]  # the numbers of records and of persons are public
+
+
 def test_noise_is_gaussian_everywhere_and_new_each_time():
     x, y = clicks()
     sizes = {"a": 5, "b": 20_000}
