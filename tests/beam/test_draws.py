@@ -161,6 +161,32 @@ def test_persons_are_drawn_with_at_most_so_many_of_their_records(tmp_path, monke
     assert many and any(len(set(taken[p])) > 1 for p in many)  # drawn anew for each step
 
 
+class InWindows(beam.PTransform):
+    """A source that puts every record into a window of its own, as logs by the hour do."""
+
+    def __init__(self, records):
+        super().__init__()
+        self._records = records
+
+    def expand(self, begin):
+        stamped = [
+            beam.window.TimestampedValue(one, 100 * i) for i, one in enumerate(self._records)
+        ]
+        windows = beam.WindowInto(beam.window.FixedWindows(60))
+        return begin | beam.Create(stamped) | beam.Map(lambda one: one) | windows
+
+
+def test_a_person_is_one_in_all_windows(tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_bytes", lambda size: b"1" * 32)
+    keyed = [(f"person {p}", SOURCE[i - 1]) for p, own in enumerate(OWN) for i in own]
+    given = {"num_examples": PERSONS, "expected_batch_size": 20, "max_records_per_unit": MOST}
+    draw(tmp_path / "one", beam.Create(keyed), **given)
+    draw(tmp_path / "two", InWindows(keyed), **given)
+    for path in (tmp_path / "one").glob("*/*.tfrecord"):
+        (other,) = (tmp_path / "two").glob(f"*/{path.name}")
+        assert path.read_bytes() == other.read_bytes()
+
+
 def test_a_model_trains_on_persons_drawn_ahead(tmp_path):
     import keras
 

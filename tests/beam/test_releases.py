@@ -114,6 +114,35 @@ def test_of_a_person_with_many_records_few_count(tmp_path):
     assert found.details["sensitivity"] == 2**0.5  # k·L counts of a person may change
 
 
+def in_windows(records):
+    """A source that puts every record into a window of its own, as logs by the hour do."""
+    stamped = [beam.window.TimestampedValue(one, 100 * i) for i, one in enumerate(records)]
+    windows = beam.WindowInto(beam.window.FixedWindows(60))
+
+    class Source(beam.PTransform):
+        def expand(self, begin):
+            return begin | beam.Create(stamped) | beam.Map(lambda one: one) | windows
+
+    return Source
+
+
+def test_a_person_is_one_in_all_windows(tmp_path):
+    from tfdp.beam import Log
+
+    records, sums = [("one", [i % ITEMS + 1]) for i in range(30)] + [("other", [1])], []
+
+    def noiseless(self, tensors, *args):
+        sums.append(np.concatenate([t.numpy().ravel() for t in tensors]))
+        return [tf.cast(t, tf.float64) for t in tensors]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NoiseSource, "release", noiseless)
+        found = tfdp.beam.private_frequency(
+            Log(in_windows(records), tmp_path, 2), 1.0, num_items=ITEMS, length=1
+        )
+    assert found.num_examples == 2 and sums[0].sum() in (2, 3)
+
+
 def test_wrong_records_and_arguments_are_refused(tmp_path):
     frequency = tfdp.beam.private_frequency
     with pytest.raises(Exception, match=f"ids from 0 .padding. to num_items={ITEMS}"):
