@@ -94,6 +94,7 @@ def test_help_imports_neither_tensorflow_nor_dp_accounting(arguments):
 
 
 def test_a_plan_shows_which_batch_size_leaves_the_least_noise(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
     options = ["--num-examples", "2000", "--epochs", "5", "--epsilon", "2", "--delta", "1e-4"]
     path = tmp_path / "plan.png"
     arguments = ["plan", *options, "--batch-size", "100", "2000", "--accountant", "rdp"]

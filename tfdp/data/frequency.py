@@ -16,6 +16,7 @@ from tfdp.accounting import LedgerEntry
 from tfdp.data._checks import check_sequences, known_num_items
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
+from tfdp.data.release_cost import gaussian_cost
 from tfdp.noise import NoiseSource, grid_of_counts, laplace_of_tail, normal_of_tail
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, detai
         if not 0 < delta < 1:
             raise ValueError(f"Argument `delta` must be between 0 and 1. Received: delta={delta!r}")
         sensitivity = math.sqrt(items_per_record)
-        noise_multiplier = dp_accounting.get_sigma_gaussian(epsilon, delta)
+        noise_multiplier, _ = gaussian_cost(epsilon, delta, None, n)
         event = dp_accounting.GaussianDpEvent(noise_multiplier)
         quantile = normal_of_tail
         scale = stddev = noise_multiplier * sensitivity

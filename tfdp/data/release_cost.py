@@ -3,6 +3,7 @@
 import dp_accounting
 
 from tfdp import _validate, accounting
+from tfdp.accounting.gaussian import gaussian_noise_multiplier
 
 
 def gaussian_cost(epsilon, delta, noise_multiplier, num_examples):
@@ -33,7 +34,7 @@ def gaussian_cost(epsilon, delta, noise_multiplier, num_examples):
         return _validate.positive("noise_multiplier", noise_multiplier), {}
     epsilon = _validate.positive("epsilon", epsilon)
     delta = _validate.open_unit("delta", 1 / (10 * num_examples) if delta is None else delta)
-    sigma = dp_accounting.get_sigma_gaussian(epsilon, delta)
+    sigma = gaussian_noise_multiplier(accounting.PrivacyBudget(epsilon, delta))
     # The ledger's accountant rounds up: what a statement says must not exceed what was asked for.
     while accounting.epsilon(dp_accounting.GaussianDpEvent(sigma), delta) > epsilon:
         sigma *= 1.0 + 2.0**-13

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfdp.accounting import Ledger
 from tfdp.accounting.participant import PrivacyParticipant
-from tfdp.accounting.released_values import mark_released
 from tfdp.data.click_statistics import INTEGERS, value_of_count
+from tfdp.data.released_values import mark_released
 
 if TYPE_CHECKING:
     from tfdp.data.click_statistics import ClickStatistics

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfdp import _validate
 from tfdp.accounting import Ledger
 from tfdp.accounting.participant import PrivacyParticipant
-from tfdp.accounting.released_values import mark_released
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
+from tfdp.data.released_values import mark_released
 
 if TYPE_CHECKING:
     from tfdp.data.transitions import TransitionRelease

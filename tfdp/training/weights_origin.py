@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
-from tfdp.accounting.released_values import ROWS, STATE, fingerprint, is_large
+from tfdp.data.released_values import ROWS, STATE, fingerprint, is_large
 from tfdp.training.initial_values import INITIALIZER, knows_no_data
 from tfdp.training.keras_files import RESTORED
 
