@@ -119,6 +119,7 @@ def test_survivors_that_need_a_touch_are_found(monkeypatch):
 
 
 def test_the_command_prints_claims_and_bounds(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
     arguments = ["audit", "--mechanism", "forward noise", "--trials", "5000"]
     out = [tmp_path / "audit.json", tmp_path / "audit.png"]
     status = cli.main([*arguments, "--json", str(out[0]), "--plot", str(out[1])])
