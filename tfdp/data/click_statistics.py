@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import count
-from tfdp.accounting import LedgerEntry
+from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.click_odds import shrunken_log_odds
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
@@ -30,7 +30,7 @@ INTEGERS, INTEGER_VALUES = "integers", 40
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ClickStatistics:
+class ClickStatistics(ChargedRelease):
     """Clicks by value of each feature, private: they may be kept, shown and built into a model.
 
     Whoever uses one charges `privacy_releases`; a `tfdp.layers.ClickOdds` does so for its model.
@@ -59,23 +59,6 @@ class ClickStatistics:
     num_examples: int
     details: dict[str, Any]
     origin: Origin = dataclasses.field(default_factory=Origin)
-
-    @property
-    def entry(self):
-        """The `LedgerEntry` of the release."""
-        return LedgerEntry(
-            self.label, self.event, 1, {**self.details, "num_examples": self.num_examples}
-        )
-
-    @property
-    def privacy_releases(self):
-        """`LedgerEntry` list: the release, and those that its records were made with."""
-        return [*self.origin.releases, self.entry]
-
-    @property
-    def privacy_assumptions(self):
-        """Sentences about what was taken to be public in the making of the records."""
-        return list(self.origin.assumptions)
 
 
 def private_click_statistics(

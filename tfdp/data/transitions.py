@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import _validate
-from tfdp.accounting import LedgerEntry
 from tfdp.data import _checks
+from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TransitionRelease:
+class TransitionRelease(ChargedRelease):
     """Transitions between items that are private: they may be kept, shown and built into a model.
 
     Whoever uses one charges `privacy_releases`; a model that is given the release does so.
@@ -60,29 +60,6 @@ class TransitionRelease:
     num_examples: int
     details: dict[str, Any]
     origin: Origin = dataclasses.field(default_factory=Origin)
-
-    @property
-    def entry(self):
-        """The `LedgerEntry` of the release."""
-        return LedgerEntry(
-            self.label, self.event, 1, {**self.details, "num_examples": self.num_examples}
-        )
-
-    @property
-    def privacy_releases(self):
-        """`LedgerEntry` list: the release, and those that its sequences were made with."""
-        return [*self.origin.releases, self.entry]
-
-    @property
-    def privacy_assumptions(self):
-        """Sentences about what was taken to be public in the making of the sequences."""
-        found = list(self.origin.assumptions)
-        if self.details.get("seed") is not None:
-            found.append(
-                f"nobody knows the fixed seed {self.details['seed']} that the noise of the release "
-                "was drawn from: this release is a test, not a private one"
-            )
-        return found
 
 
 def private_transitions(
@@ -234,8 +211,6 @@ def release_transitions(histories, settings, cost, shares, details, origin, sour
 def _part(sigma, share):
     """The multiplier of a Gaussian that takes a share of 1/σ²; rounded up."""
     return sigma / math.sqrt(share) * (1.0 + 1e-12)
-
-
 
 
 def checked_settings(window, gap_power, popularity_share, rounds, threshold, symmetric):
