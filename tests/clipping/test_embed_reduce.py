@@ -54,6 +54,7 @@ def features(batch, weighted):
     "combiner, batch, weighted", [("sum", 6, True), ("mean", 1, False), ("sqrtn", 6, True)]
 )
 def test_norms_and_clipped_sums_are_exact(combiner, batch, weighted, brute_force, mean_loss):
+    keras.utils.set_random_seed(0)  # a gradient that nearly cancels is known less well
     y = np.random.default_rng(2).normal(size=(batch, 2)).astype("float32")
     check = brute_force(lambda: Features(combiner), features(batch, weighted), mean_loss("mse", y))
     check.check(("flat",))
