@@ -10,6 +10,7 @@ from tfdp.accounting.sampling import PERSON
 from tfdp.data import click_statistics
 from tfdp.data.click_odds import shrunken_log_odds
 from tfdp.data.click_statistics import private_click_statistics, value_of_count
+from tfdp.noise import NoiseSource
 
 SIZES = {"a": 5, "b": 300}
 K = 4  # with two counts
@@ -227,10 +228,23 @@ def test_large_sums_are_not_cut():
     assert found.clicks["large"][0] == pytest.approx(n / 4, abs=50)
 
 
-def test_sums_that_would_be_cut_are_refused():
-    assert float(tfdp.noise.grid_of_counts(1.0, 10, 10**6).step) <= 2.0**-20
-    with pytest.raises(ValueError, match="would be cut to"):
-        tfdp.noise.grid_of_counts(1.0, 10, 10**12)
+@pytest.mark.parametrize("largest", [1, 10**6, 10**9, 10**12, 2**50])
+@pytest.mark.parametrize("moved", [1, 78, 10**6])
+def test_no_count_is_cut_or_rounded(largest, moved):
+    grid = tfdp.noise.grid_of_counts(1.0, moved, largest)
+    assert 2.0**51 * float(grid.step) >= largest and float(grid.step) <= 1.0
+    assert 1.0 <= float(grid.stddev) < 1.0 + 2.0**-19
+    if largest == 1:  # as fine as for other releases
+        assert float(grid.step) <= 2.0**-20 / moved**0.5
+    counts = tf.constant([largest, -largest, largest // 3], tf.float64)
+    (found,) = NoiseSource().release([counts], grid, dtype=tf.float64)
+    assert np.abs(found - counts).max() < 20  # of three draws, at most 12 standard deviations
+
+
+def test_counts_that_no_grid_holds_are_refused():
+    for stddev, largest in ((1.0, 2**53), (1e14, 1)):
+        with pytest.raises(ValueError, match="too large to be released"):
+            tfdp.noise.grid_of_counts(stddev, 10, largest)
 
 
 def test_features_that_are_made_of_the_numbers_bring_their_charge():

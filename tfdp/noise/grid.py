@@ -105,7 +105,10 @@ class Grid:
 
 
 def grid_of_counts(stddev, moved, largest):
-    """The `Grid` of sums of whole numbers, which are on it: nothing of them is rounded.
+    """The `Grid` of sums of whole numbers, which are on it: nothing of them is rounded or cut.
+
+    Whole numbers are on every grid of steps up to 1: where the finest one ends below the largest
+    sum, this one is as coarse as that takes.
 
     Args:
         stddev: as for `Grid`.
@@ -113,15 +116,14 @@ def grid_of_counts(stddev, moved, largest):
         largest: what no sum exceeds, public.
 
     Raises:
-        ValueError: if such sums would be cut.
+        ValueError: if there is no such grid.
     """
-    grid = Grid(stddev, 1.0, moved, rounding=0.0)
-    most = _LARGEST_SUM * float(grid.step)
-    if largest > most:
+    reaches = 2.0 * largest / _LARGEST_SUM * math.sqrt(moved) / _FINEST
+    grid = Grid(stddev, max(1.0, reaches), moved, rounding=0.0)
+    if float(grid.step) > 1.0:
         raise ValueError(
-            f"Counts of up to {largest:,} do not fit on the grid of a release in which one record "
-            f"moves {moved:,} of them: they would be cut to {most:,.0f}. Release fewer features "
-            "at once, or split the records into periods."
+            f"Counts of up to {largest:,} with noise of standard deviation {float(stddev):,.3g} "
+            "are too large to be released exactly. Split the records, or take less noise."
         )
     return grid
 
