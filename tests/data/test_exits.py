@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+import threading
+
+from tfdp.data import exits
 
 PROGRAM = """
 import time
@@ -35,8 +38,6 @@ def test_iterators_that_are_open_do_not_keep_the_program():
 
 
 def test_a_child_does_not_wait_for_the_batches_of_its_parent():
-    from tfdp.data import exits
-
     given = exits.ended_at_exit(lambda: iter(range(3)))()
     exits._begin()  # a thread of the parent is at work
     changed = exits._changed
@@ -46,3 +47,27 @@ def test_a_child_does_not_wait_for_the_batches_of_its_parent():
         assert list(given) == [0, 1, 2]
     finally:
         exits._changed = changed
+
+
+def test_an_exit_waits_for_the_batch_that_is_made_and_no_other_is_begun(monkeypatch):
+    monkeypatch.setattr(exits, "_exiting", False)
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def batches():
+        at_work.set()
+        assert go_on.wait(20)
+        yield 1
+        yield 2
+
+    given = []
+    reader = threading.Thread(target=lambda: given.extend(exits.ended_at_exit(batches)()))
+    reader.start()
+    assert at_work.wait(20)
+    leaving = threading.Thread(target=exits._exit)
+    leaving.start()
+    leaving.join(0.3)
+    assert leaving.is_alive()  # a batch is being made
+    go_on.set()
+    leaving.join(20)
+    reader.join(20)
+    assert not leaving.is_alive() and given == [1]

@@ -151,6 +151,15 @@ def test_a_gate_is_trained_privately(trained):
     assert float(trained.transitions.gate) != np.float32(0.8)
 
 
+def test_rates_of_another_release_are_named_in_the_statement(data, release):
+    other = tfdp.data.private_transitions(data.train, noise_multiplier=0.5)
+    models = [tfdp.models.TransitionRecommender(one, data.max_length) for one in (release, other)]
+    assert "elsewhere" not in str(models[0].privacy_statement(1e-3))
+    table, more = (model.transitions.popularity for model in models)
+    table.assign(more)
+    assert "came from elsewhere" in str(models[0].privacy_statement(1e-3))
+
+
 def test_a_budget_pays_for_the_release_too(data, release):
     optimizer = dp(budget=tfdp.PrivacyBudget(8, 1e-3), steps=3)
     build(data, transitions=release).compile(optimizer, run_eagerly=True)
