@@ -60,7 +60,8 @@ def compiled(rows, placement="tpu", sigma=0.4, strategy=None, network=network, *
         "loss": options.pop("loss", "mse"),
     }
     with strategy.scope() if strategy else contextlib.nullcontext():
-        model = tfdp.make_private(network(placement))
+        # The check looks at a batch before the first step: the rows of the steps are other draws.
+        model = tfdp.make_private(network(placement), validate=False)
         model.compile(
             tfdp.optimizers.DPOptimizer(
                 keras.optimizers.SGD(0.1), noise_multiplier=sigma, selection=selection,
@@ -94,17 +95,17 @@ def same_start(model, other):
 
 @pytest.fixture(scope="module")
 def on_one_device():
-    """Ordinary tables, and what two steps make of them; of a fixed size where there is noise."""
+    """Ordinary tables, and what two steps make of them; compiled they are of a fixed size."""
     known = {}
 
-    def get(rule, sigma):
-        if (rule, sigma) not in known:
-            model = compiled(RULES[rule], None, sigma, jit_compile=sigma > 0 or "auto")
+    def get(rule, sigma, jit_compile="auto"):
+        if (rule, sigma, jit_compile) not in known:
+            model = compiled(RULES[rule], None, sigma, jit_compile=jit_compile)
             before = tables(model)
             history = model.fit(batches(model), verbose=0).history
             dense = model.get_weights()[-2:]
-            known[rule, sigma] = (before, tables(model), dense, history, model)
-        return known[rule, sigma]
+            known[rule, sigma, jit_compile] = (before, tables(model), dense, history, model)
+        return known[rule, sigma, jit_compile]
 
     return get
 
@@ -115,7 +116,7 @@ def on_one_device():
 def test_v0_changes_exactly_the_survivors_and_as_on_one_device(
     rule, sigma, jit_compile, on_one_device
 ):
-    before, expected, dense, history, other = on_one_device(rule, sigma)
+    before, expected, dense, history, other = on_one_device(rule, sigma, jit_compile)
     with hardware(KINDS.UNSUPPORTED):
         model = compiled(RULES[rule], sigma=sigma, jit_compile=jit_compile)
         found = model.fit(batches(model), verbose=0).history
@@ -142,7 +143,8 @@ def test_v0_changes_exactly_the_survivors_and_as_on_one_device(
 @pytest.mark.parametrize(
     "kind, several, rule, sigma",
     [
-        pytest.param(KINDS.V1, None, "adagrad", 0.4, marks=pytest.mark.evidence),
+        # Without noise: a step that is not compiled advances the source further than one that is.
+        pytest.param(KINDS.V1, None, "adagrad", 0.0, marks=pytest.mark.evidence),
         # Keras looks at a batch before it trains on several replicas: its rows are other draws.
         pytest.param(KINDS.V1, "tpu", "sgd", 0.0, marks=pytest.mark.evidence),
         (KINDS.V2, "mirrored", "sgd", 0.0),
@@ -303,7 +305,7 @@ def test_a_table_in_two_models_has_one_ledger_and_is_trained_by_both():
         for i, model in enumerate((first, second, first)):
             model.fit(batches(model, 1), verbose=0)
             values.append(shared.external_table.to_arrays()["0"].copy())
-            assert sum(steps for _, steps in model.optimizer.charging.record.runs) == i + 1
+            assert model.optimizer.steps_taken == i + 1
         assert not np.array_equal(values[0], values[1]) and not np.array_equal(*values[1:])
         third = model_of_shared()
         assert third.optimizer.steps_taken == 3
