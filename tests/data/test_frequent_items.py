@@ -1,5 +1,6 @@
 """A smaller vocabulary loses nothing but what distinguishes the rare items."""
 
+import dp_accounting
 import numpy as np
 import pytest
 
@@ -24,7 +25,10 @@ def test_decoded_scores_are_the_log_probabilities_of_the_full_vocabulary():
 
 
 def test_frequencies_of_the_small_vocabulary_stay_a_charged_release():
-    release = FrequencyRelease(FREQUENCY.astype(np.float32), object(), "frequencies", 10, {})
+    release = FrequencyRelease(
+        probabilities=FREQUENCY.astype(np.float32), event=dp_accounting.GaussianDpEvent(1.0),
+        label="frequencies", num_examples=10, details={},
+    )  # fmt: skip
     small = FrequentItems(release, 2).release
     assert small.event is release.event
     np.testing.assert_allclose(small.probabilities, [1.0, 0.5, 0.2, 0.15], rtol=1e-6)

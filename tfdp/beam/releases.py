@@ -108,7 +108,9 @@ def private_frequency(
     dense = np.zeros(num_items)
     dense[places] = counts
     width = length * log.max_records_per_unit
-    return frequency.release_counts(dense, n, width, epsilon, delta, mechanism, log.details)
+    return frequency.release_counts(
+        dense, n, width, epsilon, delta, mechanism, log.details, _ORIGIN
+    )
 
 
 def private_top_k(

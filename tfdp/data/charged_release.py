@@ -1,10 +1,44 @@
 """What whoever uses a private release charges and says."""
 
+import dataclasses
+from typing import Any
+
+import dp_accounting
+import numpy as np
+
 from tfdp.accounting import LedgerEntry
+from tfdp.data.provenance import Origin, OriginArray
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ChargedRelease:
-    """Mixin of releases that have `event`, `label`, `num_examples`, `details` and `origin`."""
+    """Base of releases: what they cost, and arrays that carry it into whatever is made of them.
+
+    Attributes:
+        event: `dp_accounting` event of the release, under add-or-remove-one adjacency.
+        label: the event's name in a ledger.
+        num_examples: number of records n, or of persons.
+        details: public parameters, and a random name, by which one release costs once and two
+            cost twice.
+        origin: `Origin` of the records: what they were made with costs, too.
+    """
+
+    event: dp_accounting.DpEvent
+    label: str
+    num_examples: int
+    details: dict[str, Any]
+    origin: Origin = dataclasses.field(default_factory=Origin)
+
+    def __post_init__(self):
+        # Features and weights that are made of these numbers bring the charge into a training.
+        origin = Origin(tuple(self.privacy_releases), tuple(self.privacy_assumptions))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                value = OriginArray.of(value, origin)
+            elif field.name != "details" and isinstance(value, dict):
+                value = {name: OriginArray.of(array, origin) for name, array in value.items()}
+            object.__setattr__(self, field.name, value)
 
     @property
     def entry(self):

@@ -16,7 +16,7 @@ from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.click_odds import shrunken_log_odds
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
 from tfdp.noise import NoiseSource, grid_of_counts
 
@@ -42,23 +42,14 @@ class ClickStatistics(ChargedRelease):
         log_odds: dict of feature name to float32 (V,): what each value adds to the log odds of a
             click, shrunk by what is known of noise and chance; 0 where nothing is known.
         rate: estimated share of records with label 1, in (0, 1).
-        event: `dp_accounting` event, under add-or-remove-one adjacency: one Gaussian for all.
-        label: the event's name in a ledger.
-        num_examples: number of records n, or of persons.
-        details: public parameters, the noise's standard deviation, and a random name, by which
-            one release costs once and two cost twice.
-        origin: `Origin` of the records: what they were made with costs, too.
+        event, label, num_examples, details, origin: as of every release (`ChargedRelease`): one
+            Gaussian for all; the details have the noise's standard deviation.
     """
 
     shows: dict[str, np.ndarray] = dataclasses.field(repr=False)
     clicks: dict[str, np.ndarray] = dataclasses.field(repr=False)
     log_odds: dict[str, np.ndarray] = dataclasses.field(repr=False)
     rate: float
-    event: dp_accounting.DpEvent
-    label: str
-    num_examples: int
-    details: dict[str, Any]
-    origin: Origin = dataclasses.field(default_factory=Origin)
 
 
 def private_click_statistics(
@@ -119,7 +110,7 @@ def private_click_statistics(
         for part in noisy
     )
     log_odds, rate = shrunken_log_odds(shows, balances, stddev, len(labels) if k == 1 else None)
-    released = ClickStatistics(
+    return ClickStatistics(
         shows=shows,
         clicks={name: (shows[name] + balances[name]) / 2 for name in names},
         log_odds=log_odds,
@@ -137,11 +128,6 @@ def private_click_statistics(
         },
         origin=Origin.of(train),
     )
-    # Features that are made of its numbers bring its charge into a training.
-    origin = Origin(tuple(released.privacy_releases), tuple(released.privacy_assumptions))
-    for numbers in (released.shows, released.clicks, released.log_odds):
-        numbers |= {name: OriginArray.of(array, origin) for name, array in numbers.items()}
-    return released
 
 
 def value_of_count(counts):

@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import positive
-from tfdp.accounting import LedgerEntry
 from tfdp.data._checks import check_sequences, known_num_items
+from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
+from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
 from tfdp.noise import NoiseSource, grid_of_counts, laplace_of_tail, normal_of_tail
 
@@ -26,32 +27,19 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FrequencyRelease:
+class FrequencyRelease(ChargedRelease):
     """Item frequencies that are private: they may be kept, shown and built into a model.
 
-    Whoever uses one enters `event` into the ledger; a model that is given the release does so.
+    Whoever uses one charges `privacy_releases`; a model that is given the release does so.
 
     Attributes:
         probabilities: float32 (num_items + 1,): the noisy share of sequences that contain each
             item, within [1/n, 1]. Index 0, the padding item, is 1.
-        event: `dp_accounting` event, under add-or-remove-one adjacency of whole sequences.
-        label: the event's name in a ledger.
-        num_examples: number of sequences n.
-        details: public parameters: mechanism, epsilon, delta, sensitivity, noise_stddev, and a
-            random name, by which one release costs once and two cost twice.
+        event, label, num_examples, details, origin: as of every release (`ChargedRelease`); the
+            details have mechanism, epsilon, delta, sensitivity and noise_stddev.
     """
 
     probabilities: np.ndarray = dataclasses.field(repr=False)
-    event: dp_accounting.DpEvent
-    label: str
-    num_examples: int
-    details: dict[str, Any]
-
-    @property
-    def entry(self):
-        """The `LedgerEntry` of the release."""
-        details = {**self.details, "num_examples": self.num_examples}
-        return LedgerEntry(self.label, self.event, 1, details)
 
 
 def private_frequency(
@@ -108,10 +96,12 @@ def private_frequency(
         (items,) = persons.matrices([items])
     details = {} if persons is None else persons.details
     counts = _count_records(items, num_items)
-    return release_counts(counts, *items.shape, epsilon, delta, mechanism, details)
+    return release_counts(
+        counts, *items.shape, epsilon, delta, mechanism, details, Origin.of(train)
+    )
 
 
-def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, details):
+def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, details, origin):
     """The release of counts; the same for wherever they were made.
 
     Args:
@@ -120,6 +110,7 @@ def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, detai
         items_per_record: how many counts one of them changes by 1, at most.
         epsilon, delta, mechanism: as for `private_frequency`.
         details: of the persons, for the ledger.
+        origin: `Origin` of the records.
     """
     if mechanism == "gaussian":
         delta = 1 / (10 * n) if delta is None else delta
@@ -162,6 +153,7 @@ def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, detai
             "release": secrets.token_hex(8),
             **details,
         },
+        origin=origin,
     )
 
 

@@ -75,7 +75,7 @@ class FrequentItems:
         """
         origin = Origin.of(sequences)
         if isinstance(self.frequency, FrequencyRelease):
-            origin = dataclasses.replace(origin, releases=(*origin.releases, self.frequency.entry))
+            origin = Origin.of((OriginArray.of(0, origin), self.frequency.probabilities))
         else:
             assumed = "the item frequencies that FrequentItems chose by are public"
             origin = dataclasses.replace(origin, assumptions=(*origin.assumptions, assumed))

@@ -42,24 +42,15 @@ class TransitionRelease(ChargedRelease):
         popularity: float32 (num_items + 1,): noisy weights of the items, at least 0; index 0, the
             padding item, is 0.
         num_items: M, public.
-        event: `dp_accounting` event, under add-or-remove-one adjacency of whole sequences: one
-            Gaussian for everything in the release.
-        label: the event's name in a ledger.
-        num_examples: number of sequences n.
-        details: public parameters: those of `private_transitions`, the standard deviations of
-            the noise, and a random name, by which one release costs once and two cost twice.
-        origin: `Origin` of the sequences: what they were made with costs, too.
+        event, label, num_examples, details, origin: as of every release (`ChargedRelease`): one
+            Gaussian for everything; the details have the arguments of `private_transitions` and
+            the standard deviations of the noise.
     """
 
     indices: np.ndarray = dataclasses.field(repr=False)
     values: np.ndarray = dataclasses.field(repr=False)
     popularity: np.ndarray = dataclasses.field(repr=False)
     num_items: int
-    event: dp_accounting.DpEvent
-    label: str
-    num_examples: int
-    details: dict[str, Any]
-    origin: Origin = dataclasses.field(default_factory=Origin)
 
 
 def private_transitions(

@@ -28,11 +28,15 @@ class ItemFrequency(EffectiveError):
         self.privacy_releases = []
         self.privacy_assumptions = []
         probabilities = np.ones(num_items + 1)
-        if hasattr(item_frequency, "entry"):
+        if hasattr(item_frequency, "privacy_releases"):
             probabilities = np.asarray(item_frequency.probabilities, np.float64)
-            self.privacy_releases.append(item_frequency.entry)
+            self.privacy_releases = list(item_frequency.privacy_releases)
+            self.privacy_assumptions = list(item_frequency.privacy_assumptions)
         elif item_frequency is not None:
             probabilities = np.asarray(item_frequency, np.float64)
+            # An array that was made of a release carries its charge.
+            origin = getattr(item_frequency, "origin", None)
+            self.privacy_releases = list(getattr(origin, "releases", ()))
             self.privacy_assumptions.append("the item frequencies given to the model are public")
         if probabilities.shape != (num_items + 1,):
             raise ValueError(
@@ -84,16 +88,16 @@ class ItemFrequency(EffectiveError):
             "num_items": self.num_items,
             "item_frequency": frequency,
             "releases": Ledger(self.privacy_releases).to_json(),
+            "assumptions": self.privacy_assumptions,
         }
 
     @classmethod
     def from_config(cls, config):
         config = dict(config)
         releases = Ledger.from_json(config.pop("releases")).entries
+        assumptions = config.pop("assumptions")
         layer = cls(**config)
-        if releases:
-            layer.privacy_releases = list(releases)
-            layer.privacy_assumptions = []
+        layer.privacy_releases, layer.privacy_assumptions = list(releases), list(assumptions)
         return layer
 
 
