@@ -1,6 +1,10 @@
 """However a model is saved and restored, its ledger stays exact."""
 
+import os
 import pathlib
+import platform
+import subprocess
+import sys
 
 import dp_accounting
 import keras
@@ -319,3 +323,50 @@ def test_a_backup_that_is_interrupted_leaves_the_one_before(
     # Two epochs of the backup and two more; those of the killed processes are in no weights.
     assert resumed.optimizer.steps_taken == 2 * model.optimizer.steps_taken == 16
     assert resumed.ledger.epsilon(1e-3) > model.ledger.epsilon(1e-3)
+
+
+def test_two_trainings_that_write_into_one_folder_leave_one_whole_backup(
+    small, tmp_path, monkeypatch
+):
+    """While the first one writes, the second one begins and ends a backup."""
+
+    def backup():
+        return tfdp.distribution.BackupAndRestore(tmp_path, delete_checkpoint=False)
+
+    first, second = small.model(), small.model()
+    first.fit(small.poisson(), epochs=1, verbose=0)
+    second.fit(small.poisson(), epochs=3, verbose=0)
+    callbacks = [backup(), backup()]
+    for callback, model in zip(callbacks, (first, second), strict=True):
+        callback.set_model(model)
+    save = type(first).save_weights
+
+    def slowly(self, filepath, **kwargs):
+        save(self, filepath, **kwargs)
+        if self is first:
+            callbacks[1].on_epoch_end(2)
+
+    monkeypatch.setattr(type(first), "save_weights", slowly)
+    callbacks[0].on_epoch_end(0)
+    monkeypatch.undo()
+    assert {f.name for f in tmp_path.iterdir()} == {"latest.weights.h5", "training_metadata.json"}
+    resumed = small.model()
+    resumed.fit(small.poisson(), epochs=1, verbose=0, callbacks=[backup()])
+    # The first one's, which was the last to be put into its place; nothing of it is run again.
+    assert resumed.optimizer.steps_taken == first.optimizer.steps_taken == 4
+    for a, b in zip(resumed.get_weights(), first.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_killed_processes_left_of_a_backup_is_removed(small, tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = [f"part.{host}.{pid}.1.latest.weights.h5" for host, pid in (
+        (platform.node(), dead.pid), (platform.node(), os.getpid()), ("another", dead.pid),
+    )]  # fmt: skip
+    for name in names:
+        (tmp_path / name).write_bytes(b"the first half of")
+    backup = tfdp.distribution.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    small.model().fit(small.poisson(), epochs=1, verbose=0, callbacks=[backup])
+    left = {f.name for f in tmp_path.iterdir() if f.name.startswith("part.")}
+    assert left == set(names[1:])

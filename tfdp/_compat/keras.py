@@ -1,10 +1,14 @@
 """Keras: what has no public way."""
 
+import contextlib
 import os
+import platform
 
 import keras
 import tensorflow as tf
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell  # noqa: F401
+
+_PART = "part"  # of a backup that is being written
 
 
 def all_layers(model):
@@ -131,11 +135,12 @@ class WholeBackups(keras.callbacks.BackupAndRestore):
             for path in whole:
                 if tf.io.gfile.exists(path):
                     tf.io.gfile.copy(path, f"{path}.bkp", overwrite=True)
-        parts = [os.path.join(os.path.dirname(p), f"part.{os.path.basename(p)}") for p in whole]
+        # Another process may write into the same folder: each has names of its own.
+        own = f"{_PART}.{platform.node()}.{os.getpid()}.{id(self)}"
+        parts = [os.path.join(os.path.dirname(p), f"{own}.{os.path.basename(p)}") for p in whole]
+        _remove_parts_of_killed_processes(os.path.dirname(whole[0]))
         try:
             for name, part in zip(names, parts, strict=True):
-                if tf.io.gfile.exists(part):  # of a process that was killed
-                    tf.io.gfile.remove(part)
                 setattr(self, name, part)
             super()._save_model()
         finally:
@@ -144,3 +149,25 @@ class WholeBackups(keras.callbacks.BackupAndRestore):
         # Weights first: steps that the numbers do not know are run again, and charged again.
         for part, path in zip(parts, whole, strict=True):
             tf.io.gfile.rename(part, path, overwrite=True)
+
+
+def _remove_parts_of_killed_processes(folder):
+    """Removes what processes of this machine that are no more left unfinished in a folder."""
+    if os.name != "posix" or not tf.io.gfile.exists(folder):
+        return
+    begin = f"{_PART}.{platform.node()}."
+    for name in tf.io.gfile.listdir(folder):
+        pid = name.removeprefix(begin).split(".")[0]
+        if name.startswith(begin) and pid.isdigit() and not _runs(int(pid)):
+            with contextlib.suppress(tf.errors.NotFoundError):  # another one was faster
+                tf.io.gfile.remove(os.path.join(folder, name))
+
+
+def _runs(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
