@@ -33,7 +33,9 @@ INTEGERS, INTEGER_VALUES = "integers", 40
 class ClickStatistics(ChargedRelease):
     """Clicks by value of each feature, private: they may be kept, shown and built into a model.
 
-    Whoever uses one charges `privacy_releases`; a `tfdp.layers.ClickOdds` does so for its model.
+    Whoever uses one charges `privacy_releases`: its `event` of `dp_accounting`, with `label`,
+    `details` and `num_examples`, and what its `origin` says that the records were made with.
+    A `tfdp.layers.ClickOdds` does so for its model.
 
     Attributes:
         shows: dict of feature name to float64 (V,): noisy numbers of records with each value. The
@@ -42,8 +44,7 @@ class ClickStatistics(ChargedRelease):
         log_odds: dict of feature name to float32 (V,): what each value adds to the log odds of a
             click, shrunk by what is known of noise and chance; 0 where nothing is known.
         rate: estimated share of records with label 1, in (0, 1).
-        event, label, num_examples, details, origin: as of every release (`ChargedRelease`): one
-            Gaussian for all; the details have the noise's standard deviation.
+        details: dict of public parameters, and the standard deviation of the noise.
     """
 
     shows: dict[str, np.ndarray] = dataclasses.field(repr=False)

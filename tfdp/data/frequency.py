@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 class FrequencyRelease(ChargedRelease):
     """Item frequencies that are private: they may be kept, shown and built into a model.
 
-    Whoever uses one charges `privacy_releases`; a model that is given the release does so.
+    Whoever uses one charges `privacy_releases`: its `event` of `dp_accounting`, with `label`,
+    `details` and `num_examples`, and what its `origin` says that the records were made with.
+    A model that is given the release does so.
 
     Attributes:
         probabilities: float32 (num_items + 1,): the noisy share of sequences that contain each
             item, within [1/n, 1]. Index 0, the padding item, is 1.
-        event, label, num_examples, details, origin: as of every release (`ChargedRelease`); the
-            details have mechanism, epsilon, delta, sensitivity and noise_stddev.
+        details: dict of public parameters: mechanism, epsilon, delta, sensitivity, noise_stddev.
     """
 
     probabilities: np.ndarray = dataclasses.field(repr=False)

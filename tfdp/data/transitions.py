@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 class TransitionRelease(ChargedRelease):
     """Transitions between items that are private: they may be kept, shown and built into a model.
 
-    Whoever uses one charges `privacy_releases`; a model that is given the release does so.
+    Whoever uses one charges `privacy_releases`: its `event` of `dp_accounting`, with `label`,
+    `details` and `num_examples`, and what its `origin` says that the records were made with.
+    A model that is given the release does so.
 
     Attributes:
         indices: int64 (S, 2): pairs (item, later item) that survived, sorted; ids from 1.
@@ -42,9 +44,8 @@ class TransitionRelease(ChargedRelease):
         popularity: float32 (num_items + 1,): noisy weights of the items, at least 0; index 0, the
             padding item, is 0.
         num_items: M, public.
-        event, label, num_examples, details, origin: as of every release (`ChargedRelease`): one
-            Gaussian for everything; the details have the arguments of `private_transitions` and
-            the standard deviations of the noise.
+        details: dict of public parameters: those of `private_transitions`, and the standard
+            deviations of the noise.
     """
 
     indices: np.ndarray = dataclasses.field(repr=False)
