@@ -197,7 +197,8 @@ def test_noise_reaches_each_surviving_row_once_and_has_the_step_s_deviation(repl
         model.fit(chosen, verbose=0)
         rows = model.get_layer("one").external_table.to_arrays()["0"][V:]  # none of the data's ids
     survived = rows.any(1)
-    assert (survived == rows.all(1)).all() and 19_000 < survived.sum() < 21_000
+    # Of 160,000 draws one is exactly 0 with probability 5e-4, three with 2e-11.
+    assert np.sum(survived != rows.all(1)) < 3 and 19_000 < survived.sum() < 21_000
     rows = rows[survived]
     stddev = selection.gradient_noise_multiplier(1.5) * 1e-3 / N
     squares = np.sum((rows.astype("float64") / stddev) ** 2)

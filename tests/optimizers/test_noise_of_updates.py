@@ -89,7 +89,9 @@ def test_unused_and_frozen_variables_get_no_noise(small):
                              keras.layers.Dense(50)])  # fmt: skip
     base.layers[0].trainable = False
     values, _ = updates(small, base=base)
-    assert np.all(values[0, :10_100] == 0) and np.all(values[0, 10_100:] != 0)
+    assert np.all(values[0, :10_100] == 0)
+    # A draw below half of the last place of a float32 weight leaves it: one in 5 million does.
+    assert np.sum(values[0, 10_100:] == 0) < 3
 
 
 def test_seed_repeats_the_noise_and_the_statement_says_so(small):
