@@ -18,9 +18,10 @@ from tfdp import accounting
 from tfdp._validate import count, positive
 from tfdp.accounting.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
-from tfdp.accounting.mechanisms import LABELS_NOT_COVERED
+from tfdp.accounting.mechanisms import LABELS_NOT_COVERED, Notes
 from tfdp.data._checks import check_expected_batch_size
 from tfdp.data.poisson import draw_poisson
+from tfdp.data.provenance import Origin, OriginArray
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.releases import tag_release
 from tfdp.noise import Grid, NoiseSource
@@ -47,11 +48,24 @@ class Release:
             sums of one-hot labels (m, classes) ("release_mixtures").
         entry: the `tfdp.accounting.LedgerEntry` of the release, under a name of its own: another
             release of the same data is another charge.
+        origin: `Origin` of the records: what they were made with costs, too.
     """
 
     features: np.ndarray = dataclasses.field(repr=False)
     targets: np.ndarray = dataclasses.field(repr=False)
     entry: accounting.LedgerEntry
+    origin: Origin = dataclasses.field(default_factory=Origin)
+
+    def __post_init__(self):
+        # Records that are made of these numbers bring the charge into a training.
+        origin = Origin(tuple(self.privacy_releases), self.origin.assumptions)
+        for name in ("features", "targets"):
+            object.__setattr__(self, name, OriginArray.of(getattr(self, name), origin))
+
+    @property
+    def privacy_releases(self):
+        """`LedgerEntry` list: the release, and those that its records were made with."""
+        return [*self.origin.releases, self.entry]
 
     @property
     def details(self):
@@ -76,7 +90,7 @@ class Release:
             parts = (*parts, weights[self.targets].astype(np.float32))
         data = tf.data.Dataset.from_tensor_slices(parts)
         shuffled = data.shuffle(len(self.features)).batch(batch_size).prefetch(2)
-        return tag_release(shuffled, self.entry)
+        return tag_release(shuffled, self.privacy_releases, self.origin.assumptions)
 
     def privacy_statement(self, delta=None, accountant=None):
         """The `tfdp.accounting.Statement` of the release alone.
@@ -87,9 +101,10 @@ class Release:
         """
         n = self.details["num_examples"]
         return accounting.privacy_statement(
-            accounting.Ledger([self.entry]),
+            accounting.Ledger(self.privacy_releases),
             delta=(self.details["delta"] or 0.1 / n) if delta is None else delta,
             accountant=accountant,
+            notes=Notes(assumptions=self.origin.assumptions),
         )
 
     def save(self, path):
@@ -106,6 +121,8 @@ class Release:
                 features=self.features,
                 targets=self.targets,
                 entry=np.array(json.dumps(self.entry.to_dict())),
+                made_with=np.array(accounting.Ledger(self.origin.releases).to_json()),
+                assumptions=np.array(json.dumps(self.origin.assumptions)),
                 privacy_statement=np.array(self.privacy_statement().to_json()),
             )
         return path
@@ -115,7 +132,9 @@ class Release:
         """Reads what `save` wrote; it costs what it cost, once, however often it is read."""
         with np.load(path, allow_pickle=False) as saved:
             entry = accounting.LedgerEntry.from_dict(json.loads(str(saved["entry"])))
-            return cls(saved["features"], saved["targets"], entry)
+            releases = accounting.Ledger.from_json(str(saved["made_with"])).entries
+            origin = Origin(tuple(releases), tuple(json.loads(str(saved["assumptions"]))))
+            return cls(saved["features"], saved["targets"], entry, origin)
 
 
 def release_once(
@@ -173,7 +192,7 @@ def release_once(
     noisy = _with_noise(_clipped(h, clip_norm), noise_multiplier, clip_norm)
     event = dp_accounting.GaussianDpEvent(noise_multiplier)
     entry = accounting.LedgerEntry("released representations", event, 1, details)
-    release = Release(noisy, np.asarray(labels), entry)
+    release = Release(noisy, np.asarray(labels), entry, Origin.of((representations, labels)))
     if path is not None:
         release.save(path)
     return release
@@ -262,7 +281,8 @@ def release_mixtures(
     noisy = _with_noise(sums / units, sigma, 1.0) * units.astype(np.float32)
     event = training_event(sigma, q)
     entry = accounting.LedgerEntry("released mixtures", event, num_mixtures, details)
-    release = Release(noisy[:, :k], noisy[:, k:], entry)
+    origin = Origin.of((representations, labels))
+    release = Release(noisy[:, :k], noisy[:, k:], entry, origin)
     if path is not None:
         release.save(path)
     return release

@@ -251,7 +251,8 @@ class TextClassifier(DPModel):
         """
         weights = release_head(release, ridge)
         self.join_histories()
-        self.charge_history.charge(release.entry)
+        for entry in release.privacy_releases:
+            self.charge_history.charge(entry)
         self.head.set_weights(weights)
 
     def serving_endpoint(self, k):

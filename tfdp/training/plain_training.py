@@ -38,10 +38,12 @@ def mechanism_of_fit(model, x, y, callbacks, kwargs):
     """
     notes = caveats.of_callbacks(callbacks) | caveats.of_model(model)
     notes |= Notes(assumptions=model.weight_origin.assumption())
-    releases = released_by(x)
-    if releases is not None:
-        for release in releases:
-            model.charge_history.charge(release)
+    released = released_by(x)
+    if released is not None:
+        entries, assumptions = released
+        for entry in entries:
+            model.charge_history.charge(entry)
+        notes |= Notes(assumptions=assumptions)
         if not is_release(x):
             notes |= Notes(assumptions=("what was done to released data used no other data",))
         return ReleasedData(notes)
