@@ -1,12 +1,16 @@
 """Whatever is made of the numbers of a release brings its charge, and what the records cost."""
 
+import copy
 import dataclasses
+import pickle
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
 
 import tfdp
+from tfdp.accounting import LedgerEntry
 from tfdp.data.provenance import Origin, OriginArray
 
 X = np.array([[1, 2, 3], [3, 4, 1], [2, 2, 4], [4, 1, 2]])
@@ -19,6 +23,7 @@ RELEASES = {
     "clicks": lambda train: tfdp.data.private_click_statistics(
         ({"a": train[0][:, 0]}, train[1][:, 0] % 2), {"a": 5}, noise_multiplier=1.0
     ),
+    "top k": lambda train: tfdp.selection.private_top_k({"a": train[0]}, {"a": 5}, 2, 1.0),
 }
 
 
@@ -33,11 +38,89 @@ def arrays(release):
 def test_every_array_of_a_release_carries_its_charge(name):
     release = RELEASES[name]((X, Y))
     found = [a for a in arrays(release) if isinstance(a, np.ndarray)]
-    assert len(found) == {"frequencies": 1, "transitions": 3, "clicks": 3}[name]
+    assert len(found) == {"frequencies": 1, "transitions": 3, "clicks": 3, "top k": 1}[name]
     for array in found:
         assert Origin.of(array[:1] * 2).releases == (release.entry,)
         batches = tfdp.data.poisson_batches((array, np.zeros(len(array))), 1)
         assert release.entry in tfdp.data.provenance.releases_of(batches)
+
+
+def entry(label):
+    return LedgerEntry(label, dp_accounting.GaussianDpEvent(1.0), 1, {"release": label})
+
+
+A, B = Origin((entry("a"),), ("a is public",)), Origin((entry("b"),), ("b is public",))
+
+
+def pair(make=np.ones):
+    return OriginArray.of(make(4), A), OriginArray.of(make(4), B)
+
+
+def into(first, second):
+    np.multiply(np.ones(4), second, out=first)
+    return first
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a, b: a + b,
+        lambda a, b: np.ones(4) - (a * 2) / b,
+        lambda a, b: np.stack([a, b]),
+        lambda a, b: np.concatenate([a[:2], np.zeros(2), b]),
+        lambda a, b: np.where(a > 0, b, 0.0),
+        lambda a, b: np.matmul(a[None], b[:, None]),
+        lambda a, b: np.append(a, b)[:4],
+        lambda a, b: np.einsum("i,j->ij", a, b),
+        lambda a, b: np.linalg.eigh(a[:, None] * b)[1],
+        lambda a, b: np.split(np.hstack([a, b]), 2)[0],
+        lambda a, b: np.add(1.0, b, where=a > 0),
+        lambda a, b: np.outer(a, b).astype(np.float32).T.copy().reshape(-1)[3:],
+        into,
+        lambda a, b: pickle.loads(pickle.dumps(a + b)),
+        lambda a, b: copy.deepcopy({"x": [a + b]})["x"][0],
+        lambda a, b: np.add.reduce(np.stack([a, b]), axis=0),
+        lambda a, b: (a + b).sum(axis=0, keepdims=True),
+    ],
+)
+def test_what_numpy_makes_of_two_arrays_costs_both(make):
+    made = make(*pair())
+    assert isinstance(made, np.ndarray)
+    found = Origin.of(made)
+    assert {e.label for e in found.releases} == {"a", "b"}
+    assert set(found.assumptions) == {"a is public", "b is public"}
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_release_out_of_a_pickle_carries_its_charge(name):
+    release = RELEASES[name]((X, Y))
+    for read in (pickle.loads(pickle.dumps(release)), copy.deepcopy(release)):
+        assert read.privacy_releases == [release.entry]
+        for array in arrays(read):
+            if isinstance(array, np.ndarray):
+                assert Origin.of(array).releases == (release.entry,)
+
+
+def test_rows_that_are_chosen_by_the_numbers_of_a_release_cost_it(tmp_path):
+    origin = Origin(assumptions=("the catalogue is public",))
+    release = tfdp.data.private_frequency((OriginArray.of(X, origin), Y), 1.0, num_items=4)
+    public = "the frequencies given to FEST are public"
+    for given in (release.probabilities, {"items": release.probabilities}):
+        fest = tfdp.selection.FEST(2, frequencies=given)
+        config = keras.saving.serialize_keras_object(fest)
+        for one in (fest, keras.saving.deserialize_keras_object(config)):
+            assert one.privacy_releases == [release.entry]
+            assert set(one.privacy_assumptions) == {public, "the catalogue is public"}
+            assert len(one.privacy_assumptions) == 2
+    items = tfdp.data.FrequentItems(release.probabilities, 2)
+    assert Origin.of(items.encode(X)).releases == (release.entry,)
+    fest = tfdp.selection.FEST(2, epsilon=1.0)
+    chosen = fest.adapt({"items": OriginArray.of(X, Origin((release.entry,), origin.assumptions))},
+                        {"items": 5})  # fmt: skip
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(fest))
+    for one in (fest, again):
+        assert one.privacy_releases == [release.entry, chosen.entry]
+        assert one.privacy_assumptions == ["the catalogue is public"]
 
 
 @pytest.mark.parametrize("name", RELEASES)
@@ -59,13 +142,13 @@ def test_a_model_is_charged_for_a_release_and_for_its_numbers_alone(as_array, tm
     release = tfdp.data.private_frequency((OriginArray.of(X, origin), Y), 1.0, num_items=4)
     model = model_with(release.probabilities if as_array else release)
     public = "the item frequencies given to the model are public"
-    said = public if as_array else "the catalogue is public"
+    said = ["the catalogue is public", public] if as_array else ["the catalogue is public"]
     model(X[:1])
     layer = model.embedding_error
     config = keras.saving.serialize_keras_object(layer)
     for one in (layer, keras.saving.deserialize_keras_object(config)):
         assert list(one.privacy_releases) == [release.entry]
-        assert one.privacy_assumptions == [said]
+        assert one.privacy_assumptions == said
 
 
 def test_a_smaller_vocabulary_carries_all_that_its_choice_was_made_with():

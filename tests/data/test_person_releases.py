@@ -45,7 +45,7 @@ def test_top_k_counts_each_value_of_a_person_once():
         features, sizes, 2, 100.0, padding_id=0, source=NoiseSource(1), **PERSONS
     )
     assert (
-        release.details["num_examples"] == 200
+        release.num_examples == 200
         and release.details["unit"] == "one person with all of its records"
     )
     assert release.details["max_values"] == 3 * 2 + 3 * 1

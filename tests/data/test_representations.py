@@ -130,7 +130,7 @@ def test_raw_data_beside_a_release_is_no_release(data):
 
     release = tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0)
     raw = tf.data.Dataset.from_tensor_slices(data).batch(64)
-    assert released_by(release.batches(64)) == ([release.entry], ())
+    assert released_by(release.batches(64)) == Origin((release.entry,))
     for mixed in (raw, tf.data.Dataset.zip(release.batches(64), raw), raw.concatenate(raw)):
         assert released_by(mixed) is None
 

@@ -2,6 +2,7 @@
 
 import json
 
+import dp_accounting
 import keras
 import numpy as np
 import processes
@@ -9,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp
+from tfdp.accounting import LedgerEntry
+from tfdp.data.provenance import Origin, OriginArray
 
 pytest.importorskip("tensorflow_text")
 
@@ -89,6 +92,26 @@ def test_mixtures_set_the_head_and_are_charged():
     statement = model.privacy_statement(1e-3)
     assert statement.adjacency == "add_or_remove_one" and 0 < statement.epsilon < np.inf
     assert statement.epsilon == release.privacy_statement(1e-3).epsilon
+
+
+def test_a_head_from_a_release_costs_what_the_records_were_made_with(tmp_path):
+    model = classifier()
+    before = LedgerEntry("vocabulary", dp_accounting.GaussianDpEvent(2.0), 1, {"release": "v"})
+    origin = Origin((before,), ("the catalogue is public",))
+    h = OriginArray.of(np.asarray(model.representations(TEXTS)), origin)
+    release = tfdp.data.release_mixtures(h, LABELS, 2, 1.0, 20, 300, noise_multiplier=0.3)
+    assert model.weight_origin.assumption() == ()
+    model.fit_head(release)
+    model.save(tmp_path / "m.keras")
+    for one in (model, keras.models.load_model(tmp_path / "m.keras")):
+        assert list(one.ledger.entries) == [before, release.entry]
+        said = one.privacy_statement(1e-3).assumptions
+        assert "the catalogue is public" in said
+        # The head came from the release, and from nowhere else.
+        assert not any("came from elsewhere" in sentence for sentence in said)
+    model.head.set_weights([np.ones_like(w) for w in model.head.get_weights()])
+    model.fit_head(release)
+    assert "came from elsewhere" in " ".join(model.privacy_statement(1e-3).assumptions)
 
 
 def test_saving_keeps_ledger_and_answers(trained, tmp_path):

@@ -318,6 +318,7 @@ def test_a_backup_that_is_interrupted_leaves_the_one_before(
             patched.setattr(type(model), "save_weights", killed)
             with pytest.raises(KeyboardInterrupt):
                 small.model().fit(small.poisson(), epochs=4, verbose=0, callbacks=[backup()])
+        assert not [f.name for f in tmp_path.iterdir() if f.name.startswith("part.")]
     resumed = small.model()
     resumed.fit(small.poisson(), epochs=4, verbose=0, callbacks=[backup()])
     # Two epochs of the backup and two more; those of the killed processes are in no weights.

@@ -157,7 +157,7 @@ def private_top_k(
         return dense
 
     return top_k.release_largest(
-        counts_of, vocabulary_sizes, limits, k, epsilon, mechanism, n, log.details, source
+        counts_of, vocabulary_sizes, limits, k, epsilon, mechanism, n, log.details, _ORIGIN, source
     )
 
 

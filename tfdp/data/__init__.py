@@ -17,7 +17,8 @@ from tfdp.data.microbatches import microbatches
 from tfdp.data.periods import DisjointPeriods, Period
 from tfdp.data.poisson import poisson_batches
 from tfdp.data.provenance import declare_sampling, sampling_of
-from tfdp.data.representations import Release, release_mixtures, release_once
+from tfdp.data.representation_release import Release
+from tfdp.data.representations import release_mixtures, release_once
 from tfdp.data.shuffled import shuffled_epochs
 from tfdp.data.transitions import TransitionRelease, private_transitions
 

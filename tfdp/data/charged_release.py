@@ -17,6 +17,7 @@ class ChargedRelease:
     Attributes:
         event: `dp_accounting` event of the release, under add-or-remove-one adjacency.
         label: the event's name in a ledger.
+        count: how many such events there were.
         num_examples: number of records n, or of persons.
         details: public parameters, and a random name, by which one release costs once and two
             cost twice.
@@ -27,11 +28,12 @@ class ChargedRelease:
     label: str
     num_examples: int
     details: dict[str, Any]
+    count: int = 1
     origin: Origin = dataclasses.field(default_factory=Origin)
 
     def __post_init__(self):
         # Features and weights that are made of these numbers bring the charge into a training.
-        origin = Origin(tuple(self.privacy_releases), tuple(self.privacy_assumptions))
+        origin = self.carried
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.ndarray):
@@ -41,11 +43,15 @@ class ChargedRelease:
             object.__setattr__(self, field.name, value)
 
     @property
+    def carried(self):
+        """The `Origin` of what is made of the release."""
+        return Origin(tuple(self.privacy_releases), tuple(self.privacy_assumptions))
+
+    @property
     def entry(self):
         """The `LedgerEntry` of the release."""
-        return LedgerEntry(
-            self.label, self.event, 1, {**self.details, "num_examples": self.num_examples}
-        )
+        details = {**self.details, "num_examples": self.num_examples}
+        return LedgerEntry(self.label, self.event, self.count, details)
 
     @property
     def privacy_releases(self):

@@ -65,7 +65,7 @@ class FrequentItems:
         sums[0] = 1.0
         if isinstance(self.frequency, FrequencyRelease):
             return dataclasses.replace(self.frequency, probabilities=sums.astype(np.float32))
-        return sums
+        return OriginArray.of(sums, Origin.of(self.frequency))
 
     def encode(self, sequences):
         """Ids of the full vocabulary to ids of the small one; arrays, or a pair (x, y).
@@ -73,12 +73,12 @@ class FrequentItems:
         The result carries the release that chose the items: a model that is trained on it, or on
         batches drawn from it, is charged for the release.
         """
-        origin = Origin.of(sequences)
         if isinstance(self.frequency, FrequencyRelease):
-            origin = Origin.of((OriginArray.of(0, origin), self.frequency.probabilities))
+            chosen_by = self.frequency.carried
         else:
             assumed = "the item frequencies that FrequentItems chose by are public"
-            origin = dataclasses.replace(origin, assumptions=(*origin.assumptions, assumed))
+            chosen_by = Origin(Origin.of(self.frequency).releases, (assumed,))
+        origin = Origin.all_of([Origin.of(sequences), chosen_by])
         if not isinstance(sequences, tuple):
             return OriginArray.of(self._rows[sequences], origin)
         pair = (OriginArray.of(self._rows[ids], origin) for ids in sequences)

@@ -48,16 +48,24 @@ class Origin:
         parts = [own] if own is not None else [
             leaf.origin for leaf in tf.nest.flatten(data) if isinstance(leaf, OriginArray)
         ]  # fmt: skip
+        return cls.all_of(parts)
+
+    @classmethod
+    def all_of(cls, origins):
+        """The origin of what was made of several: each release and assumption once."""
         releases = []
-        for entry in (entry for part in parts for entry in part.releases):
+        for entry in (entry for origin in origins for entry in origin.releases):
             if entry not in releases:
                 releases.append(entry)
-        assumptions = dict.fromkeys(text for part in parts for text in part.assumptions)
+        assumptions = dict.fromkeys(text for origin in origins for text in origin.assumptions)
         return cls(tuple(releases), tuple(assumptions))
 
 
 class OriginArray(np.ndarray):
-    """An array, and the slices of it, that know where they come from."""
+    """An array that knows where it comes from, as do slices, copies and what numpy makes of it.
+
+    `np.asarray`, `np.array` and other libraries copy the numbers alone, and so does an index.
+    """
 
     origin = Origin()
 
@@ -70,6 +78,45 @@ class OriginArray(np.ndarray):
 
     def __array_finalize__(self, made_from):
         self.origin = getattr(made_from, "origin", Origin())
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwargs):
+        origin = Origin.of([*inputs, *kwargs.values()])
+        plain = {"out": _plain(out)} if out else {}
+        inputs, kwargs = _plain(inputs), {name: _plain(value) for name, value in kwargs.items()}
+        made = getattr(ufunc, method)(*inputs, **plain, **kwargs)
+        if not out:
+            return _carrying(made, origin)
+        for array in out:
+            if isinstance(array, OriginArray):
+                array.origin = Origin.all_of([array.origin, origin])
+        return out[0] if len(out) == 1 else out
+
+    def __array_function__(self, function, types, args, kwargs):
+        made = super().__array_function__(function, types, args, kwargs)
+        return _carrying(made, Origin.of([args, kwargs]))
+
+    def __reduce__(self):
+        make, arguments, state = super().__reduce__()
+        return make, arguments, (state, self.origin)
+
+    def __setstate__(self, state):
+        state, self.origin = state
+        super().__setstate__(state)
+
+
+def _plain(value):
+    """Arrays without their origin, in tuples, too."""
+    if isinstance(value, tuple):
+        return tuple(_plain(part) for part in value)
+    return value.view(np.ndarray) if isinstance(value, OriginArray) else value
+
+
+def _carrying(made, origin):
+    """What a function returned, its arrays with an `Origin`."""
+    if isinstance(made, (tuple, list)):
+        parts = [_carrying(part, origin) for part in made]
+        return type(made)(*parts) if hasattr(made, "_fields") else type(made)(parts)
+    return OriginArray.of(made, origin) if isinstance(made, np.ndarray) else made
 
 
 def tag(dataset, sampling, origin=None):

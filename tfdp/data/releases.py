@@ -17,15 +17,9 @@ _OF_ONE = frozenset(
 )  # fmt: skip
 
 
-def tag_release(dataset, entries, assumptions=()):
-    """Marks a dataset as made of a release; returns the dataset.
-
-    Args:
-        dataset: `tf.data.Dataset`.
-        entries: `LedgerEntry` list: the release, and those that its records were made with.
-        assumptions: sentences about what was taken to be public in the making of the records.
-    """
-    setattr(dataset, _ATTRIBUTE, (list(entries), tuple(assumptions)))
+def tag_release(dataset, origin):
+    """Marks a dataset as made of a release, with its `Origin`; returns the dataset."""
+    setattr(dataset, _ATTRIBUTE, origin)
     return dataset
 
 
@@ -35,16 +29,16 @@ def is_release(dataset):
 
 
 def released_by(dataset):
-    """The ledger entries of the releases that a dataset is made of, and assumptions; or None.
+    """The `Origin` of a dataset that is made of a release and of nothing else, or None.
 
     Args:
         dataset: anything. Only a `tf.data.Dataset` that descends from a release by
             transformations of one dataset is made of released data.
     """
     while isinstance(dataset, tf.data.Dataset):
-        found = getattr(dataset, _ATTRIBUTE, None)
-        if found is not None:
-            return found
+        origin = getattr(dataset, _ATTRIBUTE, None)
+        if origin is not None:
+            return origin
         if type(dataset).__name__.lstrip("_") not in _OF_ONE:
             return None
         (dataset,) = inputs_of(dataset)

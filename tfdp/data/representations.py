@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import os
-import pathlib
 import secrets
 from typing import TYPE_CHECKING
 
@@ -18,12 +15,12 @@ from tfdp import accounting
 from tfdp._validate import count, positive
 from tfdp.accounting.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
-from tfdp.accounting.mechanisms import LABELS_NOT_COVERED, Notes
+from tfdp.accounting.mechanisms import LABELS_NOT_COVERED
 from tfdp.data._checks import check_expected_batch_size
 from tfdp.data.poisson import draw_poisson
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.provenance import Origin
 from tfdp.data.randomness import GeneratorSource
-from tfdp.data.releases import tag_release
+from tfdp.data.representation_release import Release, free_path
 from tfdp.noise import Grid, NoiseSource
 
 if TYPE_CHECKING:
@@ -33,108 +30,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 4096  # rows that receive noise at once
 _ENCODER = "the encoder of the released representations learned nothing from these examples"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Release:
-    """Noisy vectors that are private, and what they cost. Anything done with them is free.
-
-    Made by `release_once` or `release_mixtures`. Train a `DPModel` on `.batches(...)` for any
-    number of epochs, with any optimizer: the release is charged to its ledger once.
-
-    Attributes:
-        features: float32 (m, k).
-        targets: the labels (m,) as they were ("release_once"; they are not private), or noisy
-            sums of one-hot labels (m, classes) ("release_mixtures").
-        entry: the `tfdp.accounting.LedgerEntry` of the release, under a name of its own: another
-            release of the same data is another charge.
-        origin: `Origin` of the records: what they were made with costs, too.
-    """
-
-    features: np.ndarray = dataclasses.field(repr=False)
-    targets: np.ndarray = dataclasses.field(repr=False)
-    entry: accounting.LedgerEntry
-    origin: Origin = dataclasses.field(default_factory=Origin)
-
-    def __post_init__(self):
-        # Records that are made of these numbers bring the charge into a training.
-        origin = Origin(tuple(self.privacy_releases), self.origin.assumptions)
-        for name in ("features", "targets"):
-            object.__setattr__(self, name, OriginArray.of(getattr(self, name), origin))
-
-    @property
-    def privacy_releases(self):
-        """`LedgerEntry` list: the release, and those that its records were made with."""
-        return [*self.origin.releases, self.entry]
-
-    @property
-    def details(self):
-        """Public parameters of the mechanism."""
-        return self.entry.details
-
-    def batches(self, batch_size, balanced=False):
-        """Shuffled `tf.data.Dataset` of `(features, targets)`; every pass is a new order.
-
-        Args:
-            batch_size: rows of a batch.
-            balanced: whether to add sample weights under which all classes count alike, for the
-                integer labels of `release_once`. A head that learns from much noise is unsure, and
-                falls back on the commoner class; without noise, at inference, it would then
-                answer nothing else.
-        """
-        count("batch_size", batch_size)
-        parts = (self.features, self.targets)
-        if balanced:
-            counts = np.bincount(self.targets)
-            weights = len(self.targets) / (np.count_nonzero(counts) * np.maximum(counts, 1))
-            parts = (*parts, weights[self.targets].astype(np.float32))
-        data = tf.data.Dataset.from_tensor_slices(parts)
-        shuffled = data.shuffle(len(self.features)).batch(batch_size).prefetch(2)
-        return tag_release(shuffled, self.privacy_releases, self.origin.assumptions)
-
-    def privacy_statement(self, delta=None, accountant=None):
-        """The `tfdp.accounting.Statement` of the release alone.
-
-        Args:
-            delta: δ; defaults to the budget's, or 1/(10·n).
-            accountant: "pld", "rdp" or None.
-        """
-        n = self.details["num_examples"]
-        return accounting.privacy_statement(
-            accounting.Ledger(self.privacy_releases),
-            delta=(self.details["delta"] or 0.1 / n) if delta is None else delta,
-            accountant=accountant,
-            notes=Notes(assumptions=self.origin.assumptions),
-        )
-
-    def save(self, path):
-        """Writes one `.npz` file that carries its privacy statement; returns its path.
-
-        Raises:
-            ValueError: if the file exists.
-        """
-        path = _free_path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as file:
-            np.savez(
-                file,
-                features=self.features,
-                targets=self.targets,
-                entry=np.array(json.dumps(self.entry.to_dict())),
-                made_with=np.array(accounting.Ledger(self.origin.releases).to_json()),
-                assumptions=np.array(json.dumps(self.origin.assumptions)),
-                privacy_statement=np.array(self.privacy_statement().to_json()),
-            )
-        return path
-
-    @classmethod
-    def load(cls, path):
-        """Reads what `save` wrote; it costs what it cost, once, however often it is read."""
-        with np.load(path, allow_pickle=False) as saved:
-            entry = accounting.LedgerEntry.from_dict(json.loads(str(saved["entry"])))
-            releases = accounting.Ledger.from_json(str(saved["made_with"])).entries
-            origin = Origin(tuple(releases), tuple(json.loads(str(saved["assumptions"]))))
-            return cls(saved["features"], saved["targets"], entry, origin)
 
 
 def release_once(
@@ -174,7 +69,7 @@ def release_once(
     Source: MATH.md section 5.
     """
     h = _check_representations(representations, labels)
-    path = None if path is None else _free_path(path)
+    path = None if path is None else free_path(path)
     noise_multiplier, delta = _amount(
         noise_multiplier,
         budget,
@@ -190,9 +85,15 @@ def release_once(
         adjacency=adjacency, not_covered=[LABELS_NOT_COVERED],
     )  # fmt: skip
     noisy = _with_noise(_clipped(h, clip_norm), noise_multiplier, clip_norm)
-    event = dp_accounting.GaussianDpEvent(noise_multiplier)
-    entry = accounting.LedgerEntry("released representations", event, 1, details)
-    release = Release(noisy, np.asarray(labels), entry, Origin.of((representations, labels)))
+    release = Release(
+        features=noisy,
+        targets=np.asarray(labels),
+        event=dp_accounting.GaussianDpEvent(noise_multiplier),
+        label="released representations",
+        num_examples=len(h),
+        details=details,
+        origin=Origin.of((representations, labels)),
+    )
     if path is not None:
         release.save(path)
     return release
@@ -240,7 +141,7 @@ def release_mixtures(
         ValueError: if an argument is out of range, the arrays do not match, or `path` exists.
     """
     h = _check_representations(representations, labels)
-    path = None if path is None else _free_path(path)
+    path = None if path is None else free_path(path)
     n, k = h.shape
     check_expected_batch_size(expected_size, n)
     count("num_mixtures", num_mixtures)
@@ -279,10 +180,16 @@ def release_mixtures(
     # In units of each part's scale one record has norm at most 1: one Gaussian for both.
     units = np.concatenate([np.full(k, scale[0]), np.full(num_classes, scale[1])])
     noisy = _with_noise(sums / units, sigma, 1.0) * units.astype(np.float32)
-    event = training_event(sigma, q)
-    entry = accounting.LedgerEntry("released mixtures", event, num_mixtures, details)
-    origin = Origin.of((representations, labels))
-    release = Release(noisy[:, :k], noisy[:, k:], entry, origin)
+    release = Release(
+        features=noisy[:, :k],
+        targets=noisy[:, k:],
+        event=training_event(sigma, q),
+        label="released mixtures",
+        count=num_mixtures,
+        num_examples=n,
+        details=details,
+        origin=Origin.of((representations, labels)),
+    )
     if path is not None:
         release.save(path)
     return release
@@ -321,17 +228,6 @@ def _check_representations(representations, labels):
             f"of n labels. Received: {h.dtype} of shape {h.shape}, and {len(labels)} labels"
         )
     return h
-
-
-def _free_path(path):
-    path = pathlib.Path(path)
-    if path.exists():
-        raise ValueError(
-            "Argument `path` must name a file that does not exist: load the release with "
-            "`tfdp.data.Release.load`, or choose another name (a second release is charged "
-            f"again). Received: path={path}"
-        )
-    return path
 
 
 def _clipped(h, clip_norm):

@@ -1,6 +1,6 @@
 """Resuming training that was interrupted, of one process or of several workers."""
 
-from tfdp._compat.keras import WholeBackups
+from tfdp._compat.backups import WholeBackups
 from tfdp.runtime.replicas import is_first_worker
 
 

@@ -37,7 +37,10 @@ class ItemFrequency(EffectiveError):
             # An array that was made of a release carries its charge.
             origin = getattr(item_frequency, "origin", None)
             self.privacy_releases = list(getattr(origin, "releases", ()))
-            self.privacy_assumptions.append("the item frequencies given to the model are public")
+            self.privacy_assumptions = [
+                *getattr(origin, "assumptions", ()),
+                "the item frequencies given to the model are public",
+            ]
         if probabilities.shape != (num_items + 1,):
             raise ValueError(
                 "Argument `item_frequency` must hold num_items + 1 probabilities (index 0 is "

@@ -20,6 +20,7 @@ from tfdp.models.release_head import release_head
 from tfdp.models.text_encoder import POOLINGS, encode, small_text_encoder
 from tfdp.training.dp_model import DPModel
 from tfdp.training.endpoint import Endpoint
+from tfdp.training.plain_training import change_by_release
 
 if TYPE_CHECKING:
     from tfdp.accounting.budget import PrivacyBudget
@@ -250,10 +251,7 @@ class TextClassifier(DPModel):
             ridge: as for `release_head`.
         """
         weights = release_head(release, ridge)
-        self.join_histories()
-        for entry in release.privacy_releases:
-            self.charge_history.charge(entry)
-        self.head.set_weights(weights)
+        change_by_release(self, release, lambda: self.head.set_weights(weights))
 
     def serving_endpoint(self, k):
         """From raw strings to labels and probabilities; loading it needs `tensorflow_text`."""

@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import count, positive
-from tfdp.accounting import Ledger, LedgerEntry
+from tfdp.accounting import Ledger
+from tfdp.data.provenance import Origin
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.top_k import MECHANISMS, private_top_k
 
@@ -79,6 +80,10 @@ class FEST(RowSelection):
             self.privacy_assumptions.append("the frequencies given to FEST are public")
             if not isinstance(frequencies, dict):
                 frequencies = {None: frequencies}
+            # Arrays that were made of a release carry its charge.
+            origin = Origin.of(list(frequencies.values()))
+            self.privacy_releases += origin.releases
+            self.privacy_assumptions += origin.assumptions
             self._rows = {
                 name: _most_frequent(values, self._k_of(name))
                 for name, values in frequencies.items()
@@ -123,8 +128,11 @@ class FEST(RowSelection):
             period=period,
         )
         self._rows = {name: np.asarray(rows) for name, rows in release.rows.items()}
-        entry = LedgerEntry(release.label, release.event, 1, release.details)
-        self.privacy_releases.append(entry)
+        for found, known in (
+            (release.privacy_releases, self.privacy_releases),
+            (release.privacy_assumptions, self.privacy_assumptions),
+        ):
+            known += [one for one in found if one not in known]
         return release
 
     @property
@@ -197,6 +205,7 @@ class FEST(RowSelection):
             "mechanism": self.mechanism,
             "rows": [[name, rows.tolist()] for name, rows in self._rows.items()],
             "releases": Ledger(self.privacy_releases).to_json(),
+            "assumptions": list(self.privacy_assumptions),
         }
 
     @classmethod
@@ -211,6 +220,7 @@ class FEST(RowSelection):
         )
         fest._rows = rows
         fest.privacy_releases = list(Ledger.from_json(config["releases"]).entries)
+        fest.privacy_assumptions = list(config["assumptions"])
         return fest
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dp_accounting
 import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import count, positive
+from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
+from tfdp.data.provenance import Origin
 from tfdp.noise import NoiseSource, draws, grid_of_counts, laplace_of_tail
 
 if TYPE_CHECKING:
@@ -25,20 +27,15 @@ _CHUNK = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TopKRelease:
+class TopKRelease(ChargedRelease):
     """The chosen rows, which are private and may be shown, and what choosing them cost.
 
     Attributes:
         rows: dict of feature name to a sorted int64 array of ids.
-        event: `dp_accounting` event under add-or-remove-one adjacency.
-        label: the event's name in a ledger.
-        details: public parameters: mechanism, epsilon, k, max_values.
+        details: dict of public parameters: mechanism, epsilon, k, max_values.
     """
 
-    rows: dict
-    event: dp_accounting.DpEvent
-    label: str
-    details: dict[str, Any]
+    rows: dict[str, np.ndarray]
 
 
 def private_top_k(
@@ -114,7 +111,7 @@ def private_top_k(
 
     return release_largest(
         counts_of, vocabulary_sizes, limits, k, epsilon, mechanism, max(map(len, values.values())),
-        {} if persons is None else persons.details, source,
+        {} if persons is None else persons.details, Origin.of(features), source,
     )  # fmt: skip
 
 
@@ -125,7 +122,7 @@ def limits_of(max_values, widths):
 
 
 def release_largest(
-    counts_of, vocabulary_sizes, limits, k, epsilon, mechanism, n, details, source=None
+    counts_of, vocabulary_sizes, limits, k, epsilon, mechanism, n, details, origin, source=None
 ):
     """The release of the largest counts; the same for wherever they were made.
 
@@ -136,6 +133,7 @@ def release_largest(
         limits: from `limits_of`: how many counts of a feature one example changes by 1, at most.
         n: number of examples, or persons; public.
         details: of the persons, for the ledger.
+        origin: `Origin` of the records.
         source: a `NoiseSource`; None for fresh entropy.
     """
     source = NoiseSource() if source is None else source
@@ -156,12 +154,13 @@ def release_largest(
         rows=rows,
         event=event,
         label="most frequent rows",
+        num_examples=n,
+        origin=origin,
         details={
             "mechanism": mechanism,
             "epsilon": float(epsilon),
             "k": sum(kept.values()),
             "max_values": sum(limits.values()),
-            "num_examples": n,
             # Two calls cost twice, even if nothing else tells them apart.
             "release": secrets.token_hex(8),
             **details,

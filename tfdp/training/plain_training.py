@@ -38,18 +38,38 @@ def mechanism_of_fit(model, x, y, callbacks, kwargs):
     """
     notes = caveats.of_callbacks(callbacks) | caveats.of_model(model)
     notes |= Notes(assumptions=model.weight_origin.assumption())
-    released = released_by(x)
-    if released is not None:
-        entries, assumptions = released
-        for entry in entries:
+    origin = released_by(x)
+    if origin is not None:
+        for entry in origin.releases:
             model.charge_history.charge(entry)
-        notes |= Notes(assumptions=assumptions)
+        notes |= Notes(assumptions=origin.assumptions)
         if not is_release(x):
             notes |= Notes(assumptions=("what was done to released data used no other data",))
         return ReleasedData(notes)
     if forward_noise_layers(model):
         return _forward_noise(model, x, y, kwargs, notes)
     return NoPrivacy(notes)
+
+
+def change_by_release(model, release, change):
+    """Sets weights from a release: charges it, and notes what its making took to be public.
+
+    Args:
+        model: a `DPModel` that is built.
+        release: a `tfdp.data.ChargedRelease`.
+        change: called without arguments; sets the weights.
+    """
+    model.join_histories()
+    for entry in release.privacy_releases:
+        model.charge_history.charge(entry)
+    assumptions = (*model.weight_origin.assumption(), *release.privacy_assumptions)
+    step = model.charge_history.start(ReleasedData(Notes(assumptions=assumptions)))
+    model.charge_history.count(step, 1)
+    model.weight_origin.begin()
+    try:
+        change()
+    finally:
+        model.weight_origin.end()
 
 
 def refuse_noise_alone(model, x, y, kwargs):
