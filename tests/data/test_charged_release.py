@@ -67,6 +67,7 @@ def into(first, second):
         lambda a, b: a + b,
         lambda a, b: np.ones(4) - (a * 2) / b,
         lambda a, b: np.stack([a, b]),
+        lambda a, b: np.stack(arrays=[a, b]),
         lambda a, b: np.concatenate([a[:2], np.zeros(2), b]),
         lambda a, b: np.where(a > 0, b, 0.0),
         lambda a, b: np.matmul(a[None], b[:, None]),
@@ -115,11 +116,11 @@ def test_rows_that_are_chosen_by_the_numbers_of_a_release_cost_it(tmp_path):
     items = tfdp.data.FrequentItems(release.probabilities, 2)
     assert Origin.of(items.encode(X)).releases == (release.entry,)
     fest = tfdp.selection.FEST(2, epsilon=1.0)
-    chosen = fest.adapt({"items": OriginArray.of(X, Origin((release.entry,), origin.assumptions))},
-                        {"items": 5})  # fmt: skip
+    ids = {"items": OriginArray.of(X, release.carried)}
+    chosen = [fest.adapt(ids, {"items": 5}).entry for _ in range(2)]
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(fest))
     for one in (fest, again):
-        assert one.privacy_releases == [release.entry, chosen.entry]
+        assert one.privacy_releases == [release.entry, *chosen]
         assert one.privacy_assumptions == ["the catalogue is public"]
 
 

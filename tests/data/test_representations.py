@@ -112,7 +112,8 @@ def test_what_the_representations_were_made_with_is_charged_and_said(data, tmp_p
         made = tfdp.data.release_once(x, data[1], 1.0, noise_multiplier=2.0)
     made.save(tmp_path / "r.npz")
     for release in (made, tfdp.data.Release.load(tmp_path / "r.npz")):
-        assert release.privacy_releases == [before, release.entry]
+        assert release.privacy_releases == [before, made.entry]
+        assert release.count == (40 if mixtures else 1)
         assert Origin.of(release.features).releases == (before, release.entry)
         statement = release.privacy_statement(1e-3)
         assert "the words are public" in statement.assumptions
