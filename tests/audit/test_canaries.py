@@ -7,15 +7,17 @@ alone promises once in twenty. Of a broken trainer that shows who was in, all gu
 100 of about 500 canaries that are in were drawn: a miss has a probability below 1e-12.
 """
 
+import json
+
 import dp_accounting
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from dp_accounting.pld import PLDAccountant
-from scipy import special
+from scipy import special, stats
 
-from tfdp import audit
+from tfdp import audit, cli
 from tfdp.audit import mixture_canaries, row_canaries
 from tfdp.audit.bounds import epsilon_of_guesses
 from tfdp.data import representations
@@ -44,13 +46,14 @@ EVENTS = {
 
 
 def watched(monkeypatch, name):
-    """Plays the canaries; returns the result, who was in, and the scores."""
+    """Plays the canaries; returns the result, who was in, the model, and the scores."""
     seen = {}
 
     def one_run(train, score, *others):
         def training(included):
             seen["included"] = included
-            return train(included)
+            seen["model"] = train(included)
+            return seen["model"]
 
         def scoring(model):
             seen["scores"] = score(model)
@@ -60,14 +63,16 @@ def watched(monkeypatch, name):
 
     for module in (row_canaries, mixture_canaries):
         monkeypatch.setattr(module, "one_run", one_run)
-    return audit.play(name, CANARIES), seen["included"], seen["scores"]
+    return audit.play(name, CANARIES), seen["included"], seen["model"], seen["scores"]
 
 
 @pytest.mark.parametrize("name", list(audit.CANARIES))
 def test_canaries_stay_below_the_claim_and_score_what_they_should(monkeypatch, name):
-    result, included, scores = watched(monkeypatch, name)
+    result, included, model, scores = watched(monkeypatch, name)
     assert result.name == name and result.trials == CANARIES and result.delta == 1e-5
     assert result.holds
+    if name == "canary rows, FEST":  # who is out is padding, and takes no place
+        assert not model.trainable_variables[0].numpy()[0].any()
 
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     by_hand = accountant.compose(EVENTS[name]).get_epsilon(1e-5)
@@ -80,9 +85,36 @@ def test_canaries_stay_below_the_claim_and_score_what_they_should(monkeypatch, n
     for weight in (np.ones(CANARIES), scores):
         spread = np.sqrt(((weight**2) * likely * (1 - likely)).sum())
         assert abs((weight * (included - likely)).sum()) < 5 * spread
-    # And they say something: a score that is constant, or upside down, would not.
-    best = np.argsort(scores)[-300:]
-    assert included[best].mean() > 0.5
+    assert scores.std() > 0.25  # what is constant is in order, too, and says nothing
+
+
+def test_scores_of_mixtures_are_those_of_their_densities(monkeypatch):
+    score = {}
+    monkeypatch.setattr(
+        mixture_canaries, "one_run", lambda *a: score.update(train=a[0], score=a[1])
+    )
+    audit.play("canaries in mixtures", 40)
+    release = score["train"](np.arange(40) % 2 == 0)
+    stddevs = release.details["feature_stddev"], release.details["label_stddev"]
+    q = release.details["expected_size"] / release.num_examples
+
+    def log_density(i, mean):
+        parts = release.features[:, i], release.targets[:, i]
+        return sum(stats.norm.logpdf(p, mean, s) for p, s in zip(parts, stddevs, strict=True))
+
+    for i, found in enumerate(score["score"](release)):
+        ratio = np.log(1 - q + q * np.exp(log_density(i, 1.0) - log_density(i, 0.0)))
+        assert found == pytest.approx(ratio.sum(), rel=1e-5, abs=1e-5)
+
+
+def test_rows_of_canaries_are_chosen_by_fest_as_often_as_their_score_says():
+    generator = np.random.default_rng(0)
+    counts = np.repeat([1.0, 0.0], 200_000)
+    noisy = counts + generator.laplace(size=len(counts))
+    chosen = noisy >= np.quantile(noisy, 0.75)
+    # 5 deviations of a share of 200,000 are 0.005.
+    expected = chosen[counts == 1].mean(), chosen[counts == 0].mean()
+    assert row_canaries._chosen_by_fest(1.0) == pytest.approx(expected, abs=0.005)
 
 
 def noised_only_where_touched(monkeypatch):
@@ -132,6 +164,16 @@ def test_trainers_that_show_who_was_in_are_refuted(monkeypatch, broken, name):
     broken(monkeypatch)
     result = audit.play(name, CANARIES)
     assert not result.holds and result.bound > 1.2 * result.claim
+
+
+def test_the_command_plays_canaries_at_a_delta_of_their_own(tmp_path, capsys):
+    out = tmp_path / "audit.json"
+    arguments = ["audit", "--trials", "300", "--mechanism", "forward noise", "canaries in mixtures"]
+    assert cli.main([*arguments, "--canary-delta", "1e-6", "--json", str(out)]) == 0
+    game, canaries = json.loads(out.read_text())
+    assert (game["delta"], canaries["delta"]) == (1e-3, 1e-6) and canaries["trials"] == 300
+    shown = capsys.readouterr().out
+    assert "0.001" in shown and "1e-06" in shown
 
 
 class Seen:

@@ -90,14 +90,23 @@ def rows_under_fest(canaries, delta, confidence):
             (int(d), _STEPS): p for d, p in zip(drawn, found, strict=True)
         }
 
-    # The largest quarter: both tails of the Laplace noise differ by e^ε there.
-    out = 2.0 / _SHARE / (1.0 + np.exp(_FEST_EPSILON))
-    with_canary, without = law(_Q, out * np.exp(_FEST_EPSILON)), law(0.0, out)
+    chosen_in, chosen_out = _chosen_by_fest(_FEST_EPSILON)
+    with_canary, without = law(_Q, chosen_in), law(0.0, chosen_out)
     return one_run(
         lambda included: _train(included, adapted, _FEST_NOISE),
         lambda model: _scores(model, canaries, with_canary, without, _FEST_NOISE),
         canaries, delta, _only_in(canaries), confidence, "canary rows, FEST",
     )  # fmt: skip
+
+
+def _chosen_by_fest(epsilon):
+    """How probably FEST chooses a row of a canary that is in, and of one that is out.
+
+    One in `_SHARE` rows is chosen, and so far out in the tail of the Laplace noise the two differ
+    by e^ε.
+    """
+    out = 2.0 / _SHARE / (1.0 + np.exp(epsilon))
+    return out * np.exp(epsilon), out
 
 
 def _only_in(canaries):

@@ -17,7 +17,9 @@ def add(subparsers) -> None:
         epilog='example: tfdp audit --mechanism "forward noise" --trials 20000 --plot audit.png',
     )
     parser.add_argument("--mechanism", nargs="+", metavar="NAME", help="default: all")
-    parser.add_argument("--trials", type=int, default=2000, help="runs of either kind, or canaries of one run")
+    parser.add_argument(
+        "--trials", type=int, default=2000, help="runs of either kind, or canaries of one run"
+    )
     parser.add_argument("--delta", type=float, default=1e-3, help="of games")
     parser.add_argument(
         "--canary-delta", type=float, default=1e-5, help="of canaries: at most 1/records"
