@@ -143,12 +143,46 @@ def selection_on_raw_counts():
     )
 
 
+def noise_of_the_map_forgotten():
+    from tfdp.selection.contribution_map import ContributionMap
+
+    true = ContributionMap.survivors
+    ContributionMap.survivors = lambda self, threshold, noise_multiplier, source: true(
+        self, threshold, 1e-9, source
+    )
+
+
 def untouched_rows_never_survive():
     import tensorflow as tf
 
     from tfdp.selection.contribution_map import ContributionMap
 
     ContributionMap._untouched_survivors = lambda self, p, source: tf.zeros([0], tf.int64)
+
+
+def noised_only_where_touched():
+    import tensorflow as tf
+
+    from tfdp.optimizers import logical_step
+
+    true = logical_step.release_rows
+
+    def release_rows(sums, grid, source):
+        noisy = true(sums, grid, source)
+        return [
+            tf.where(tf.reduce_any(s != 0, axis=1, keepdims=True), n, s)
+            for s, n in zip(sums, noisy, strict=True)
+        ]
+
+    logical_step.release_rows = release_rows
+
+
+def mixtures_without_clipping():
+    import numpy as np
+
+    from tfdp.data import representations
+
+    representations._clipped = lambda h, clip_norm: h.astype(np.float64)
 
 
 def forward_noise_without_clipping():
@@ -171,7 +205,7 @@ def seeds_by_default():
 
 
 FAULTS = "tests/contracts/test_faults.py::test_fault_"
-#: name -> (what breaks it, a game of tfdp.audit or a test of the suite, trials)
+#: name -> (what breaks it, an attack of tfdp.audit or a test of the suite, trials)
 BROKEN = {
     "no noise": (no_noise, "step, full batch", 2000),
     "half of the noise": (half_of_the_noise, "step, full batch", 12000),
@@ -185,6 +219,13 @@ BROKEN = {
     "transitions with half of the noise": (half_of_the_noise, "transitions", 12000),
     "click statistics with half of the noise": (half_of_the_noise, "click statistics", 12000),
     "top-k without noise": (top_k_without_noise, "top-k (FEST)", 500),
+    "rows noised only where touched": (noised_only_where_touched, "canary rows, AdaFEST", 2000),
+    "noise of the map forgotten": (noise_of_the_map_forgotten, "canary rows, AdaFEST", 2000),
+    "untouched rows never survive, in fit": (
+        untouched_rows_never_survive, "canary rows, AdaFEST", 2000),
+    "FEST without noise, in fit": (top_k_without_noise, "canary rows, FEST", 2000),
+    "mixtures without noise": (no_noise, "canaries in mixtures", 2000),
+    "mixtures without clipping": (mixtures_without_clipping, "canaries in mixtures", 2000),
     "each layer clipped by itself": (
         clipped_by_each_layer_alone, "tests/clipping/test_exactness.py", 0),
     "tied tables clipped by branch": (tied_tables_clipped_by_branch, FAULTS + "12", 0),

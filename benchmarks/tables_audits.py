@@ -8,7 +8,7 @@ def audits():
     sound = {
         name: r for name, r in found["sound"].items() if "bound" in r
     }  # the others are named tests, which pass
-    lines = table("game against tfdp as it is", "trials", "ε shown, at least", "ε claimed")
+    lines = table("attack against tfdp as it is", "trials", "ε shown, at least", "ε claimed")
     for _, r in sorted(sound.items()):
         lines.append(row(r["by"].removeprefix("audit: "), f"{r['trials']:,}", f"{r['bound']:.2f}",
                          f"{r['claim']:.2f}"))  # fmt: skip

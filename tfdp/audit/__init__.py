@@ -1,11 +1,13 @@
 """Lower bounds on ε from the outside: what an attacker could show against a claim."""
 
+from tfdp.audit.attacks import CANARIES, play
 from tfdp.audit.bounds import epsilon_of_guesses, epsilon_of_rates, epsilon_of_scores
-from tfdp.audit.games import GAMES, play
+from tfdp.audit.games import GAMES
 from tfdp.audit.one_run import one_run
 from tfdp.audit.result import AuditResult
 
 __all__ = [
+    "CANARIES",
     "GAMES",
     "AuditResult",
     "epsilon_of_guesses",

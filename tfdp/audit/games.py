@@ -13,10 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdp
-from tfdp import _validate
 from tfdp.accounting import Ledger
-from tfdp.audit.bounds import epsilon_of_scores
-from tfdp.audit.result import AuditResult
 
 _N = 4
 
@@ -191,22 +188,3 @@ GAMES = {
     "top-k (FEST)": top_k,
     "attention release": attention,
 }
-
-
-def play(
-    name: str, trials: int = 2000, delta: float = 1e-3, confidence: float = 0.95
-) -> AuditResult:
-    """Plays one of `GAMES`, with the record and without it; returns an `AuditResult`.
-
-    Args:
-        name: a key of `GAMES`.
-        trials: runs of either kind.
-        delta: δ of the claim.
-        confidence: of the bound.
-    """
-    _validate.one_of("name", name, tuple(GAMES))
-    trials = _validate.count("trials", trials)
-    with_record, claim = GAMES[name](True, trials, delta)
-    without_record, _ = GAMES[name](False, trials, delta)
-    bound = epsilon_of_scores(with_record, without_record, delta, confidence)
-    return AuditResult(name, claim, bound, delta, confidence, trials)

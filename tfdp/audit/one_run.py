@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import secrets
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ def one_run(
     score: Callable,
     canaries: int,
     delta: float,
-    guesses: int | None = None,
+    guesses: int | tuple[int, int] | None = None,
     confidence: float = 0.95,
     name: str = "one training run",
 ) -> AuditResult:
@@ -25,17 +26,20 @@ def one_run(
 
     Formal guarantees: those of `epsilon_of_guesses`; nothing is asked of `train` and `score` but
     that `score` sees the model alone. The canaries that are in are drawn from the operating
-    system's entropy.
+    system's entropy, by a fair coin for each. How many guesses there are of either kind is fixed
+    before the training, and about whom they are by the scores, before the coins are looked at.
 
     Args:
-        train: function from a boolean array (canaries,) to a trained model: put the canaries that
-            are True beside the other records, through the data path that you want to audit.
+        train: function from a boolean array (canaries,) to a trained model, or to a release: put
+            the canaries that are True beside the other records, through the data path that you want
+            to audit. In the place of a canary that is False, put what contributes nothing: the
+            number of records is public.
         score: function from the model to a number for each canary, (canaries,), higher where it
             seems to have been in: the negative loss, or a product with the update.
         canaries: their number; hundreds, for a bound near the claim.
         delta: δ of the claim.
-        guesses: how many guesses to make, half of them "in" (the highest scores), half "out".
-            Default: a tenth of the canaries each.
+        guesses: how many guesses to make: a pair, of "in" (the highest scores) and of "out" (the
+            lowest), or their sum, half of either. Default: a tenth of the canaries each.
         confidence: of the bound.
         name: for the table.
 
@@ -43,16 +47,12 @@ def one_run(
         An `AuditResult`, whose claim is what `model.privacy_statement(delta)` says.
 
     Raises:
-        ValueError: if an argument is out of range, or the scores have another shape.
+        ValueError: if an argument is out of range, or the scores have another shape, or are not
+            numbers.
     """
     canaries = _validate.count("canaries", canaries)
     _validate.open_unit("delta", delta)
-    half = max(canaries // 10, 1) if guesses is None else _validate.count("guesses", guesses) // 2
-    if not 1 <= half <= canaries // 2:
-        raise ValueError(
-            f"Argument `guesses` must be between 2 and canaries={canaries}. "
-            f"Received: guesses={guesses!r}"
-        )
+    guessed_in, guessed_out = _guesses(guesses, canaries)
     bits = np.frombuffer(secrets.token_bytes(canaries), np.uint8)
     included = (bits & 1).astype(bool)
     model = train(included.copy())
@@ -62,8 +62,32 @@ def one_run(
             f"Argument `score` must give one number for each of {canaries} canaries. "
             f"Received: an array of shape {scores.shape}"
         )
-    order = np.argsort(scores)
-    correct = int(included[order[-half:]].sum() + (~included[order[:half]]).sum())
+    if np.isnan(scores).any():
+        raise ValueError(
+            f"Argument `score` must give one number for each of {canaries} canaries. "
+            f"Received: {np.isnan(scores).sum()} that are not a number"
+        )
+    order = np.argsort(scores, kind="stable")
+    says_in, says_out = order[canaries - guessed_in :], order[:guessed_out]
+    correct = int(included[says_in].sum() + (~included[says_out]).sum())
     claim = model.privacy_statement(delta).epsilon
-    bound = epsilon_of_guesses(correct, 2 * half, canaries, delta, confidence)
+    bound = epsilon_of_guesses(correct, guessed_in + guessed_out, canaries, delta, confidence)
     return AuditResult(name, claim, bound, delta, confidence, canaries)
+
+
+def _guesses(guesses, canaries):
+    """(guesses of "in", guesses of "out")."""
+    if guesses is None:
+        pair = (max(canaries // 10, 1),) * 2
+    elif isinstance(guesses, (tuple, list)):
+        pair = tuple(guesses)
+    else:
+        pair = (_validate.count("guesses", guesses) // 2,) * 2
+    counts = all(isinstance(g, numbers.Integral) and g >= 0 for g in pair)
+    if not (len(pair) == 2 and counts and 1 <= sum(pair) <= canaries):
+        raise ValueError(
+            'Argument `guesses` must be a pair of counts (of "in", of "out") with a sum between 1 '
+            f"and canaries={canaries}, or one number from 2 on, which is halved. "
+            f"Received: guesses={guesses!r}"
+        )
+    return pair

@@ -41,11 +41,11 @@ class AuditResult:
 def table(results):
     """The results as lines of text."""
     width = max((len(r.name) for r in results), default=0)
-    lines = [f"{'mechanism':{width}}  claimed  shown at least  of claim  trials"]
+    lines = [f"{'mechanism':{width}}  claimed  shown at least  of claim    delta  trials"]
     for r in results:
         share = r.bound / r.claim if 0 < r.claim < math.inf else 0.0
-        line = f"{r.name:{width}}  {r.claim:7.3f}  {r.bound:14.3f}  {share:8.0%}  {r.trials:6d}"
-        lines.append(line + ("" if r.holds else "  CLAIM REFUTED"))
+        line = f"{r.name:{width}}  {r.claim:7.3f}  {r.bound:14.3f}  {share:8.0%}  {r.delta:7.1g}"
+        lines.append(f"{line}  {r.trials:6d}" + ("" if r.holds else "  CLAIM REFUTED"))
     return "\n".join(lines)
 
 
@@ -59,11 +59,9 @@ def plot(results, path):
     axes.barh(places, [r.bound for r in results], color="#4c78a8", label="shown by attack")
     axes.plot([r.claim for r in results], places, "|", color="#d62728", markersize=16,
               markeredgewidth=2.5, label="claimed")  # fmt: skip
-    axes.set_yticks(places, [r.name for r in results])
+    axes.set_yticks(places, [f"{r.name}, δ = {r.delta:g}" for r in results])
     axes.invert_yaxis()
     axes.set_xlim(0)
-    axes.set_xlabel(
-        f"ε at δ = {results[0].delta:g}; bounds at confidence {results[0].confidence:g}"
-    )
+    axes.set_xlabel(f"ε; bounds at confidence {results[0].confidence:g}")
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)

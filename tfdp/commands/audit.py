@@ -11,13 +11,19 @@ def add(subparsers) -> None:
         "audit",
         help="attacks every mechanism: epsilon claimed, and epsilon shown at least",
         description="Plays games against the mechanisms of this installation: one record, as bad "
-        "as it may be, is in or not, and a test has to tell. Prints the epsilon that is claimed "
+        "as it may be, is in or not, and a test has to tell. Then puts canaries into the data of "
+        "whole runs, each by a fair coin, and guesses which. Prints the epsilon that is claimed "
         "and the lower bound that the attack shows. Exits with 1 if a claim is refuted.",
         epilog='example: tfdp audit --mechanism "forward noise" --trials 20000 --plot audit.png',
     )
     parser.add_argument("--mechanism", nargs="+", metavar="NAME", help="default: all")
-    parser.add_argument("--trials", type=int, default=2000, help="runs of either kind")
-    parser.add_argument("--delta", type=float, default=1e-3)
+    parser.add_argument(
+        "--trials", type=int, default=2000, help="runs of either kind, or canaries of one run"
+    )
+    parser.add_argument("--delta", type=float, default=1e-3, help="of games")
+    parser.add_argument(
+        "--canary-delta", type=float, default=1e-5, help="of canaries: at most 1/records"
+    )
     parser.add_argument("--confidence", type=float, default=0.95, help="of the bounds")
     parser.add_argument("--json", metavar="FILE", help="also write the results")
     parser.add_argument("--plot", metavar="FILE", help="also draw them (needs matplotlib)")
@@ -29,9 +35,10 @@ def _run(arguments) -> int:
     from tfdp.audit import result
 
     results = []
-    for name in arguments.mechanism or audit.GAMES:
+    for name in arguments.mechanism or (*audit.GAMES, *audit.CANARIES):
+        delta = arguments.canary_delta if name in audit.CANARIES else arguments.delta
         with working(f"Attacking: {name}"):
-            found = audit.play(name, arguments.trials, arguments.delta, arguments.confidence)
+            found = audit.play(name, arguments.trials, delta, arguments.confidence)
         results.append(found)
     print(result.table(results))
     if arguments.json:
