@@ -330,6 +330,16 @@ def test_selections_of_rows_are_accounted_for_where_a_step_is_gaussian(monkeypat
         model.fit(batches, verbose=0)
 
 
+def test_rows_that_are_chosen_on_the_host_are_those_of_records():
+    x = np.random.default_rng(0).integers(1, 30, (60, 2))
+    batches = drawn((x, np.zeros((60, 1), np.float32)), np.repeat(np.arange(20), 3), 3, 20, seed=1)
+    rows = tfdp.data.sampling_of(batches).rows
+    assert rows % 3  # whose rows stand together would be no persons
+    model = sparse(tfdp.selection.AdaFEST(0.1, capacity=30), batches)
+    (first,) = tfdp.distribution.select_on_host(batches, model).take(1)
+    assert first[1].shape[0] == rows
+
+
 def test_the_mechanism_goes_through_json_and_refuses_what_is_not_gaussian():
     sampling = Sampling("poisson", 40, 20, max_records_per_unit=3, num_records=120)
     mechanism = PrivateTraining(1.5, 1.0, sampling, 40, PERSON)

@@ -122,9 +122,6 @@ class _Mixture:
         self._z = z = -special.ndtri(_TAIL)
         share = np.minimum(_TAIL / (kept * self.weights), 0.5)
         self._high = max(z, np.max(self.shifts - special.ndtri(share)))
-        # Where nothing is drawn with probability w_0, no outcome's loss is below log w_0.
-        zero = self.shifts == 0
-        self._infimum = math.log(self.weights[zero].sum()) if zero.any() else -math.inf
 
     def loss(self, t):
         """l(t) and its derivative."""
@@ -151,8 +148,7 @@ class _Mixture:
         def deltas(epsilons):
             cut = self._where(epsilons, t, losses, slopes)
             of_unit = self._mass(-cut, 1) + self.lost
-            deltas = of_unit - np.exp(epsilons + special.log_ndtr(-cut))
-            return np.where(epsilons <= self._infimum, -np.expm1(epsilons), deltas)
+            return of_unit - np.exp(epsilons + special.log_ndtr(-cut))
 
         return losses[0], losses[-1], deltas
 
@@ -165,8 +161,7 @@ class _Mixture:
             cut = self._where(-epsilons, t, losses, slopes)
             with np.errstate(divide="ignore"):
                 of_unit = np.log(self._mass(cut, -1))
-            deltas = special.ndtr(cut) - np.exp(epsilons + of_unit)
-            return np.where(-epsilons <= self._infimum, 0, deltas)
+            return special.ndtr(cut) - np.exp(epsilons + of_unit)
 
         return -losses[-1], -losses[0], deltas
 
@@ -181,7 +176,9 @@ class _Mixture:
     def _where(wanted, t, losses, slopes):
         """t where the loss is as wanted, by cubics between the points of a table.
 
-        An error of size e changes δ, which has its maximum there, in the order of e² only.
+        An error of size e changes δ, which has its maximum there, in the order of e² only. Of what
+        no outcome loses (below log w_0, where nothing is drawn with probability w_0) it is the end
+        of the table, beyond which there is a probability of e^-50.
         """
         right = np.clip(np.searchsorted(losses, wanted), 1, len(t) - 1)
         left = right - 1
