@@ -116,7 +116,7 @@ def test_a_batch_that_is_cut_off_counts_the_records_of_a_person_more():
 
 
 def test_a_map_sees_rows_as_it_does_of_records():
-    data = batches().map(lambda x, y, w: (x * 2, y, w))
+    data = batches(capacity=11).map(lambda x, y, w: (x * 2, y, w))
     assert tfdp.data.sampling_of(data).num_records == 9
     assert data.element_spec[0].shape[0] == tfdp.data.sampling_of(data).rows
     assert np.all(next(data.as_numpy_iterator())[0] % 2 == 0)

@@ -16,7 +16,7 @@ from tfdp.accounting.loss_masses import LossMasses
 
 _TAIL = math.exp(-50)  # what is cut off on either side of a distribution, as dp_accounting does
 _RARE = 1e-10
-_POINTS = 1 << 15  # where the loss is evaluated; between them it is inverted by cubics
+_POINTS = 1 << 16  # where the loss is evaluated
 
 
 def records_of_unit_event(noise_multiplier, sampling_probability, max_records):
@@ -110,7 +110,10 @@ def _sorted(event):
 class _Mixture:
     """Outcomes t ~ N(0, 1) without the unit, and t ~ Σ_j w_j N(s_j, 1) with it.
 
-    Its loss l(t) = log Σ_j w_j exp(s_j t - s_j²/2) is increasing and convex.
+    Its loss l(t) = log Σ_j w_j exp(s_j t - s_j²/2) is increasing. Where it has a given value is
+    found from a table, by straight lines: an error of size e in t changes δ, which has its maximum
+    there, in the order of e² only. Of losses below those of all outcomes it is the end of the
+    table, beyond which there is a probability of e^-50.
     """
 
     def __init__(self, event):
@@ -124,14 +127,9 @@ class _Mixture:
         self._high = max(z, np.max(self.shifts - special.ndtri(share)))
 
     def loss(self, t):
-        """l(t) and its derivative."""
-        exponents = np.add(
-            np.multiply.outer(t, self.shifts), np.log(self.weights) - self.shifts**2 / 2
-        )
-        largest = exponents.max(axis=1)
-        terms = np.exp(exponents - largest[:, np.newaxis])
-        total = terms.sum(axis=1)
-        return largest + np.log(total), terms @ self.shifts / total
+        """l(t)."""
+        exponents = np.multiply.outer(t, self.shifts) - self.shifts**2 / 2
+        return special.logsumexp(exponents, b=self.weights, axis=1)
 
     def discrete(self, interval, direction):
         """`LossMasses` of one direction: `removing` or `adding`."""
@@ -143,10 +141,10 @@ class _Mixture:
     def removing(self):
         """(lowest loss, highest, δ as a function of them) of l(t) where t has the unit."""
         t = np.linspace(-self._z, self._high, _POINTS)
-        losses, slopes = self.loss(t)
+        losses = self.loss(t)
 
         def deltas(epsilons):
-            cut = self._where(epsilons, t, losses, slopes)
+            cut = np.interp(epsilons, losses, t)
             of_unit = self._mass(-cut, 1) + self.lost
             return of_unit - np.exp(epsilons + special.log_ndtr(-cut))
 
@@ -155,10 +153,10 @@ class _Mixture:
     def adding(self):
         """The same of -l(t) where t is without the unit."""
         t = np.linspace(-self._z, self._z, _POINTS)
-        losses, slopes = self.loss(t)
+        losses = self.loss(t)
 
         def deltas(epsilons):
-            cut = self._where(-epsilons, t, losses, slopes)
+            cut = np.interp(-epsilons, losses, t)
             with np.errstate(divide="ignore"):
                 of_unit = np.log(self._mass(cut, -1))
             return special.ndtr(cut) - np.exp(epsilons + of_unit)
@@ -171,22 +169,3 @@ class _Mixture:
         for shift, weight in zip(self.shifts, self.weights, strict=True):
             mass += weight * special.ndtr(at + sign * shift)
         return mass
-
-    @staticmethod
-    def _where(wanted, t, losses, slopes):
-        """t where the loss is as wanted, by cubics between the points of a table.
-
-        An error of size e changes δ, which has its maximum there, in the order of e² only. Of what
-        no outcome loses (below log w_0, where nothing is drawn with probability w_0) it is the end
-        of the table, beyond which there is a probability of e^-50.
-        """
-        right = np.clip(np.searchsorted(losses, wanted), 1, len(t) - 1)
-        left = right - 1
-        width, step = losses[right] - losses[left], t[1] - t[0]
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            u = np.clip((wanted - losses[left]) / width, 0, 1)
-            first, last = width / slopes[left] / step, width / slopes[right] / step
-            found = u * u * (3 - 2 * u) + u * (1 - u) * ((1 - u) * first - u * last)
-        # Where losses hardly change, at the infimum, the cubic may leave the interval.
-        found = np.where(np.isfinite(found), np.clip(found, 0, 1), u)
-        return t[left] + np.nan_to_num(found, nan=1.0) * step
