@@ -1,4 +1,4 @@
-"""Writes the tables of docs/benchmarks.md from the JSON in benchmarks/results, between their marks.
+"""Writes the tables of pages in docs/ from the JSON in benchmarks/results, between their marks.
 
 python benchmarks/render.py
 """
@@ -11,7 +11,8 @@ import tables_clicks
 import tables_peers
 import tables_transitions
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "benchmarks.md"
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+PAGE, PERSONS = DOCS / "benchmarks.md", DOCS / "persons.md"
 BEGIN, END = "<!-- {name}: written by benchmarks/render.py -->\n", "<!-- end of {name} -->\n"
 SECTIONS = {
     "step time": tables.step_time,
@@ -29,11 +30,13 @@ SECTIONS = {
     "sst2": tables.sst2,
     "sst2 from scratch": tables.sst2_scratch,
 }
+#: The tables of docs/persons.md.
+OF_PERSONS = {"persons or records": tables.persons_or_records}
 
 
-def rendered(page):
+def rendered(page, sections=SECTIONS):
     """The text `page` with all of its tables made anew."""
-    for name, lines in SECTIONS.items():
+    for name, lines in sections.items():
         begin, end = (mark.format(name=name) for mark in (BEGIN, END))
         before, rest = page.split(begin)
         _, after = rest.split(end)
@@ -43,3 +46,4 @@ def rendered(page):
 
 if __name__ == "__main__":
     PAGE.write_text(rendered(PAGE.read_text()))
+    PERSONS.write_text(rendered(PERSONS.read_text(), OF_PERSONS))

@@ -85,3 +85,39 @@ def test_overflow_is_that_of_the_draws_that_were_made():
     several = Sampling("microbatches", 1000, 100, max_batch_size=130, microbatches=4)
     assert several.draw_probability == 100 / 4000
     assert several.overflow_probability == overflow_probability(4000, 100 / 4000, 130)
+
+
+def _of_records(**changes):
+    return _sampling(**{"max_records_per_unit": 3, "num_records": 250, **changes})
+
+
+def test_single_records_of_persons():
+    sampling = _of_records(expected_batch_size=125, max_batch_size=160)
+    assert sampling.sampling_probability == 0.5 and sampling.num_examples == 100
+    assert sampling.rows == 160 and sampling.draws_per_unit == 3
+    assert sampling.overflow_probability == overflow_probability(253, 0.5, 160)
+    assert Sampling.from_dict(json.loads(json.dumps(sampling.to_dict()))) == sampling
+    persons = _sampling(max_records_per_unit=3, max_batch_size=40)
+    assert persons.rows == 120 and persons.rows_per_unit == 3 and persons.draws_per_unit == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_records_per_unit": None},
+        {"num_records": 301},
+        {"num_records": 12},
+        {"num_records": 0},
+        {"num_records": 250.0},
+        {"kind": "shuffled"},
+        {"kind": "allocated", "expected_batch_size": 10},
+        {"kind": "declared_poisson"},
+        {"kind": "microbatches", "microbatches": 2},
+        {"kind": "full_batch", "expected_batch_size": 100},
+        {"workers": 2},
+        {"draw": "a"},
+    ],
+)
+def test_records_of_persons_are_poisson_samples_by_one_worker_and_nothing_else(changes):
+    with pytest.raises(ValueError, match="Argument `num_records`"):
+        _of_records(**changes)

@@ -8,6 +8,7 @@ import math
 
 import dp_accounting
 import numpy as np
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 
 from tfdp import _validate
 from tfdp._compat.dp_accounting import PldAccountant, RdpAccountant
@@ -15,6 +16,7 @@ from tfdp.accounting.adjacency import ADJACENCIES, interpretations
 from tfdp.accounting.events import event_from_dict, event_to_dict
 from tfdp.accounting.gaussian_losses import gaussian_losses
 from tfdp.accounting.loss_masses import with_arrays
+from tfdp.accounting.mixture_losses import mixture_loss_scale, mixture_losses, mixture_renyi
 from tfdp.accounting.random_allocation import RandomAllocationGaussianDpEvent
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -105,6 +107,8 @@ def _lacks_noise(event):
         return any(_lacks_noise(e) for e in event.events)
     if hasattr(event, "event"):
         return _lacks_noise(event.event)
+    if isinstance(event, MixtureOfGaussiansDpEvent):
+        return event.standard_deviation == 0
     return getattr(event, "noise_multiplier", 1.0) == 0
 
 
@@ -123,6 +127,8 @@ def _loss_scale(event, count):
         one = 0.5 / event.noise_multiplier**2
         mean = count * min(one, math.expm1(min(2 * one, 50.0)) / (2 * event.num_steps))
         return max(one, 0.1 * mean)
+    if isinstance(event, MixtureOfGaussiansDpEvent) and event.standard_deviation > 0:
+        return mixture_loss_scale(event, count)
     if not isinstance(event, dp_accounting.GaussianDpEvent) or event.noise_multiplier == 0:
         return 0.0
     return 0.5 * count / event.noise_multiplier**2
@@ -187,6 +193,10 @@ class _RenyiAccountant(RdpAccountant):
         self._adjacency = adjacency
 
     def take(self, event, count, do_compose):
+        if _is_mixture(event) and self.neighboring_relation != _REPLACE_ONE:
+            if do_compose:
+                self.add(count * mixture_renyi(event, self.orders))
+            return True, None
         if not hasattr(event, "rdp"):
             return False, None
         if self._adjacency not in event.adjacencies:
@@ -200,7 +210,7 @@ class _RenyiAccountant(RdpAccountant):
 class _PldAccountant(PldAccountant):
     """dp_accounting's, plus events that bring their own privacy loss distribution.
 
-    Gaussians are composed here, too, for speed.
+    Gaussians and mixtures of them are composed here, too, for speed.
     """
 
     def __init__(self, adjacency, relation):
@@ -218,6 +228,10 @@ class _PldAccountant(PldAccountant):
             known = _sampled_gaussian(event)
             if known is not None:
                 self._compose_gaussian(*known, count)
+                return True, None
+            if _is_mixture(event):
+                self._composed += count
+                self.add(mixture_losses(event, self.interval).self_compose(count))
                 return True, None
         if not hasattr(event, "pld"):
             if do_compose:
@@ -247,3 +261,9 @@ def _sampled_gaussian(event):
     if isinstance(event, dp_accounting.GaussianDpEvent) and event.noise_multiplier > 0 and q > 0:
         return event.noise_multiplier, q
     return None
+
+
+def _is_mixture(event):
+    """Whether an event is a mixture of Gaussians that is private, and not private for free."""
+    mixture = isinstance(event, MixtureOfGaussiansDpEvent) and event.standard_deviation > 0
+    return mixture and max(event.sensitivities) > 0

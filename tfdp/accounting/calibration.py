@@ -36,6 +36,7 @@ def calibrate_noise_multiplier(
     other_events: Sequence[dp_accounting.DpEvent] = (),
     extra_delta: float = 0.0,
     mechanism: Any = "gaussian",
+    max_records_per_unit: int = 1,
 ) -> float:
     """The smallest noise multiplier whose training, with the other events, meets a budget.
 
@@ -54,6 +55,8 @@ def calibrate_noise_multiplier(
         extra_delta: delta already promised elsewhere, e.g.
             `truncation_delta(budget.epsilon, steps, overflow_probability)`.
         mechanism: what a step is, as for `training_event`.
+        max_records_per_unit: k, where single records are drawn and the unit of privacy is a
+            person, of whom at most k take part (MATH.md section 11).
 
     Returns:
         The noise multiplier: standard deviation of the noise on the *sum* of clipped gradients,
@@ -66,9 +69,10 @@ def calibrate_noise_multiplier(
     q = _validate.probability("sampling_probability", sampling_probability)
     steps = _validate.count("steps", steps)
     _validate.one_of("mechanism", mechanism, MECHANISMS)
+    k = _validate.count("max_records_per_unit", max_records_per_unit)
     return _calibrate(
-        (training_event, q, mechanism), q, steps, steps,
-        budget, accountant, adjacency, other_events, extra_delta,
+        (training_event, q, mechanism, k), min(k * q, 1.0), steps, steps,
+        budget, accountant, adjacency, other_events, extra_delta, max(k * q, 1.0),
     )  # fmt: skip
 
 
@@ -105,11 +109,11 @@ def calibrate_random_allocation(
 
 
 def _calibrate(
-    make, q, steps, count, budget, accountant, adjacency, other_events, extra_delta
+    make, q, steps, count, budget, accountant, adjacency, other_events, extra_delta, sensitivity=1.0
 ):  # fmt: skip
     """σ at which `count` events make[0](σ, *make[1:]) meet the budget.
 
-    q and steps, of Poisson samples with about the same cost, are for a first guess.
+    q, steps and sensitivity, of Poisson samples with about the same cost, are for a first guess.
     """
     if not isinstance(budget, PrivacyBudget):
         raise ValueError(
@@ -126,7 +130,7 @@ def _calibrate(
             f"Received: budget={budget}, extra_delta={extra_delta}"
         )
     encoded = json.dumps([event_to_dict(event) for event in other_events])
-    guess = _guess(budget.epsilon, q, steps, budget.delta - extra_delta)
+    guess = sensitivity * _guess(budget.epsilon, q, steps, budget.delta - extra_delta)
     return _calibrate_cached(
         make, count, guess, budget, accountant, adjacency, encoded, extra_delta
     )  # fmt: skip

@@ -4,11 +4,12 @@ import dp_accounting
 
 from tfdp import _validate
 from tfdp.accounting.concentrated import PoissonSampledConcentratedDpEvent
+from tfdp.accounting.mixture_losses import records_of_unit_event
 
 MECHANISMS = ("gaussian", "concentrated")
 
 
-def training_event(noise_multiplier, sampling_probability, mechanism="gaussian"):
+def training_event(noise_multiplier, sampling_probability, mechanism="gaussian", records=1):
     """One step of private training on a Poisson sample (MATH.md section 1).
 
     Args:
@@ -17,6 +18,8 @@ def training_event(noise_multiplier, sampling_probability, mechanism="gaussian")
         sampling_probability: q in (0, 1]; 1 means that every step uses every record.
         mechanism: "gaussian" for a Gaussian sum; "concentrated" for any other step that has the
             Rényi curve of that Gaussian before sampling.
+        records: k, the most records of one unit of privacy, each of which is drawn by itself with
+            probability q and moves the sum by the clip norm at most (MATH.md section 11).
 
     Returns:
         A `dp_accounting.DpEvent`.
@@ -27,11 +30,20 @@ def training_event(noise_multiplier, sampling_probability, mechanism="gaussian")
     sigma = _validate.not_negative("noise_multiplier", noise_multiplier)
     q = _validate.probability("sampling_probability", sampling_probability)
     _validate.one_of("mechanism", mechanism, MECHANISMS)
+    if _validate.count("records", records) > 1 and mechanism != "gaussian":
+        raise ValueError(
+            "Several records of one person, each drawn by itself, are accounted for where a step "
+            "is Gaussian: a DPOptimizer with selection=None, FEST or AdaFEST. For this selection "
+            'of rows draw persons (`sampling_unit="person"`). Received: '
+            f"mechanism={mechanism!r}, records={records}"
+        )
     if sigma == 0:
         return dp_accounting.NonPrivateDpEvent()
     if mechanism == "concentrated":
         return PoissonSampledConcentratedDpEvent(q, sigma)
-    gaussian = dp_accounting.GaussianDpEvent(sigma)
+    if records > 1 and q < 1:
+        return records_of_unit_event(sigma, q, records)
+    gaussian = dp_accounting.GaussianDpEvent(sigma / records)
     return gaussian if q == 1 else dp_accounting.PoissonSampledDpEvent(q, gaussian)
 
 

@@ -82,6 +82,8 @@ class PrivateTraining(_Mechanism):
     ("concentrated"). Its cost follows from how the batches were drawn:
 
     - Poisson: each step is amplified by sampling; batches that were cut off cost δ.
+    - Poisson, of single records of which a person has at most k: each step is a mixture of
+      Gaussians, with the sensitivity of as many records of the person as were drawn.
     - allocated: each epoch that was begun is amplified as a whole, also where it ended early.
     - the full batch: each step is one Gaussian.
     - shuffled: one Gaussian for each time a record was used, without amplification, under
@@ -129,6 +131,8 @@ class PrivateTraining(_Mechanism):
                 f"`tfdp.data.poisson_batches`. Received: mechanism={self.mechanism!r}, "
                 f"selection={self.selection}"
             )
+        if self.draws_per_unit > 1:
+            self.event()  # refuses a mechanism that is not Gaussian, before there is a step
 
     @property
     def amplification(self):
@@ -136,6 +140,11 @@ class PrivateTraining(_Mechanism):
         if self.sampling is None or not (self.sampling.is_poisson or self.sampling.is_allocated):
             return None
         return "poisson" if self.sampling.is_poisson else "allocation"
+
+    @property
+    def draws_per_unit(self):
+        """The most draws of a step that are about one and the same unit of privacy."""
+        return 1 if self.sampling is None else self.sampling.draws_per_unit
 
     @property
     def adjacency(self):
@@ -153,7 +162,7 @@ class PrivateTraining(_Mechanism):
         if self.amplification == "allocation":
             return allocation_event(sigma, self.sampling.allocation_steps)
         q = self.sampling.sampling_probability if self.amplification == "poisson" else 1.0
-        return training_event(sigma, q, self.mechanism)
+        return training_event(sigma, q, self.mechanism, self.draws_per_unit)
 
     def count(self, steps):
         """How many such events `steps` steps are."""

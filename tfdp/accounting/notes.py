@@ -35,6 +35,12 @@ class Notes:
 def doubts(sampling):
     """What is assumed, and remarked, of the way batches were drawn."""
     assumptions, remarks = (), ()
+    if sampling is not None and sampling.num_records is not None:
+        assumptions = (
+            f"the number of records to draw from, {sampling.num_records}, is public: it, the "
+            "probability of a record and the number of steps are the same whether or not a person "
+            "takes part",
+        )
     if sampling is not None and sampling.is_declared:
         kind = sampling.kind.removeprefix("declared_")
         assumptions = (f"batches were drawn as declared ({kind}); tfdp drew none",)

@@ -19,6 +19,8 @@ class Sampling:
 
     With `max_records_per_unit` what is drawn are persons, each with at most so many of its
     records; n, B and the capacity then count persons, and a batch has so many rows for each.
+    With `num_records`, too, single records are drawn, of which no person has more than k; B and
+    the capacity then count records, and n still counts persons, the unit of privacy.
 
     Args:
         kind: "poisson" (each record joins each batch independently with probability q),
@@ -39,6 +41,8 @@ class Sampling:
         workers: number of workers that draw a Poisson batch together, each from its own share of
             the records and with its own share of the capacity.
         max_records_per_unit: k, for persons; None where each record is a unit of privacy.
+        num_records: N, where single records are drawn and persons are the unit of privacy: a
+            public number that the records which may be drawn do not exceed. q is B/N.
         period: (name of a registry, name of a period in it), where no person has records in
             another of its periods; None for data that may overlap with any other.
         draw: name of a draw that was made ahead and trains once; None where every pass is drawn
@@ -60,6 +64,7 @@ class Sampling:
     max_records_per_unit: int | None = None
     period: tuple | None = None
     draw: str | None = None
+    num_records: int | None = None
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, KINDS)
@@ -90,7 +95,9 @@ class Sampling:
                     "Argument `period` is for batches of persons: only of persons it is known that "
                     "they are in no other period. Received: max_records_per_unit=None"
                 )
-        if self.expected_batch_size > self.num_examples:
+        if self.num_records is not None:
+            self._check_records()
+        elif self.expected_batch_size > self.num_examples:
             raise ValueError(
                 "Argument `expected_batch_size` must be at most `num_examples`. Received: "
                 f"expected_batch_size={self.expected_batch_size}, num_examples={self.num_examples}"
@@ -102,6 +109,26 @@ class Sampling:
                 'Argument `expected_batch_size` must equal `num_examples` for kind="full_batch". '
                 f"Received: expected_batch_size={self.expected_batch_size}, "
                 f"num_examples={self.num_examples}"
+            )
+
+    def _check_records(self):
+        _validate.count("num_records", self.num_records)
+        drawn = (self.kind, self.workers, self.draw)
+        if drawn != ("poisson", 1, None) or self.max_records_per_unit is None:
+            raise ValueError(
+                "Argument `num_records` is for Poisson samples of single records by one worker, of "
+                "which a person has at most `max_records_per_unit`: nothing else is accounted for. "
+                f"Received: kind={self.kind!r}, workers={self.workers}, draw={self.draw!r}, "
+                f"max_records_per_unit={self.max_records_per_unit}"
+            )
+        most = self.num_examples * self.max_records_per_unit
+        if not self.expected_batch_size <= self.num_records <= most:
+            raise ValueError(
+                "Argument `num_records` must be at least `expected_batch_size`, and at most "
+                "`max_records_per_unit` for each of `num_examples` persons. Received: "
+                f"num_records={self.num_records}, expected_batch_size={self.expected_batch_size}, "
+                f"num_examples={self.num_examples}, "
+                f"max_records_per_unit={self.max_records_per_unit}"
             )
 
     def _check_allocation(self):
@@ -122,8 +149,9 @@ class Sampling:
 
     @property
     def sampling_probability(self):
-        """q, the expected share of the records in one batch."""
-        return self.expected_batch_size / self.num_examples
+        """q, the expected share of what may be drawn in one batch."""
+        drawn_from = self.num_examples if self.num_records is None else self.num_records
+        return self.expected_batch_size / drawn_from
 
     @property
     def draw_probability(self):
@@ -146,11 +174,21 @@ class Sampling:
         return round(self.num_examples / self.expected_batch_size)
 
     @property
+    def rows_per_unit(self):
+        """How many rows after each other are one person's; None where rows are drawn by them."""
+        return None if self.num_records is not None else self.max_records_per_unit
+
+    @property
+    def draws_per_unit(self):
+        """The most draws of one step that are about one and the same unit of privacy."""
+        return 1 if self.num_records is None else self.max_records_per_unit
+
+    @property
     def rows(self):
         """Rows of every batch, padding included; None if that is not fixed."""
         if self.max_batch_size is None:
             return None
-        return self.max_batch_size * (self.max_records_per_unit or 1)
+        return self.max_batch_size * (self.rows_per_unit or 1)
 
     @property
     def is_declared(self):
@@ -171,6 +209,11 @@ class Sampling:
             return min(1.0, self.allocation_steps * of_one)
         if self.kind not in _POISSON_KINDS or self.max_batch_size is None:
             return 0.0
+        if self.num_records is not None:  # of the larger of two neighbours, with a person more
+            most = self.num_records + self.max_records_per_unit
+            return truncation.overflow_probability(
+                most, self.sampling_probability, self.max_batch_size
+            )
         of_one = truncation.overflow_probability(
             -(-self.num_examples // self.workers) * self.microbatches,
             self.draw_probability,

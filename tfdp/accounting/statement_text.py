@@ -113,6 +113,14 @@ def describe(event):
         how = f", Poisson sampled with probability {sampled:.6g}" if sampled < 1 else ""
         sigma = f"{event.noise_multiplier:.6g}"
         return f"mechanism as concentrated as Gaussian noise of multiplier {sigma}{how}"
+    if name == "MixtureOfGaussians":
+        most = max(event.sensitivities)
+        mean = sum(w * c for w, c in zip(event.sampling_probs, event.sensitivities, strict=True))
+        return (
+            f"Gaussian noise of multiplier {event.standard_deviation:.6g} on a sum that one unit "
+            f"of privacy moves by a random number of clip norms, {mean:.6g} on average and at most "
+            f"{most:g}"
+        )
     if name == "Gaussian":
         return f"Gaussian noise of multiplier {event.noise_multiplier:.6g}"
     if name == "Laplace":
@@ -152,7 +160,8 @@ def cut_off_in_words(statement):
     for details in (entry["details"] for entry in statement.entries):
         if "sampling" in details and details.get("overflow_probability", 0) > 0:
             sampling = details["sampling"]
-            what = "persons" if sampling.get("max_records_per_unit") else "records"
+            persons = sampling.get("max_records_per_unit") and not sampling.get("num_records")
+            what = "persons" if persons else "records"
             capacities.append(f"{sampling['max_batch_size']} {what}")
     most = " or ".join(dict.fromkeys(capacities))
     return [
@@ -164,9 +173,17 @@ def cut_off_in_words(statement):
 def _drawn(sampling, steps):
     kind = sampling["kind"].removeprefix("declared_")
     size, number = sampling["expected_batch_size"], sampling["num_examples"]
-    probability = size / number
     of = "" if steps is None else f" in each of {steps} steps"
     most, one = sampling.get("max_records_per_unit"), "record"
+    records = sampling.get("num_records")
+    probability = size / (number if records is None else records)
+    if records is not None:
+        return (
+            f"Poisson sampled, each record by itself with probability {probability:.6g}{of} "
+            f"({size:g} of {records} records expected). At most {most} records of a person, chosen "
+            "once, may be drawn, and all others never; that several of them are in one step is "
+            "accounted for."
+        )
     if most is not None:
         one, number = "person", f"{number} persons"
         of += f", with at most {most} of its records"

@@ -80,6 +80,22 @@ class Persons:
         records = self._records[(self._starts[drawn][:, np.newaxis] + chosen)[present]]
         return records, np.flatnonzero(present)
 
+    def kept(self, generator):
+        """The records that may be drawn at all: at most k of each person, a uniform subset.
+
+        Args:
+            generator: `numpy.random.Generator`.
+
+        Returns:
+            int64 (N,) indices of records, persons one after another.
+        """
+        k = self.max_records_per_unit
+        many = np.flatnonzero(self._counts > k)
+        keeps = np.repeat(self._counts <= k, self._counts)
+        chosen = _subsets(generator, self._counts[many], k)
+        keeps[self._starts[many][:, np.newaxis] + chosen] = True
+        return self._records[keeps]
+
     def matrices(self, arrays, fill=0):
         """One row for each person: what at most k of its records hold, the same of each array.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tfdp import _validate
 from tfdp.accounting import Sampling
 from tfdp.accounting.truncation import smallest_capacity
 from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_of_epoch
@@ -52,6 +53,8 @@ def poisson_batches(
     privacy_ids: ArrayLike | None = None,
     max_records_per_unit: int | None = None,
     period: Period | None = None,
+    sampling_unit: str = "person",
+    num_records: int | None = None,
 ) -> tf.data.Dataset:
     """Batches in which every record takes part independently with probability q.
 
@@ -82,6 +85,20 @@ def poisson_batches(
     batches = tfdp.data.poisson_batches(
         (x, y), expected_batch_size=256, privacy_ids=user_ids, max_records_per_unit=10)
     persons = tfdp.data.sampling_of(batches).num_examples
+    ```
+
+    With `sampling_unit="record"`, too, single records are drawn and clipped, each by itself, and
+    the unit of privacy is still a person: what a person's records do together is accounted for
+    (MATH.md section 11). Of a person with more than k records a uniformly random k are chosen once,
+    here; no other record is ever drawn. B and `max_batch_size` then count records, and q = B/N of N
+    records. Give the `DPOptimizer` `num_examples=` the number of persons, the same
+    `max_records_per_unit`, and `num_records=` N (or leave all of them to the batches).
+
+    ```python
+    batches = tfdp.data.poisson_batches(
+        (x, y), expected_batch_size=1024, privacy_ids=user_ids, max_records_per_unit=4,
+        sampling_unit="record")
+    records = tfdp.data.sampling_of(batches).num_records
     ```
 
     With `parse`, `data` is a source that need not fit in memory: np.memmap, array_record and grain
@@ -116,6 +133,9 @@ def poisson_batches(
         max_records_per_unit: k, the most records of a person that take part in a step.
         period: a `Period` of `DisjointPeriods`, which checks that none of these persons is in
             another one.
+        sampling_unit: "person" or "record": what is drawn, where `privacy_ids` are given.
+        num_records: N, for `sampling_unit="record"`: a public number that the records kept do not
+            exceed, n·k at most. Default: how many are kept, which is then taken to be public.
 
     Returns:
         `tf.data.Dataset` of `(x, y, sample_weight)`, with a known cardinality, tagged for
@@ -129,26 +149,68 @@ def poisson_batches(
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
     key = claimed(period, privacy_ids)
     n = records.num_examples if persons is None else persons.num_persons
-    check_expected_batch_size(expected_batch_size, n)
-    if max_batch_size is None:
-        max_batch_size = min(n, smallest_capacity(n, expected_batch_size / n))
-    check_capacity(max_batch_size, expected_batch_size)
-    steps_per_epoch = steps_of_epoch(steps_per_epoch, n, expected_batch_size)
     source = GeneratorSource(seed)
+    kept = _records_to_draw(sampling_unit, persons, num_records, source)
+    if kept is None:  # records or persons, all of them
+        drawn_from = largest = n
+    else:
+        drawn_from = len(kept) if num_records is None else num_records
+        largest = drawn_from + max_records_per_unit  # of a neighbour, with a person more
+    check_expected_batch_size(expected_batch_size, drawn_from)
+    if max_batch_size is None:
+        max_batch_size = smallest_capacity(largest, expected_batch_size / drawn_from)
+    check_capacity(max_batch_size, expected_batch_size)
+    steps_per_epoch = steps_of_epoch(steps_per_epoch, drawn_from, expected_batch_size)
     sampling = Sampling(
         kind="poisson",
         num_examples=n,
         expected_batch_size=expected_batch_size,
-        max_batch_size=min(n, max_batch_size),
+        max_batch_size=min(largest, max_batch_size),
         seeded=source.seeded,
         steps_per_epoch=steps_per_epoch,
         max_records_per_unit=max_records_per_unit,
         period=key,
+        num_records=None if kept is None else drawn_from,
     )
+    q, capacity = sampling.sampling_probability, sampling.max_batch_size
 
     def draw_epoch():
         generator = source.fresh()
         for _ in range(steps_per_epoch):
-            yield draw_poisson(generator, n, sampling.sampling_probability, sampling.max_batch_size)
+            if kept is None:
+                yield draw_poisson(generator, n, q, capacity)
+            else:
+                yield kept[draw_poisson(generator, len(kept), q, capacity)]
 
-    return dataset_of_batches(records, sampling, draw_epoch, persons, source)
+    drawn = persons if kept is None else None
+    return dataset_of_batches(records, sampling, draw_epoch, drawn, source)
+
+
+def _records_to_draw(sampling_unit, persons, num_records, source):
+    """The records of persons that are drawn one by one, (N,) indices; None for what is not so.
+
+    Raises:
+        ValueError: for another unit, or arguments that contradict it.
+    """
+    _validate.one_of("sampling_unit", sampling_unit, ("person", "record"))
+    if sampling_unit == "person":
+        if num_records is not None:
+            raise ValueError(
+                'Argument `num_records` is for `sampling_unit="record"`. Received: '
+                f"num_records={num_records!r}, sampling_unit={sampling_unit!r}"
+            )
+        return None
+    if persons is None:
+        raise ValueError(
+            'Argument `sampling_unit="record"` is for records of persons, and needs `privacy_ids` '
+            "and `max_records_per_unit`. Leave it out where each record is a unit of privacy. "
+            "Received: privacy_ids=None"
+        )
+    kept = persons.kept(source.fresh())
+    if num_records is not None and _validate.count("num_records", num_records) < len(kept):
+        raise ValueError(
+            "Argument `num_records` must be at least the number of records that may be drawn, at "
+            f"most {persons.max_records_per_unit} of each person. Received: "
+            f"num_records={num_records}, for {len(kept)} records"
+        )
+    return kept

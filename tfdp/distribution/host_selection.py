@@ -102,7 +102,7 @@ def select_on_host(
     held = [table_name(v) for v in trained_variables(model) if is_external(v)]
     # Seeded only where the optimizer is, for tests.
     source = PipelineNoiseSource(None if optimizer.seed is None else optimizer.seed + 1)
-    stddev, k = optimizer.charging.host_noise_stddev(), optimizer.max_records_per_unit
+    stddev, k = optimizer.charging.host_noise_stddev(), optimizer.rows_per_unit
 
     def select(x, y, sample_weight):
         activated = ids(x)

@@ -55,19 +55,22 @@ def check_amount(budget, noise_multiplier, steps):
         raise ValueError(f"Argument `steps` must be a positive integer. Received: steps={steps!r}")
 
 
-def check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
+def check_sizes(
+    num_examples, expected_batch_size, clip_norm, microbatch_size, num_records=None
+):  # fmt: skip
     """Checks the numbers that describe data and clipping."""
     if num_examples is not None and not _is_positive_integer(num_examples):
         raise ValueError(
             "Argument `num_examples` must be a positive integer, the number of training records, "
             f"or None. Received: num_examples={num_examples!r}"
         )
-    most = float("inf") if num_examples is None else num_examples
+    drawn_from = "num_examples" if num_records is None else "num_records"
+    most = num_examples if num_records is None else num_records
     batch = expected_batch_size
-    if batch is not None and not (is_number(batch) and 0 < batch <= most):
+    if batch is not None and not (is_number(batch) and 0 < batch <= (most or float("inf"))):
         raise ValueError(
-            "Argument `expected_batch_size` must lie in (0, num_examples]. Received: "
-            f"expected_batch_size={expected_batch_size!r}, num_examples={num_examples}"
+            f"Argument `expected_batch_size` must lie in (0, {drawn_from}]. Received: "
+            f"expected_batch_size={expected_batch_size!r}, {drawn_from}={most}"
         )
     if not (is_number(clip_norm) and 0 < clip_norm < float("inf")):
         raise ValueError(
@@ -80,8 +83,22 @@ def check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size):
         )
 
 
-def check_records(max_records_per_unit, microbatch_size, period):
-    """Checks how many rows a person has; none may be divided among micro-batches."""
+def check_records(max_records_per_unit, microbatch_size, period, num_records=None):
+    """Checks how many rows a person has; none may be divided among micro-batches.
+
+    Of single records (`num_records`) each is clipped by itself, in whichever micro-batch.
+    """
+    if num_records is not None and not _is_positive_integer(num_records):
+        raise ValueError(
+            "Argument `num_records` must be a positive integer, the number of records of which "
+            f"each is drawn by itself, or None. Received: num_records={num_records!r}"
+        )
+    if num_records is not None and max_records_per_unit is None:
+        raise ValueError(
+            "Argument `num_records` is for single records of persons: give `max_records_per_unit`, "
+            'as the sampler was given beside `sampling_unit="record"`. Received: '
+            f"num_records={num_records}, max_records_per_unit=None"
+        )
     if max_records_per_unit is None:
         if period is not None:
             raise ValueError(
@@ -91,7 +108,8 @@ def check_records(max_records_per_unit, microbatch_size, period):
             )
         return
     count("max_records_per_unit", max_records_per_unit)
-    if microbatch_size is not None and microbatch_size % max_records_per_unit:
+    together = 1 if num_records is not None else max_records_per_unit
+    if microbatch_size is not None and microbatch_size % together:
         raise ValueError(
             "Argument `microbatch_size` must be a multiple of `max_records_per_unit`: the records "
             "of a person are clipped together, in one micro-batch. Received: "

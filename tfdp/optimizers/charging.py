@@ -95,7 +95,7 @@ class Charging(RunCharging):
             return float(self.requested_noise_multiplier)
         runs = [m for m, _ in self._runs_of_this_budget()]
         runs += [] if self.mechanism is None else [self.mechanism]
-        return runs[-1].noise_multiplier if runs else self._noise_multiplier_for(self._poisson())
+        return runs[-1].noise_multiplier if runs else self._noise_multiplier_for(self.poisson())
 
     def begin(self, sampling, strategy=None, notes=None):
         """Called eagerly before steps whose batches are drawn as `sampling` says (None: unknown).
@@ -192,7 +192,7 @@ class Charging(RunCharging):
     def ledger_after(self, steps):
         if self.mechanism is not None and self.mechanism.sampling is not None:
             return super().ledger_after(steps)
-        further = self._mechanism_of(self._poisson(), None)
+        further = self._mechanism_of(self.poisson(), None)
         return self.history.ledger(("ahead", further, steps))
 
     def merge_bytes(self, data):
@@ -226,19 +226,22 @@ class Charging(RunCharging):
             notes=Notes() if notes is None else notes,
         )
 
-    def _poisson(self):
-        """Poisson sampling as the optimizer's arguments describe it."""
+    def poisson(self):
+        """Poisson sampling as the optimizer's arguments describe it, a `Sampling`."""
         optimizer = self._optimizer
         return accounting.Sampling(
             "poisson", optimizer.num_examples, optimizer.expected_batch_size,
             max_records_per_unit=optimizer.max_records_per_unit, period=optimizer.period,
+            num_records=optimizer.num_records,
         )  # fmt: skip
 
     def _noise_multiplier_for(self, sampling):
         """σ of the budget's runs on such batches, or calibrated to what is left."""
         setting = self._setting(sampling, 1.0)
         for mechanism, _ in reversed(self._runs_of_this_budget()):
-            if mechanism.amplification == setting.amplification:
+            if (mechanism.amplification, mechanism.draws_per_unit) == (
+                setting.amplification, setting.draws_per_unit,
+            ):  # fmt: skip
                 return mechanism.noise_multiplier
         ledger = self.history.ledger()
         ledger = ledger.beside(
@@ -270,6 +273,7 @@ class Charging(RunCharging):
             setting.sampling.sampling_probability if setting.amplification else 1.0,
             setting.count(steps),
             mechanism=setting.mechanism,
+            max_records_per_unit=setting.draws_per_unit,
             **beside,
         )
 

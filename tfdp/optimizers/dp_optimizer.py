@@ -25,7 +25,7 @@ from tfdp.selection.row_selection import RowSelection
 _FIXED = (
     "inner_optimizer", "budget", "num_examples", "expected_batch_size", "steps", "clip_norm",
     "clipping", "selection", "embedding_optimizer", "microbatch_size", "max_records_per_unit",
-    "period", "per_example_reduction", "seed",
+    "num_records", "period", "per_example_reduction", "seed",
 )  # fmt: skip
 _CHARGES = "charges"  # of a saved optimizer, beside its variables
 
@@ -54,10 +54,10 @@ class DPOptimizer(keras.optimizers.Optimizer):
         noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`. Exactly
             one of `budget` and `noise_multiplier` must be given.
         num_examples: n, the number of training records (of persons, where they are the unit);
-            public. `None`: as the first `fit` draws its batches (`max_records_per_unit` and
-            `period`, too).
-        expected_batch_size: B̄, the divisor, and n times the sampling probability. `None`: as the
-            first `fit` draws its batches.
+            public. `None`: as the first `fit` draws its batches (`max_records_per_unit`,
+            `num_records` and `period`, too).
+        expected_batch_size: B̄, the divisor, and n (or `num_records`) times the sampling
+            probability. `None`: as the first `fit` draws its batches.
         steps: number of steps that will be run in all. `None`, with a budget: all epochs of the
             first `fit`, after which the budget is spent.
         clip_norm: C, the largest l2 norm of one example's contribution.
@@ -73,6 +73,9 @@ class DPOptimizer(keras.optimizers.Optimizer):
         max_records_per_unit: k, with batches of persons (`privacy_ids=` of the samplers): g_i is
             the sum over at most k records of person i, and everything else speaks of persons.
             `None`: each record is a unit of privacy.
+        num_records: N, with batches of single records of persons (`sampling_unit="record"`): g_i
+            is of one record, of which a person has at most k; public. `expected_batch_size` and
+            `microbatch_size` then count records, and `num_examples` still persons.
         period: a `tfdp.data.Period`, that of the batches: the steps cost nobody of another one.
         per_example_reduction: "mean" or "sum" over the positions of one example.
         seed: integer that fixes the noise, for tests only; the statement says so.
@@ -101,15 +104,18 @@ class DPOptimizer(keras.optimizers.Optimizer):
         expected_batch_size: float | None = None, steps: int | None = None, clip_norm: float = 1.0,
         clipping: str = "flat", selection: RowSelection | None = None,
         embedding_optimizer: RowOptimizer | None = None, microbatch_size: int | None = None,
-        max_records_per_unit: int | None = None, period: Period | None = None,
-        per_example_reduction: str = "mean", seed: int | None = None, name: str | None = None,
+        max_records_per_unit: int | None = None, num_records: int | None = None,
+        period: Period | None = None, per_example_reduction: str = "mean", seed: int | None = None,
+        name: str | None = None,
     ):  # fmt: skip
         super().__init__(learning_rate=0.0, name=name or "dp_optimizer")
         optimizer = keras.optimizers.get(optimizer)
         arguments.check_optimizer(optimizer)
         arguments.check_amount(budget, noise_multiplier, steps)
-        arguments.check_sizes(num_examples, expected_batch_size, clip_norm, microbatch_size)
-        arguments.check_records(max_records_per_unit, microbatch_size, period)
+        arguments.check_sizes(
+            num_examples, expected_batch_size, clip_norm, microbatch_size, num_records
+        )
+        arguments.check_records(max_records_per_unit, microbatch_size, period, num_records)
         _validate.one_of("clipping", clipping, CLIPPING)
         _validate.one_of("per_example_reduction", per_example_reduction, REDUCTIONS)
         self._sparse = None
@@ -128,6 +134,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
         self.embedding_optimizer = embedding_optimizer
         self.microbatch_size = microbatch_size
         self.max_records_per_unit = max_records_per_unit
+        self.num_records = None if num_records is None else int(num_records)
         self.period = None if period is None else checked_period(period)
         self.per_example_reduction = per_example_reduction
         self.seed = seed
@@ -147,9 +154,14 @@ class DPOptimizer(keras.optimizers.Optimizer):
 
     @property
     def sampling_probability(self):
-        """q = expected_batch_size / num_examples."""
+        """q = expected_batch_size / num_examples; of single records, / num_records."""
         self.from_data.require()
-        return self.expected_batch_size / self.num_examples
+        return self._charging.poisson().sampling_probability
+
+    @property
+    def rows_per_unit(self):
+        """How many rows after each other are one person's, clipped together; None for one."""
+        return self.max_records_per_unit if self.num_records is None else None
 
     @property
     def noise_multiplier(self):
@@ -332,6 +344,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
             "embedding_optimizer": keras.saving.serialize_keras_object(self.embedding_optimizer),
             "microbatch_size": self.microbatch_size,
             "max_records_per_unit": self.max_records_per_unit,
+            "num_records": self.num_records,
             "period": None if self.period is None else list(self.period),
             "per_example_reduction": self.per_example_reduction,
             "seed": self.seed,

@@ -34,7 +34,7 @@ class FromData:
         self._optimizer = optimizer
         names = [name for name in _OF_BATCHES if getattr(optimizer, name) is None]
         if optimizer.num_examples is None:  # the unit of privacy comes from the data, too
-            names += ["max_records_per_unit", "period"]
+            names += ["max_records_per_unit", "num_records", "period"]
         self._names = [name for name in names if getattr(optimizer, name) is None]
         self.takes_steps = optimizer.budget is not None and optimizer.steps is None
 
@@ -94,12 +94,13 @@ class FromData:
                 )
         found = {**{name: getattr(optimizer, name) for name in _OF_BATCHES}, **taken}
         k = found.get("max_records_per_unit", optimizer.max_records_per_unit)
+        num_records = found.get("num_records", optimizer.num_records)
         arguments.check_sizes(
             found["num_examples"], found["expected_batch_size"], optimizer.clip_norm,
-            optimizer.microbatch_size,
+            optimizer.microbatch_size, num_records,
         )  # fmt: skip
         period = found.get("period", optimizer.period)
-        arguments.check_records(k, optimizer.microbatch_size, period)
+        arguments.check_records(k, optimizer.microbatch_size, period, num_records)
         if optimizer.budget is not None:
             check_delta(optimizer.budget.delta, found["num_examples"])
         vars(optimizer).update(taken)  # past the guard of what is fixed

@@ -98,7 +98,8 @@ def sampling_of_fit(optimizer, x, y, kwargs):
             "A batch of `tfdp.data.microbatches` may hold one record several times, and each copy "
             "would be clipped by itself. A DPOptimizer needs `tfdp.data.poisson_batches`."
         )
-    for name in ("period", "max_records_per_unit", "num_examples", "expected_batch_size"):
+    of_units = ("period", "max_records_per_unit", "num_records")
+    for name in (*of_units, "num_examples", "expected_batch_size"):
         if name not in optimizer.from_data.names:
             _compare(name, getattr(sampling, name), getattr(optimizer, name))
     # Last: what is taken is fixed, and data that are refused must fix nothing.

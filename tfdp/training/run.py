@@ -111,7 +111,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     x = preflight.apply_class_weight(x, kwargs)
     notes |= preflight.check_examples_do_not_mix(model, x, y, kwargs.get("sample_weight"))
     plain_training.refuse_noise_alone(model, x, y, kwargs)
-    x = checks.padded(x, strategy.num_replicas_in_sync, optimizer.max_records_per_unit)
+    x = checks.padded(x, strategy.num_replicas_in_sync, optimizer.rows_per_unit)
     x = tpu_resident_tables.prepare(model, x, callbacks, kwargs)
     model.join_histories()
     model.charge_releases(releases)

@@ -33,7 +33,7 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
         check_losses(model, x, y, sample_weight, outputs)
         return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
-    rows_per_unit = model.optimizer.max_records_per_unit
+    rows_per_unit = model.optimizer.rows_per_unit
     result = backward(model, model.clipping_plan(x), x, losses_of, example_mask, rows_per_unit)
     result = restrict_to_survivors(model, result, survivors)
     sums = clipped_sums(model, result, model.optimizer.clip_norm, model.optimizer.clipping)
