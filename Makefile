@@ -14,7 +14,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 	$(BIN)/ruff check tfdp tests benchmarks examples
 
 # Slow cases of what `make test` shows in small: doubles of TPUs, memory of compiled programs.
@@ -27,7 +27,7 @@ test-lowest:
 	.venv-lowest/bin/python -m pip install --quiet uv
 	.venv-lowest/bin/python -m uv pip install --quiet --python .venv-lowest/bin/python \
 		--resolution lowest-direct -e . "pytest>=8" "pytest-xdist>=3.5" "hypothesis>=6.100"
-	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal
+	.venv-lowest/bin/python -m pytest -n 3 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check --fix tfdp tests benchmarks examples

@@ -17,25 +17,19 @@ tf.config.set_logical_device_configuration(
 
 
 def pytest_collection_finish(session):
-    """Spares the collector what imports made, and most of its passes over graphs being traced."""
+    """Spares the collector what imports made, and passes over graphs that are being traced."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
-
-
-_last_module = None
+    gc.set_threshold(1_000_000, 1000, 1000)
 
 
 def pytest_runtest_setup(item):
-    """What a module leaves behind stays: later passes of the collector would only read it again.
+    """Frees what the test before left, and never looks at what remains again.
 
     A worker grows to gigabytes of graphs, of which the machine may have put pages aside: a single
     pass over them has taken more than a minute.
     """
-    global _last_module
-    if item.path != _last_module:
-        _last_module = item.path
-        gc.collect()
-        gc.freeze()
+    gc.collect(1)
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

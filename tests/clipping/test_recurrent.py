@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from keras import layers
 
@@ -90,12 +91,17 @@ CONVOLUTIONAL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+# Of each kind of layer the case of most options stays here.
+SLOW = ["lstm, zero outputs", "lstm, dropout", "lstm, own functions", "gru, no bias",
+        "gru, reset before", "simple, plain", "cells"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow.cases(CASES, slow=SLOW))
 def test_recurrent_layers_compute_what_they_did_and_are_exact(brute_force, name):
     assert_same_and_exact(brute_force(CASES[name], normal(B, T, P), losses))
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONAL)
+@pytest.mark.parametrize("name", slow.cases(CONVOLUTIONAL, slow=["rows", "volumes"]))
 def test_convolutional_lstms_compute_what_they_did_and_are_exact(brute_force, name):
     build, shape = CONVOLUTIONAL[name]
     assert_same_and_exact(brute_force(build, normal(B, 3, *shape), losses))
@@ -204,7 +210,7 @@ def test_only_what_is_covered_is_accepted(name):
     assert RecurrentRule().accepts(layer, (x,), kwargs) == accepted
 
 
-@pytest.mark.parametrize("name", ["lstm, all options", "cells"])
+@pytest.mark.parametrize("name", slow.cases(["lstm, all options", "cells"], slow=["cells"]))
 def test_recurrent_layers_are_exact_in_a_graph(brute_force, name):
     brute_force(CASES[name], normal(B, T, P), losses).check(graph=True)
 

@@ -5,6 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -110,8 +111,11 @@ WORST = ("constant", "rank one", "nearly cancelling")
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
     ("t", "p", "r"),
-    [(1, 131_072, 1), (1, 300, 5000), (2, 8, 8), (2, 5000, 64), (16, 64, 64), (50, 64, 5000),
-     (64, 512, 64), (200, 64, 300), (512, 64, 5000), (512, 256, 64)],
+    slow.cases(
+        [(1, 131_072, 1), (1, 300, 5000), (2, 8, 8), (2, 5000, 64), (16, 64, 64), (50, 64, 5000),
+         (64, 512, 64), (200, 64, 300), (512, 64, 5000), (512, 256, 64)],
+        slow=[(512, 64, 5000)],
+    ),
 )  # fmt: skip
 def test_outer_products(t, p, r, jit_compile):
     generator = np.random.default_rng(t + p + r)
@@ -121,8 +125,10 @@ def test_outer_products(t, p, r, jit_compile):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize(("t", "d", "items"), [(1, 8, 20), (8, 16, 30), (50, 64, 5000),
-                                               (512, 32, 3000)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("t", "d", "items"),
+    slow.cases([(1, 8, 20), (8, 16, 30), (50, 64, 5000), (512, 32, 3000)], slow=[(512, 32, 3000)]),
+)
 def test_tied_table(t, d, items, jit_compile):
     generator = np.random.default_rng(t)
     ids = generator.integers(0, items, (2, t))
@@ -167,8 +173,13 @@ def test_adversarial_search_over_tied_tables(t, d, items, kind, clipping, scale,
     assert excess(*tied(ids, values, z, h), clipping) <= 1e-6
 
 
-@pytest.mark.parametrize("clipping", ["flat", "normalized", "automatic"])
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    ("clipping", "jit_compile"),
+    slow.cases(
+        [(c, jit) for c in ("flat", "normalized", "automatic") for jit in (False, True)],
+        slow=[("normalized", True), ("automatic", True)],
+    ),
+)
 def test_squares_that_underflow(clipping, jit_compile):
     # A record (x, y) = (3.2e-20, 1.8e19) under a squared error has a gradient of norm 5.76.
     cases = [

@@ -6,6 +6,7 @@ Bounds on measured standard deviations are 1% at 2e5 draws or more: more than 6 
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 
 import tfdp
@@ -88,9 +89,7 @@ def test_a_model_that_is_built_by_its_data_is_built_on_all_replicas(replicas):
     assert len(model.weights[0].value.values) == 2 and replicas.in_agreement(model.weights)
 
 
-@pytest.mark.parametrize(
-    "rows", [r if r == "RowSGD" else pytest.param(r, marks=pytest.mark.evidence) for r in ROWS]
-)
+@pytest.mark.parametrize("rows", slow.cases(ROWS, slow=[r for r in ROWS if r != "RowSGD"]))
 def test_sparse_updates_are_equal_on_1_2_and_4_replicas(replicas, rows):
     found = []
     for count in (1, 4) if rows == "LazyAdam" else (1, 2):
@@ -122,7 +121,7 @@ def test_a_strategy_of_one_replica_gives_what_no_strategy_gives(replicas):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.evidence), 2, 4])
+@pytest.mark.parametrize("count", slow.cases([1, 2, 4], slow=[1, 4]))
 def test_fault_05_noise_is_added_once_and_every_replica_agrees(replicas, count):
     # Contracts: fault 5 of other libraries. No example takes part: what moves is noise alone.
     sigma, clip_norm, size = 2.0, 3.0, SIZE
@@ -158,7 +157,7 @@ def test_noise_and_charge_are_once_where_only_the_inner_optimizers_are_replicate
     assert replicas.in_agreement(model.trainable_variables)
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.evidence), 2, 4])
+@pytest.mark.parametrize("count", slow.cases([1, 2, 4], slow=[1, 4]))
 def test_surviving_rows_are_noised_once_and_every_replica_agrees(replicas, count):
     sigma, ratio, rows, threshold = 2.0, 0.5, 30_000, 2.5
     selection = AdaFEST(threshold, noise_ratio=ratio)

@@ -140,6 +140,7 @@ def test_v0_changes_exactly_the_survivors_and_as_on_one_device(
             np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     "kind, several, rule, sigma",
     [
@@ -251,6 +252,7 @@ def test_tensorflow_s_own_tpu_embedding_v2_takes_the_step():
     assert not any(op.get_attr("allow_id_dropping") for op in wrapped) and len(wrapped) == 2
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("kind", [KINDS.V1, pytest.param(KINDS.V2, marks=pytest.mark.evidence)])
 def test_a_model_is_saved_from_the_engine_and_served_without_one(kind, tmp_path):
     path = tmp_path / "model.keras"
@@ -397,6 +399,7 @@ def test_gradients_of_other_ids_than_were_looked_up_reach_no_row_without_noise(l
     assert 2 < len(survivors) < len(np.unique(ids)) - 5 and changed <= survivors
 
 
+@pytest.mark.evidence
 def test_data_that_says_not_what_is_looked_up_is_refused():
     drawn = tfdp.data.poisson_batches(data(), N, steps_per_epoch=1)
     with hardware(KINDS.V1):
@@ -419,6 +422,7 @@ def test_data_that_says_not_what_is_looked_up_is_refused():
             frozen.fit(select_on_host(drawn, frozen, lambda x: {"one": x}), verbose=0)
 
 
+@pytest.mark.evidence
 def test_optimizers_and_uses_that_a_tpu_embedding_has_not_are_refused():
     with hardware(KINDS.V1):
         for rows in (LazyAdam, RowAdagrad, lambda: RowSGD(weight_decay=0.1)):
@@ -497,6 +501,7 @@ def test_ids_are_read_from_the_graph_of_the_model():
     np.testing.assert_array_equal(found["two"], [[-1, -1, 4], [7, -1, 7]])
 
 
+@pytest.mark.evidence
 def test_ids_are_in_the_order_in_which_keras_runs_the_model():
     def towers(placement):
         ids = keras.Input((T,), dtype="int64")

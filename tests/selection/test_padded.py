@@ -5,6 +5,7 @@ Distribution tests have a false-alarm rate of 1e-6 each; seeds make them repeata
 
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from scipy import stats
 
@@ -50,7 +51,9 @@ def padded(capacity, jit_compile):
     return survives
 
 
-@pytest.mark.parametrize("capacity, jit_compile", [(100, True), (8, True), (8, False)])
+@pytest.mark.parametrize(
+    "capacity, jit_compile", slow.cases([(100, True), (8, True), (8, False)], slow=[(8, False)])
+)
 def test_rows_survive_and_are_cut_as_in_the_naive_algorithm(capacity, jit_compile):
     expected, found = naive(capacity), padded(capacity, jit_compile)
     both = (expected.mean(0) + found.mean(0)) / 2

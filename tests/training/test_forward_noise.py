@@ -6,6 +6,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from scipy import stats
 
@@ -75,8 +76,9 @@ def shuffled(small):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_epochs_are_copies_and_the_encoder_gets_no_gradient(small, shuffled):
-    model = compiled(jit_compile=True)
+@pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[True]))
+def test_epochs_are_copies_and_the_encoder_gets_no_gradient(small, shuffled, jit_compile):
+    model = compiled(jit_compile=jit_compile)
     encoder = [w.numpy() for w in model.get_layer("enc").weights]
     head = model.get_layer("head").get_weights()[0]
     model.fit(shuffled, epochs=2, verbose=0)

@@ -120,6 +120,7 @@ def test_a_model_that_its_first_batch_builds_is_sparse_too(outputs_with_rows):
     assert outputs_with_rows(graph, 7919) == []
 
 
+@pytest.mark.evidence
 def test_rows_are_chosen_on_the_host_for_a_model_built_after_compile():
     model = compiled(Alone(V), AdaFEST(1.5, capacity=9), n=100)
     ids, y = np.full((100, 2), 4), np.full((100, 1), 10.0, "float32")
@@ -162,6 +163,7 @@ def test_keras_compiles_no_step_of_any_number_of_rows_by_itself(monkeypatch):
     assert compiled(base, **settings).jit_compile
 
 
+@pytest.mark.evidence
 def test_a_saved_model_goes_on_with_its_tables_and_its_ledger(tmp_path):
     x, y = make_data(100)
     batches = tfdp.data.poisson_batches((x, y), 8, steps_per_epoch=2)

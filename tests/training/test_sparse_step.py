@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from scipy import stats
 
@@ -468,28 +469,28 @@ def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without()
     y[:] = 10.0  # clipped gradients of opposite signs would cancel
     weight = np.array([1.0] * 7 + [0.0], "float32")
     found = []
-    for capacity, jit_compile in ((None, False), (9, False), (9, True)):
+    for capacity, jit_compile in ((None, False), (9, True)):
         selection = AdaFEST(1.3, capacity=capacity)
         base = make_model()
         for v in base.trainable_variables:
             v.assign(0.3 * v)  # keeps tanh off its flat ends, where XLA's differs
         # Its slots show what a row of padding would do, which RowSGD does not.
         model = compiled(base, selection, embedding_optimizer=RowAdagrad(0.1),
-                         jit_compile=jit_compile, run_eagerly=False)  # fmt: skip
+                         jit_compile=jit_compile)  # fmt: skip
         assert model.jit_compile is jit_compile  # and not switched off by Keras
         found.append([step(model, x, y, weight) for _ in range(2)])
     table = found[0][0][TABLE]
     assert np.all(np.abs(table[[3, 4]]).max(1) > 1e-3) and np.all(moved(table) == [3, 4])
-    for changes in found[1:]:
-        for one, other in zip(changes, found[0], strict=True):
-            for a, b in zip(one.values(), other.values(), strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    for one, other in zip(*found, strict=True):
+        for a, b in zip(one.values(), other.values(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_compiled_step_cuts_by_the_noisy_map_and_shows_that_it_does():
+@pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[True]))
+def test_a_step_cuts_by_the_noisy_map_and_shows_that_it_does(jit_compile):
     rows = 2000
     model = compiled(make_model(rows=rows), AdaFEST(4.0, 1.0, capacity=10), noise_multiplier=2.0,
-                     jit_compile=True)  # fmt: skip
+                     jit_compile=jit_compile)  # fmt: skip
     x, y = make_data(8, rows=rows)
     before = [v.numpy() for v in model.trainable_variables]
     history = model.train_on_batch(tuple(x), y, return_dict=True)
@@ -509,7 +510,8 @@ def test_what_a_step_shows_of_its_rows_tells_nothing_of_an_example():
     for weight in (0.0, 1.0):
         x = keras.Input((300,), dtype="int64")
         base = keras.Model(x, keras.layers.Dense(1)(SparseEmbedding(rows, D, combiner="mean")(x)))
-        model = compiled(base, AdaFEST(75.0, 1.0, 18.0, capacity=10), noise_multiplier=2.0)
+        model = compiled(base, AdaFEST(75.0, 1.0, 18.0, capacity=10), noise_multiplier=2.0,
+                         run_eagerly=False)  # fmt: skip
         data = np.arange(300)[None], np.ones((1, 1), "float32"), np.array([weight], "float32")
         values = []
         for _ in range(draws):

@@ -56,13 +56,14 @@ def epsilon(
     3.0
     """
     delta = _validate.open_unit("delta", delta)
-    return epsilon_of(compose_accountant(event, accountant, adjacency), delta)
+    return _epsilon_cached(_key_of(event, accountant, adjacency), delta)
 
 
-def epsilon_of(composed, delta):
-    """epsilon of an accountant made by `compose_accountant`, at delta."""
+@functools.lru_cache(maxsize=4096)
+def _epsilon_cached(key, delta):
+    """ε of what `_key_of` gives; a step of a run is asked for again and again."""
     with np.errstate(over="ignore"):  # dp_accounting divides by masses that underflow
-        return max(0.0, float(composed.get_epsilon(delta)))
+        return max(0.0, float(_compose_cached(*key).get_epsilon(delta)))
 
 
 def best_accountant(event, adjacency="add_or_remove_one", delta=None):
@@ -140,6 +141,11 @@ def compose_accountant(event, accountant, adjacency):
     Raises:
         ValueError: as for `epsilon`.
     """
+    return _compose_cached(*_key_of(event, accountant, adjacency))
+
+
+def _key_of(event, accountant, adjacency):
+    """(event as JSON, accountant, adjacency): all that an ε depends on, beside δ."""
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
     _validate.one_of("adjacency", adjacency, ADJACENCIES)
     if not isinstance(event, dp_accounting.DpEvent):
@@ -149,7 +155,7 @@ def compose_accountant(event, accountant, adjacency):
     if _lacks_noise(event):
         event = dp_accounting.NonPrivateDpEvent()
     # Composed events hold lists and are not hashable; their JSON is.
-    return _compose_cached(json.dumps(event_to_dict(event)), accountant, adjacency)
+    return json.dumps(event_to_dict(event)), accountant, adjacency
 
 
 @functools.lru_cache(maxsize=32)
@@ -249,8 +255,12 @@ class _PldAccountant(PldAccountant):
         if q == 1:  # T Gaussians are one
             sigma, count = sigma / math.sqrt(count), 1
         self._composed += count
-        losses = gaussian_losses(sigma, q, self.interval)
+        losses = _step_losses(sigma, q, self.interval)
         self.add(losses if count == 1 else losses.self_compose(count))
+
+
+# Of one step; how many steps a budget allows is found by composing the same one again and again.
+_step_losses = functools.lru_cache(maxsize=4)(gaussian_losses)
 
 
 def _sampled_gaussian(event):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import dp_accounting
 
 from tfdp import _validate
-from tfdp.accounting.accountants import best_accountant, compose_accountant, epsilon_of
+from tfdp.accounting import accountants
 from tfdp.accounting.adjacency import FEATURES as _FEATURES
 from tfdp.accounting.adjacency import strongest
 from tfdp.accounting.budget import check_delta
@@ -252,7 +252,7 @@ class Ledger:
         if self.mixes_units or self.repeats_draws:
             return math.inf
         if accountant is None:
-            accountant = best_accountant(self.event(), adjacency, delta)
+            accountant = accountants.best_accountant(self.event(), adjacency, delta)
         seen = {}
         for ledger in self.parallel(adjacency):
             key = tuple((repr(e.event), e.count, e.overflow_probability) for e in ledger.entries)
@@ -261,8 +261,8 @@ class Ledger:
         return max(seen.values(), default=0.0)
 
     def _epsilon_of_all(self, delta, accountant, adjacency):
-        composed = compose_accountant(self.event(), accountant, adjacency)
-        epsilon = epsilon_of(composed, delta)
+        event = self.event()
+        epsilon = accountants.epsilon(event, delta, accountant, adjacency)
         overflow = math.fsum(e.count * e.overflow_probability for e in self._entries)
         # Reserve delta for truncation until the reserve covers what it costs at the epsilon
         # that the rest of delta gives. Each reserve is a little too large, so that this ends.
@@ -274,7 +274,7 @@ class Ledger:
             reserve = needed * 1.001
             if reserve >= delta:
                 return math.inf
-            epsilon = epsilon_of(composed, delta - reserve)
+            epsilon = accountants.epsilon(event, delta - reserve, accountant, adjacency)
         return epsilon
 
     def to_json(self):
