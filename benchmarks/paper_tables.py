@@ -11,7 +11,6 @@ import argparse
 import datetime
 import json
 import os
-import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -90,20 +89,21 @@ def amazon_games():
 
 
 CHANGES = {
-    "an item release of ε = 1 in the budget, not public frequencies": {"frequency_epsilon": 1.0},
-    "average of the weights, momentum 0.9": {"ema": 0.9},
-    "average of the weights, momentum 0.97": {"ema": 0.97},
-    "25 steps of all users": {"batch_size": 6040, "steps": 25, "learning_rate": 0.06},
-    "width 8": {"dim": 8},
     "the table fixed at random": {"train": "all but the table"},
-    "biases and gates alone": {"train": "biases and gates"},
-    "low rank: LoRA of 4 on the table": {"lora_rank": 4},
     "the table fixed at a release's factors, half of 1/σ²": {"factors_share": 0.5},
-    "each layer clipped by itself": {"clipping": "per_layer"},
     "two pieces of a history averaged": {"crops": 2},
-    "two dropout masks averaged": {"masks": 2},
+    "average of the weights, momentum 0.9": {"ema": 0.9},
+    "25 steps of all users, rate 0.06": {
+        "batch_size": 6040, "steps": 25, "learning_rate": 0.06,
+    },
     "rows for the 1,000 most frequent items": {"frequent_items": 1000},
-}
+    "width 8": {"dim": 8},
+    "each layer clipped by itself": {"clipping": "per_layer"},
+    "low rank: LoRA of 4 on the table": {"lora_rank": 4},
+    "a release of item frequencies, ε = 1, in the budget": {"frequency_epsilon": 1.0},
+    "biases and gates alone": {"train": "biases and gates"},
+    "two dropout masks averaged": {"masks": 2},
+}  # fmt: skip
 
 
 def ablations():
@@ -163,11 +163,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="a `user item` file")
     parser.add_argument("--groups", nargs="+", required=True, choices=sorted(GROUPS))
-    parser.add_argument("--pid-file", help="where to write this process's id")
+    parser.add_argument("--most", type=int, help="runs to make, at most")
     args = parser.parse_args()
-    if args.pid_file:
-        pathlib.Path(args.pid_file).write_text(str(os.getpid()))
-    loaded = {}
+    loaded, made = {}, 0
 
     def data_of(length, target):
         if (length, target) not in loaded:
@@ -178,8 +176,9 @@ def main():
         runs = stored(group)
         for wanted in GROUPS[group]():
             settings = {**DEFAULTS, "target": "last", **wanted}
-            if any(run["settings"] == settings for run in runs):
+            if made == args.most or any(run["settings"] == settings for run in runs):
                 continue
+            made += 1
             data = data_of(settings["max_length"], settings["target"])
             result = train(settings, data, data_of(2277, settings["target"]),
                            dp_accounting.get_sigma_gaussian)  # fmt: skip

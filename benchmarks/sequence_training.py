@@ -7,6 +7,7 @@ reads them.
 """
 
 import gc
+import math
 import time
 
 import keras
@@ -31,7 +32,7 @@ DEFAULTS = {
     "untied": False,
     "frequency_epsilon": 0.0,  # of a release of item frequencies; 0: declared public
     "clipping": "normalized",
-    "microbatch_size": 512,
+    "microbatch_size": 512,  # at most about so many rows at once
     "ema": 0.0,  # momentum of an average of the weights
     "crops": 1,  # pieces of a user's history that are averaged before clipping
     "masks": 1,  # dropout masks of the same piece that are averaged before clipping
@@ -224,15 +225,17 @@ def train(settings, data, long, sigma_of):
     amount = {"budget": tfdp.PrivacyBudget(settings["epsilon"], delta)} if noise is None else {
         "noise_multiplier": noise}  # fmt: skip
     batch = min(settings["batch_size"], n)
+    batches = tfdp.data.poisson_batches(records, batch, steps_per_epoch=steps, **persons)
+    rows = tfdp.data.sampling_of(batches).max_batch_size * k
+    parts = round(rows / settings["microbatch_size"]) or 1
     optimizer = tfdp.optimizers.DPOptimizer(
         inner, num_examples=n, expected_batch_size=batch, steps=steps,
         clipping=settings["clipping"], max_records_per_unit=k if k > 1 else None,
-        microbatch_size=settings["microbatch_size"], **amount,
+        microbatch_size=math.ceil(rows / parts / k) * k, **amount,
     )  # fmt: skip
     model.compile(optimizer)
     scores = Scores(data, vocabulary, steps)
     start = time.process_time()
-    batches = tfdp.data.poisson_batches(records, batch, steps_per_epoch=steps, **persons)
     losses = model.fit(batches, epochs=1, verbose=0, callbacks=[scores]).history["loss"]
     result = {"history": scores.history, "mean_loss": losses[-1]}
     if settings["ema"]:

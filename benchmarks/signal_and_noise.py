@@ -18,14 +18,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from paper_tables import MODELS, model
-from sequence_training import DEFAULTS, WarmupThenLinear, model_of
+from sequence_training import DEFAULTS, WarmupThenLinear, item_frequency, model_of
 from transitions import RESULTS, load
 
 import tfdp
 from tfdp.accounting.planner import plan_training
 
 EPSILONS = (5, 8, 10)
-POINTS = (0, 2, 5, 10, 20)
+WIDE = ("gru", "transformer")  # measured at the paper's width, too
+POINTS = (0, 10, 20)
 
 
 def compiled(settings, data, frequency, inner, noise_multiplier, steps):
@@ -41,9 +42,7 @@ def compiled(settings, data, frequency, inner, noise_multiplier, steps):
 
 def signal(probe, trained, data):
     """Norms of the mean normalized gradient at the weights of `trained`: all of it, the table's."""
-    if trained is not None:
-        probe.set_weights(trained.get_weights())
-    before = None
+    probe.set_weights(trained.get_weights())
 
     def weights():
         return [np.asarray(v.value, np.float64) for v in probe.trainable_variables]
@@ -76,15 +75,15 @@ class Signal(keras.callbacks.Callback):
         self.measure(batch + 1)
 
 
-def measured(name, width, rate, data, noise_multiplier):
+def measured(name, width, rate, data):
     """The signal along one training on all users, `max(POINTS)` steps."""
     settings = {**DEFAULTS, **model(name), "dim": width}
-    frequency = tfdp.data.private_frequency(data.train, epsilon=settings["frequency_epsilon"])
+    frequency = item_frequency(data.train, settings["frequency_epsilon"], {})
     steps = max(POINTS)
-    probe = compiled(settings, data, frequency, keras.optimizers.SGD(1.0), 0.0, 1)
+    probe = compiled(settings, data, frequency, keras.optimizers.SGD(1.0), 0.0, len(POINTS))
     trained = compiled(settings, data, frequency,
                        keras.optimizers.AdamW(WarmupThenLinear(rate, steps), weight_decay=1e-5),
-                       noise_multiplier, steps)  # fmt: skip
+                       0.0, steps)  # fmt: skip
     for one in (probe, trained):
         one.build((None, settings["max_length"]))
     watch = Signal(probe, data)
@@ -92,7 +91,7 @@ def measured(name, width, rate, data, noise_multiplier):
     trained.fit(batches, epochs=1, verbose=0, callbacks=[watch])
     sizes = [int(np.prod(v.shape)) for v in trained.trainable_variables]
     return {"model": name, "width": width, "learning_rate": rate, "coordinates": sum(sizes),
-            "noise_multiplier": noise_multiplier, "points": watch.found}  # fmt: skip
+            "points": watch.found}  # fmt: skip
 
 
 def noise(num_users):
@@ -117,17 +116,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="a `user item` file")
     parser.add_argument("--learning-rate", type=float, default=0.03)
-    parser.add_argument("--widths", type=int, nargs="+", default=[16, 64])
     args = parser.parse_args()
     data = load(args.data, DEFAULTS["max_length"], "last")
-    result = {"num_users": data.num_users, "noise": noise(data.num_users), "signal": []}
+    result = {"num_users": data.num_users, "num_items": data.num_items,
+              "noise": noise(data.num_users), "signal": []}  # fmt: skip
     path = RESULTS / "signal_and_noise.json"
-    for width in args.widths:
-        for name in MODELS:
-            rate = args.learning_rate * (16 / width) ** 0.5
-            result["signal"].append(measured(name, width, rate, data, 0.0))
-            path.write_text(json.dumps(result, indent=1))
-            print(result["signal"][-1], flush=True)
+    for name, width in [*((name, 16) for name in MODELS), *((name, 64) for name in WIDE)]:
+        rate = args.learning_rate * (16 / width) ** 0.5
+        result["signal"].append(measured(name, width, rate, data))
+        path.write_text(json.dumps(result, indent=1))
+        print(result["signal"][-1], flush=True)
 
 
 if __name__ == "__main__":

@@ -126,11 +126,10 @@ def ablations():
     found = read("paper_ablations")
     if found is None:
         return []
-    plain = {k: v for k, v in found["runs"][0]["settings"].items() if k != "change"}
-    (base,) = [
-        run for run in read("paper_pilot")["runs"]
-        if run["settings"] == {**plain, "frequency_epsilon": 0.0}
-    ]  # fmt: skip
+    base = max(
+        (run for run in read("paper_pilot")["runs"] if run["settings"]["model"] == "gru"),
+        key=lambda run: run["ndcg_10"],
+    )
     lines = table("GRU, ε = 8, second last items", "coordinates", "NDCG@10 %", "HIT@10 %",
                   "against nothing changed")  # fmt: skip
     for run in [base, *found["runs"]]:
@@ -148,13 +147,17 @@ def signal():
         return []
     noise = {one["epsilon"]: one["total"] for one in found["noise"] if one["batch_size"] == 4096}
     steps = [point["step"] for point in found["signal"][0]["points"]]
-    lines = table("model", "width", "coordinates", *(f"signal, step {step}" for step in steps),
+    lines = table("model", "width", "coordinates: table + others",
+                  *(f"signal after {step} steps" for step in steps),
                   *(f"noise, ε = {e}" for e in noise))  # fmt: skip
     for one in found["signal"]:
+        tables = (found["num_items"] + 1) * one["width"] * (2 if "untied" in one["model"] else 1)
+        sizes = tables, one["coordinates"] - tables
+        norms = [(p["table"], math.sqrt(p["norm"] ** 2 - p["table"] ** 2)) for p in one["points"]]
+        norms += [[total * math.sqrt(size) for size in sizes] for total in noise.values()]
         lines.append(row(
-            TITLES[one["model"]], one["width"], f"{one['coordinates']:,}",
-            *(f"{point['norm']:.3f}" for point in one["points"]),
-            *(f"{total * math.sqrt(one['coordinates']):.3f}" for total in noise.values()),
+            TITLES[one["model"]], one["width"], "{:,} + {:,}".format(*sizes),
+            *("{:.3f} + {:.3f}".format(*pair) for pair in norms),
         ))  # fmt: skip
     return [*lines, ""]
 
