@@ -113,6 +113,26 @@ def ablations():
                "change": name, **change}  # fmt: skip
 
 
+COMBINED = {
+    "two pieces, 1,000 items": {"crops": 2, "frequent_items": 1000},
+    "four pieces, 1,000 items": {"crops": 4, "frequent_items": 1000},
+    "four pieces, 1,000 items, batches of 2,048": {
+        "crops": 4, "frequent_items": 1000, "batch_size": 2048,
+    },
+}  # fmt: skip
+
+
+def combined():
+    """What helped by itself, together; and that on the last items, with transformers beside it."""
+    for name, change in COMBINED.items():
+        yield {**model("gru"), **SECOND_LAST, "learning_rate": rate("gru"), "change": name,
+               **change}  # fmt: skip
+    change = COMBINED["four pieces, 1,000 items"]
+    for name, epsilon in (("gru", 8.0), ("dpformer", 8.0), ("transformer", 8.0), ("gru", 5.0),
+                          ("gru", 10.0)):  # fmt: skip
+        yield {**model(name), "learning_rate": rate(name), "epsilon": epsilon, **change}
+
+
 def large_batches():
     """The paper's 100 epochs of 4,096, at more positions; and its width."""
     for name, dim, learning_rate, frequent in (
@@ -125,7 +145,16 @@ def large_batches():
 
 GROUPS = {
     one.__name__: one
-    for one in (pilot, movielens, seeds, less_noise, amazon_games, ablations, large_batches)
+    for one in (
+        pilot,
+        movielens,
+        seeds,
+        less_noise,
+        amazon_games,
+        ablations,
+        combined,
+        large_batches,
+    )
 }
 
 

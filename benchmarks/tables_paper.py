@@ -132,12 +132,23 @@ def ablations():
     )
     lines = table("GRU, ε = 8, second last items", "coordinates", "NDCG@10 %", "HIT@10 %",
                   "against nothing changed")  # fmt: skip
-    for run in [base, *found["runs"]]:
+    together = (read("paper_combined") or {"runs": []})["runs"]
+    chosen = [run for run in together if run["settings"]["target"] == "second_last"]
+    for run in [base, *found["runs"], *chosen]:
         lines.append(row(
             run["settings"].get("change", "nothing changed"), f"{run['trained_coordinates']:,}",
             f"{run['ndcg_10']:.2f}", f"{run['hit_10']:.2f}",
             "" if run is base else f"{run['ndcg_10'] - base['ndcg_10']:+.2f}",
         ))  # fmt: skip
+    lines += ["", *table("four pieces, 1,000 items; last items", "ε", "NDCG@10 %", "HIT@10 %",
+                         "seen left out: NDCG@10 %")]  # fmt: skip
+    for run in together:
+        settings = run["settings"]
+        if settings["target"] == "last":
+            lines.append(row(
+                TITLES[model_of(settings)], f"{settings['epsilon']:g}",
+                *(f"{run[k]:.2f}" for k in ("ndcg_10", "hit_10", "ndcg_10_unseen")),
+            ))  # fmt: skip
     return [*lines, ""]
 
 
