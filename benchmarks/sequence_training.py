@@ -112,9 +112,10 @@ def pieces(histories, length, count, num_items):
     for user, row in enumerate(whole):
         row = row[row > 0]
         for piece in range(count):
-            part = row[max(0, len(row) - (piece + 1) * length - 1) : len(row) - piece * length]
-            if piece and len(part) < 2:
+            end = len(row) - piece * length
+            if piece and end < 2:
                 break
+            part = row[max(0, end - length - 1) : end]
             rows.append(np.concatenate([np.zeros(length + 1 - len(part), np.int32), part]))
             ids.append(user)
     rows = np.stack(rows).astype(np.int32)

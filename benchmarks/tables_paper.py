@@ -109,16 +109,20 @@ def references():
 
 
 def less_noise():
-    found = read("paper_less_noise")
-    if found is None:
-        return []
-    lines = table("model", "ε", "noise multiplier", "NDCG@10 %", "HIT@10 %")
-    for run in found["runs"]:
+    """The pilot's run without noise and its twin; DPFormer on the last items."""
+    pilot = read("paper_pilot")["runs"]
+    (without,) = [run for run in pilot if run["settings"]["noise_multiplier"] == 0]
+    twin = [run for run in pilot
+            if run["settings"] == {**without["settings"], "noise_multiplier": None}]  # fmt: skip
+    lines = table("model", "items", "ε", "noise multiplier", "NDCG@10 %", "HIT@10 %")
+    for run in [*twin, without, *(read("paper_less_noise") or {"runs": []})["runs"]]:
         settings = run["settings"]
         epsilon = "∞" if settings["noise_multiplier"] == 0 else f"{settings['epsilon']:g}"
-        lines.append(row(TITLES[model_of(settings)], epsilon,
-                         f"{run['noise_multiplier_found']:.3g}",
-                         f"{run['ndcg_10']:.2f}", f"{run['hit_10']:.2f}"))  # fmt: skip
+        lines.append(row(
+            TITLES[model_of(settings)], settings["target"].replace("_", " "), epsilon,
+            f"{run['noise_multiplier_found']:.3g}",
+            f"{run['ndcg_10']:.2f}", f"{run['hit_10']:.2f}",
+        ))  # fmt: skip
     return [*lines, ""]
 
 
