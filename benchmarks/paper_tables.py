@@ -118,8 +118,7 @@ def ablations():
 COMBINED = {
     "two pieces, 1,000 items": {"crops": 2, "frequent_items": 1000},
     "four pieces, 1,000 items": {"crops": 4, "frequent_items": 1000},
-    "four pieces": {"crops": 4},
-}  # fmt: skip
+}
 
 
 def combined():
@@ -127,7 +126,6 @@ def combined():
     for name, change in COMBINED.items():
         yield {**model("gru"), **SECOND_LAST, "learning_rate": rate("gru"), "change": name,
                **change}  # fmt: skip
-    change = COMBINED["four pieces, 1,000 items"]
     for name in ("gru", "dpformer", "transformer"):
         yield {**model(name), "learning_rate": rate(name), **change}
 
