@@ -144,15 +144,16 @@ def ablations():
             f"{run['ndcg_10']:.2f}", f"{run['hit_10']:.2f}",
             "" if run is base else f"{run['ndcg_10'] - base['ndcg_10']:+.2f}",
         ))  # fmt: skip
-    lines += ["", *table("four pieces, 1,000 items; last items", "ε", "NDCG@10 %", "HIT@10 %",
-                         "seen left out: NDCG@10 %")]  # fmt: skip
-    for run in together:
+    last = [run for run in together if run["settings"]["target"] == "last"]
+    if last:
+        lines += ["", *table("four pieces, 1,000 items; last items", "ε", "NDCG@10 %", "HIT@10 %",
+                             "seen left out: NDCG@10 %")]  # fmt: skip
+    for run in last:
         settings = run["settings"]
-        if settings["target"] == "last":
-            lines.append(row(
-                TITLES[model_of(settings)], f"{settings['epsilon']:g}",
-                *(f"{run[k]:.2f}" for k in ("ndcg_10", "hit_10", "ndcg_10_unseen")),
-            ))  # fmt: skip
+        lines.append(row(
+            TITLES[model_of(settings)], f"{settings['epsilon']:g}",
+            *(f"{run[k]:.2f}" for k in ("ndcg_10", "hit_10", "ndcg_10_unseen")),
+        ))  # fmt: skip
     return [*lines, ""]
 
 
