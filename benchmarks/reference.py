@@ -39,23 +39,23 @@ def pieces_at_random(generator, histories, length):
     return x, y
 
 
-def train(name, args, data, validation, long, save):
+def train(name, args, histories, validation, data, long, save):
     settings = {**DEFAULTS, **model(name), "dim": args.dim, "max_length": args.max_length,
                 "dropout": args.dropout}  # fmt: skip
     keras.utils.set_random_seed(args.seed)
     made = model_of(settings, data.num_items, None)
     made.compile(keras.optimizers.Adam(args.learning_rate), jit_compile=True)
-    histories = [np.concatenate([x[x > 0], y[-1:]]) for x, y in zip(*validation.train, strict=True)]
     generator = np.random.default_rng(args.seed)
-    history, best, weights = [], 0.0, None
+    history, best, weights = [], -1.0, None
     start = time.process_time()
     for epoch in range(1, args.epochs + 1):
-        order = generator.permutation(len(histories) // args.batch_size * args.batch_size)
+        whole_batches = len(histories) // args.batch_size * args.batch_size
+        order = generator.permutation(len(histories))[:whole_batches]
         x, y = pieces_at_random(generator, histories, args.max_length)
         loss = made.fit(x[order], y[order], batch_size=args.batch_size, verbose=0).history["loss"]
         if epoch % args.every:
             continue
-        scores = quick_scores(made, validation.short)
+        scores = quick_scores(made, validation)
         history.append({"epoch": epoch, "loss": loss[-1], **scores})
         if scores["ndcg_10"] > best:
             best, weights = scores["ndcg_10"], made.get_weights()
@@ -95,8 +95,9 @@ def main():
     args = parser.parse_args()
     data = load(args.data, args.max_length, "last")
     long = load(args.data, LONGEST, "last")
-    validation = load(args.data, LONGEST, "second_last")
-    validation.__dict__["short"] = load(args.data, args.max_length, "second_last")
+    whole = load(args.data, LONGEST, "second_last").train
+    histories = [np.concatenate([x[x > 0], y[-1:]]) for x, y in zip(*whole, strict=True)]
+    validation = load(args.data, args.max_length, "second_last")
     path = RESULTS / "reference_movielens.json"
     runs = json.loads(path.read_text())["runs"] if path.exists() else []
 
@@ -108,7 +109,7 @@ def main():
         path.write_text(json.dumps({"runs": runs}, indent=1))
 
     for name in args.models:
-        train(name, args, data, validation, long, save)
+        train(name, args, histories, validation, data, long, save)
 
 
 if __name__ == "__main__":
