@@ -8,6 +8,7 @@ import pathlib
 import tables
 import tables_audits
 import tables_clicks
+import tables_paper
 import tables_peers
 import tables_transitions
 
@@ -24,7 +25,14 @@ SECTIONS = {
     "random allocation": tables.random_allocation,
     "audits": tables_audits.audits,
     "cliffs": tables.cliffs,
-    "movielens": tables.movielens,
+    "papers' tables": tables_paper.dpformer_tables,
+    "repeated runs": tables_paper.repeated,
+    "without privacy": tables_paper.references,
+    "less noise": tables_paper.less_noise,
+    "signal and noise": tables_paper.signal,
+    "ablations": tables_paper.ablations,
+    "larger batches": tables_paper.larger_batches,
+    "sparse steps": tables_paper.adafest_times,
     "transitions": tables_transitions.everything,
     "click statistics": tables_clicks.click_statistics,
     "sst2": tables.sst2,

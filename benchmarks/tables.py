@@ -64,28 +64,6 @@ def cliffs():
     return lines
 
 
-def movielens():
-    lines = table("model", "width", "head", "ε", "learning rate", "steps", "NDCG@10 %", "HIT@10 %")
-    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("movielens_*.json"))]
-    order = {"dpformer": 0, "transformer": 1, "gru": 2, "lstm": 3}
-    for run in sorted(found, key=lambda r: (order[r["arguments"]["model"]], -r["ndcg_10"])):
-        arguments = run["arguments"]
-        name = {"dpformer": "DPFormer", "transformer": "vanilla transformer"}.get(
-            arguments["model"], arguments["model"].upper()
-        )
-        if arguments.get("frequent_items"):
-            name += f", {arguments['frequent_items']} items of their own"
-        lines.append(row(
-            name, arguments["dim"], "separate" if arguments["untied"] else "tied",
-            f"{arguments['epsilon']:g}" if arguments["epsilon"] else "∞",
-            f"{arguments['learning_rate']:g}", run["steps"],
-            f"{run['ndcg_10']:.2f}", f"{run['hit_10']:.2f}",
-        ))  # fmt: skip
-    lines.append(row("paper: DPFormer / vanilla", 64, "tied", 8, "grid", "",
-                     "7.70 / 7.05", "14.31 / 13.17"))  # fmt: skip
-    return [*lines, ""]
-
-
 def sst2():
     rows = {(r["method"], r["epsilon"]): r for r in read("sst2")["rows"]}
     lines = table("method", "labels covered", *(f"ε = {e}" for e in EPSILONS), "twin without noise")
