@@ -26,7 +26,7 @@ import numpy as np
 FEATURES, BATCH, STEPS = 64, 1024, 60
 RECORD = 4 * (FEATURES + 1)
 # Records that array_record writes together. Every read copies the index of all groups of the file.
-GROUPS = (16, 1)
+GROUPS = (8, 16, 1)
 
 
 def sparse_file(path, gigabytes):
