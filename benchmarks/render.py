@@ -8,14 +8,14 @@ import pathlib
 import tables
 import tables_audits
 import tables_clicks
+import tables_data
 import tables_paper
 import tables_peers
 import tables_transitions
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-PAGE, PERSONS = DOCS / "benchmarks.md", DOCS / "persons.md"
 BEGIN, END = "<!-- {name}: written by benchmarks/render.py -->\n", "<!-- end of {name} -->\n"
-SECTIONS = {
+BENCHMARKS = {
     "step time": tables.step_time,
     "other libraries": tables_peers.steps,
     "fastest of other libraries": tables_peers.fastest,
@@ -38,11 +38,18 @@ SECTIONS = {
     "sst2": tables.sst2,
     "sst2 from scratch": tables.sst2_scratch,
 }
-#: The tables of docs/persons.md.
-OF_PERSONS = {"persons or records": tables.persons_or_records}
+#: The tables of each page, by their marks.
+PAGES = {
+    "benchmarks.md": BENCHMARKS,
+    "data.md": {"files": tables_data.files},
+    "persons.md": {
+        "persons or records": tables_data.persons_or_records,
+        "person step": tables_data.person_step,
+    },
+}
 
 
-def rendered(page, sections=SECTIONS):
+def rendered(page, sections):
     """The text `page` with all of its tables made anew."""
     for name, lines in sections.items():
         begin, end = (mark.format(name=name) for mark in (BEGIN, END))
@@ -53,5 +60,6 @@ def rendered(page, sections=SECTIONS):
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rendered(PAGE.read_text()))
-    PERSONS.write_text(rendered(PERSONS.read_text(), OF_PERSONS))
+    for name, sections in PAGES.items():
+        path = DOCS / name
+        path.write_text(rendered(path.read_text(), sections))

@@ -114,24 +114,6 @@ def random_allocation():
     return [*lines, "", said]
 
 
-def persons_or_records():
-    found = read("persons_or_records")
-    lines = table("rows of a step", "k", "σ, persons", "σ, records", "unrelated", "alike")
-    for one in found["settings"]:
-        ratios = (
-            one["records_noise"] / one[f"persons_noise_{how}"] for how in ("unrelated", "alike")
-        )
-        sigmas = (f"{one[f'{unit}_noise_multiplier']:.3f}" for unit in ("persons", "records"))
-        cells = (f"{one['rows_of_a_step']:,}", one["records_of_a_person"], *sigmas)
-        lines.append(row(*cells, *(f"{ratio:.2f}" for ratio in ratios)))
-    said = (
-        f"{found['persons']:,} persons of k records each, {found['steps']:,} steps, "
-        f"ε = {found['epsilon']:g}, δ = {found['delta']:g}. Unrelated, alike: noise of single "
-        "records over that of persons, each over what the mean gradient holds of its signal."
-    )
-    return [*lines, "", said]
-
-
 def start_and_noise():
     found = read("start_and_noise")
     lines = table("values", "`tf.random.normal`, ms", "noise on the grid, ms", "ratio")

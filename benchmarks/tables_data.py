@@ -1,0 +1,53 @@
+"""Tables of docs/data.md and docs/persons.md from the JSON in benchmarks/results."""
+
+from tables import read, row, table
+
+
+def files():
+    """What batches cost that are read from files: memory by size, and time of a step."""
+    found = read("data_size")
+    grown = {}
+    for one in found["memory_megabytes"]:
+        grown.setdefault(one["source"], []).append(one)
+    lines = table("read from", "sizes", "resident memory grows by, MB", "step / from memory")
+    for source, sizes in grown.items():
+        cells = (f"{one['records']:,}" for one in sizes)
+        megabytes = (f"{one['VmRSS']:g}" for one in sizes)
+        name = source if source in found["step"] else source.split(",")[0]
+        ratio = f"{found['step'][name]['ratio_of_pairs']:.2f}"
+        lines.append(row(source, " / ".join(cells), " / ".join(megabytes), ratio))
+    seconds = found["step"]["memory"]["seconds"]
+    said = (
+        f"Sizes in records of {found['record_bytes']} bytes; the largest memory map has "
+        f"{grown['memmap'][-1]['size']}. Batches of {found['batch']:,}; a step from memory takes "
+        f"{1e3 * seconds:.0f} ms; steps of all kinds in turns. {found['machine']}."
+    )
+    return [*lines, "", said]
+
+
+def person_step():
+    """Steps on persons against steps on as many single records."""
+    found = read("person_step")["steps"]
+    lines = table("model", "k", "persons / records", "fastest steps")
+    for one in found:
+        ratios = (f"{one[key]:.2f}" for key in ("ratio_of_pairs", "ratio_of_fastest"))
+        lines.append(row(one["model"], one["max_records_per_unit"], *ratios))
+    return lines
+
+
+def persons_or_records():
+    found = read("persons_or_records")
+    lines = table("rows of a step", "k", "σ, persons", "σ, records", "unrelated", "alike")
+    for one in found["settings"]:
+        ratios = (
+            one["records_noise"] / one[f"persons_noise_{how}"] for how in ("unrelated", "alike")
+        )
+        sigmas = (f"{one[f'{unit}_noise_multiplier']:.3f}" for unit in ("persons", "records"))
+        cells = (f"{one['rows_of_a_step']:,}", one["records_of_a_person"], *sigmas)
+        lines.append(row(*cells, *(f"{ratio:.2f}" for ratio in ratios)))
+    said = (
+        f"{found['persons']:,} persons of k records each, {found['steps']:,} steps, "
+        f"ε = {found['epsilon']:g}, δ = {found['delta']:g}. Unrelated, alike: noise of single "
+        "records over that of persons, each over what the mean gradient holds of its signal."
+    )
+    return [*lines, "", said]
