@@ -60,7 +60,9 @@ OF_ALL = {
 
 @pytest.fixture(scope="module")
 def one_piece(replicas):
-    return trained(replicas, compiled(replicas, **OF_ALL), data())
+    # Eagerly: a trace takes longer than two steps.
+    model = compiled(replicas, compile_kwargs={"run_eagerly": True}, **OF_ALL)
+    return trained(replicas, model, data())
 
 
 @pytest.mark.parametrize(
