@@ -24,17 +24,38 @@ class QuickSource(NoiseSource):
         return tf.constant(self._generator.integers(2**64, size=shape, dtype=np.uint64))
 
 
-def rate_of_the_rarer(mechanism, epsilon, trials, k=1, features=None, **kwargs):
+def rate_of_the_rarer(mechanism, epsilon, trials):
     """How often the value with fewer examples is chosen from two that differ by 3 examples."""
-    ids = np.repeat([0, 1], [8, 5])
-    sizes = {name: 2 for name in features or {"a": ids}}
-    data = features or {"a": ids}
-    source = QuickSource(5)
+    ids, source = np.repeat([0, 1], [8, 5]), QuickSource(5)
     found = [
-        private_top_k(data, sizes, k, epsilon, mechanism, source=source, **kwargs).rows["a"][0]
+        private_top_k({"a": ids}, {"a": 2}, 1, epsilon, mechanism, source=source).rows["a"][0]
         for _ in range(trials)
     ]
     return np.mean(found)
+
+
+PAIRS = 4000  # values of eight examples, and as many of five
+
+
+def rate_of_the_rarer_half(epsilon, features=lambda ids: {"a": ids}, **kwargs):
+    """How many of the rarer half of the values are chosen among as many as are in the other half.
+
+    All noise is drawn in one call. The noisy counts of both halves mirror each other, so the cut
+    lies in the middle, 1.5 examples from either: but for terms of 1/PAIRS.
+    """
+    data = features(np.repeat(np.arange(2 * PAIRS), np.repeat([8, 5], PAIRS)))
+    sizes = dict.fromkeys(data, 2 * PAIRS)
+    rows = private_top_k(data, sizes, PAIRS, epsilon, source=QuickSource(5), **kwargs).rows["a"]
+    return np.mean(rows >= PAIRS)
+
+
+def assert_laplace(rate, scale):
+    """Misses a scale that is too small by a factor of 2 with probability below 1e-9.
+
+    The cut moves with the noise of both halves: the rate is the mean of two, of PAIRS each, of
+    how many of the rarer lie above the middle, and how many of the others below.
+    """
+    assert_rate(rate, math.exp(-1.5 / scale) / 2, 2 * PAIRS)
 
 
 def assert_rate(rate, probability, trials):
@@ -42,26 +63,19 @@ def assert_rate(rate, probability, trials):
     assert abs(z) < stats.norm.isf(5e-7)
 
 
-def laplace_difference_tail(gap, scale):
-    """P(L1 − L2 ≥ gap) for independent Laplace variables."""
-    return math.exp(-gap / scale) * (2 + gap / scale) / 4
-
-
 def test_laplace_noise_has_scale_one_over_epsilon():
-    rate = rate_of_the_rarer("laplace", 0.5, 600)
-    assert_rate(rate, laplace_difference_tail(3, 2.0), 600)
+    assert_laplace(rate_of_the_rarer_half(0.5), 2.0)
 
 
 def test_features_and_values_of_an_example_share_the_budget():
+    assert_laplace(rate_of_the_rarer_half(0.5, lambda ids: {"a": ids, "b": ids[::-1]}), 4.0)
+
+    def multi(ids):
+        return {"a": np.stack([ids, ids, ids], 1)}  # three values each, though all the same
+
+    assert_laplace(rate_of_the_rarer_half(0.5, multi), 6.0)
+    assert_laplace(rate_of_the_rarer_half(0.5, multi, max_values=1), 2.0)
     ids = np.repeat([0, 1], [8, 5])
-    two = {"a": ids, "b": ids[::-1]}
-    assert_rate(rate_of_the_rarer("laplace", 0.5, 600, features=two),
-                laplace_difference_tail(3, 4.0), 600)  # fmt: skip
-    multi = {"a": np.stack([ids, ids, ids], 1)}  # three values each, though all the same
-    assert_rate(rate_of_the_rarer("laplace", 0.5, 600, features=multi),
-                laplace_difference_tail(3, 6.0), 600)  # fmt: skip
-    assert_rate(rate_of_the_rarer("laplace", 0.5, 600, features=multi, max_values=1),
-                laplace_difference_tail(3, 2.0), 600)  # fmt: skip
     # No example has more values than places: a larger bound costs no accuracy.
     assert private_top_k({"a": ids}, {"a": 2}, 1, 0.5, max_values=9).details["max_values"] == 1
 
