@@ -13,6 +13,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
 
+# Three workers on two cores: tests wait now and then, for processes that they start.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 	$(BIN)/ruff check tfdp tests benchmarks examples
