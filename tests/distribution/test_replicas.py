@@ -64,9 +64,10 @@ def batches(data, size=SIZE, capacity=39, **kwargs):
 SETTINGS = {"noise_multiplier": 0.0, "num_examples": N, "expected_batch_size": SIZE}
 
 
-def test_dense_updates_and_losses_are_equal_on_1_2_and_4_replicas(replicas):
+def test_dense_updates_and_losses_are_equal_on_1_and_4_replicas(replicas):
+    # On two: test_a_strategy_of_one_replica_gives_what_no_strategy_gives.
     found = []
-    for count in (1, 2, 4):
+    for count in (1, 4):
         model = replicas.model(
             count, dense, inner=lambda: keras.optimizers.AdamW(0.1, clipnorm=0.2),
             compile_kwargs={"metrics": ["mae"]}, **SETTINGS,
