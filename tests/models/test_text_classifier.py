@@ -20,19 +20,18 @@ TEXTS = ["a charming journey", "the film is bad", "a dull film", "good film"] * 
 LABELS = np.array([1, 0, 0, 1] * 25)
 
 
-def classifier(run_eagerly=True, **kwargs):
-    """Run eagerly unless told otherwise: a trace takes longer than a few steps."""
+def classifier(**kwargs):
     kwargs = {"noise_multiplier": 0.5, **kwargs}
     model = tfdp.models.TextClassifier(WORDS, 2, max_length=8, **kwargs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"], run_eagerly=run_eagerly)
+    model.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
     return model
 
 
 @pytest.fixture(scope="module")
 def trained():
     model = classifier()
-    model.fit(TEXTS, LABELS, epochs=2, verbose=0)
+    model.fit(TEXTS, LABELS, epochs=10, verbose=0)
     return model
 
 
@@ -77,7 +76,7 @@ def test_texts_in_lists_and_arrays_are_evaluated_as_they_are_fitted(trained):
 
 def test_fresh_noise_every_epoch_costs_a_copy_each():
     budget = tfdp.PrivacyBudget(3.0, 1e-3)
-    model = classifier(run_eagerly=False, noise_multiplier=None, budget=budget, copies=2)
+    model = classifier(noise_multiplier=None, budget=budget, copies=2)
     data = tfdp.data.shuffled_epochs((np.array(TEXTS, object), LABELS), 20)
     model.fit(data, epochs=2, verbose=0)
     assert 2.97 < model.privacy_statement(1e-3).epsilon <= 3
