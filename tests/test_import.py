@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import keras
+import processes
 
 import tfdp
 from tfdp import registration
@@ -49,4 +50,4 @@ def test_a_saved_model_loads_after_import_tfdp_alone(tmp_path):
         loss="mse",
     )
     model.save(tmp_path / "m.keras")
-    run(f"import keras, tfdp; keras.models.load_model({str(tmp_path / 'm.keras')!r})")
+    processes.run(f"import keras, tfdp; keras.models.load_model({str(tmp_path / 'm.keras')!r})")

@@ -241,10 +241,12 @@ def test_files_load_in_either_order_of_imports(small, tmp_path, order):
     model = small.model()
     model.save(tmp_path / "m.keras")
     script = f"import sys, {order}\nprint(type(keras.models.load_model(sys.argv[1])).__name__)"
-    shown = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "m.keras")], capture_output=True, text=True
-    )
-    assert shown.stdout.strip() == "PrivateModel", shown.stderr[-2000:]
+    if order.startswith("keras"):  # as in every process of the server
+        shown = processes.run(script, tmp_path / "m.keras")
+    else:
+        run = [sys.executable, "-c", script, str(tmp_path / "m.keras")]
+        shown = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "PrivateModel"
 
 
 @pytest.mark.parametrize("kind", ["m.keras", "m.weights.h5"])

@@ -5,10 +5,9 @@ Distributions are tested with a false-alarm rate of 1e-6 each.
 
 import json
 import secrets
-import subprocess
-import sys
 
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from scipy import stats
@@ -233,5 +232,4 @@ def test_nothing_but_its_own_room_imports_beam():
         "import sys, tfdp, tfdp.data, tfdp.models;"
         "print([m for m in sys.modules if 'beam' in m.lower()])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
+    assert processes.run(code).strip() == "[]"
