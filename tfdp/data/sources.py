@@ -154,7 +154,8 @@ def _stacked(column, shape, dtype, indices):
     if not dtype.hasobject and all(isinstance(one, (np.ndarray, np.generic)) for one in column):
         if {(one.shape, one.dtype) for one in column} == {(shape, dtype)}:
             # `np.stack` makes a view of each value first, which takes most of its time.
-            return np.concatenate(column).reshape(len(column), *shape) if shape else np.array(column)
+            joined = np.concatenate(column) if shape else np.array(column)
+            return joined.reshape(len(column), *shape)
     column = [_strings_as_objects(np.asarray(one)) for one in column]
     for index, one in zip(indices, column, strict=True):
         if one.shape != shape or one.dtype != dtype:
