@@ -111,7 +111,6 @@ def test_gradients_that_are_not_clipped_are_found(monkeypatch):
     assert not audit.play("step, full batch", trials=300).holds
 
 
-@pytest.mark.evidence  # tests/audit/test_canaries.py finds them in `fit`
 def test_survivors_that_need_a_touch_are_found(monkeypatch):
     monkeypatch.setattr(
         ContributionMap, "_untouched_survivors", lambda self, p, source: tf.zeros([0], tf.int64)

@@ -32,8 +32,7 @@ def test_fault_01_norms_see_the_dropout_of_the_step(small):
         base = keras.Sequential([keras.Input((8,)), layers.Dense(16), layers.Dropout(0.8),
                                  layers.Dense(16), layers.Dropout(0.8),
                                  layers.Dense(2)])  # fmt: skip
-        norm = one_step_norm(small, base, x, np.array([[9.0, 9.0]]), "mse", clip_norm=0.1,
-                             compile_kwargs={"run_eagerly": True})  # fmt: skip
+        norm = one_step_norm(small, base, x, np.array([[9.0, 9.0]]), "mse", clip_norm=0.1)
         assert norm == pytest.approx(0.1, rel=1e-4)
 
 

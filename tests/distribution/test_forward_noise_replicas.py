@@ -5,7 +5,6 @@ import contextlib
 import keras
 import numpy as np
 import pytest
-import slow
 
 import tfdp
 from tfdp.data import poisson_batches, shuffled_epochs
@@ -44,7 +43,7 @@ def test_losses_and_updates_are_those_of_one_replica(replicas):
     # Eleven rows of padding stand at the end: the last replicas have fewer examples, or none.
     found = []
     for count in (None, 4):
-        model = compiled(replicas, count, lambda: network(0.0), run_eagerly=count is None)
+        model = compiled(replicas, count, lambda: network(0.0))
         arrays = [np.concatenate([a, a[:1].repeat(11, 0)]) for a in data()]
         weight = np.repeat([1.0, 0.0], [N, 11]).astype("float32")
         batches = poisson_batches((*arrays, weight), N + 11, steps_per_epoch=2)  # q = 1
@@ -68,7 +67,7 @@ def test_noise_differs_between_replicas_and_steps_and_a_step_is_charged_once(rep
     for change in (first, second):
         assert change[:, 0].std() == pytest.approx(1e-3 * sigma / np.sqrt(4 * n), rel=0.03)
     assert abs(np.corrcoef(first[:, 0], second[:, 0])[0, 1]) < 6 / np.sqrt(width)
-    alone = compiled(replicas, None, lambda: network(sigma, width, "zeros"), run_eagerly=True)
+    alone = compiled(replicas, None, lambda: network(sigma, width, "zeros"))
     alone.fit(shuffled_epochs(arrays, n), epochs=2, verbose=0)
     epsilon = alone.privacy_statement(1e-3).epsilon
     assert model.privacy_statement(1e-3).epsilon == pytest.approx(epsilon)
@@ -97,7 +96,7 @@ def test_batches_from_shares_of_the_records_are_charged_as_poisson_batches(repli
     assert entry.count == 4
 
 
-@pytest.mark.parametrize("private", slow.cases([True, False], slow=[False]))
+@pytest.mark.parametrize("private", [True, False])
 def test_evaluate_shows_the_mean_over_all_examples(replicas, private):
     # Batches of 9 and a last one of 3: on four replicas one has no row of it.
     optimizer = (

@@ -55,8 +55,7 @@ def batches(steps):
 )
 def test_without_noise_the_numbers_are_those_of_the_step(replicas, count, jit_compile):
     kwargs = {"compile_kwargs": {"jit_compile": jit_compile}}
-    eager = {"compile_kwargs": {"run_eagerly": True}}  # a trace takes longer than two steps
-    expected, _ = replicas.train(compiled(replicas, None, **eager), batches(2))
+    expected, _ = replicas.train(compiled(replicas, None), batches(2))
     model = compiled(replicas, count, **kwargs)
     found, history = replicas.train(model, select_on_host(batches(2), model, ids_of))
     survivors = np.any(expected[0], axis=1)
@@ -161,8 +160,7 @@ def test_no_row_of_a_step_beyond_the_budget_survives(replicas):
 def test_what_is_shown_is_of_all_replicas(replicas):
     shown = []
     for count in (None, 4):  # 30 examples, of which the last replica has fewer
-        kwargs = {"compile_kwargs": {"run_eagerly": count is None}}
-        _, history = replicas.train(compiled(replicas, count, **kwargs), batches(1))
+        _, history = replicas.train(compiled(replicas, count), batches(1))
         shown.append(history)
     for name, value in shown[0].items():
         np.testing.assert_allclose(shown[1][name], value, rtol=1e-6)

@@ -60,9 +60,7 @@ OF_ALL = {
 
 @pytest.fixture(scope="module")
 def one_piece(replicas):
-    # Eagerly: a trace takes longer than two steps.
-    model = compiled(replicas, compile_kwargs={"run_eagerly": True}, **OF_ALL)
-    return trained(replicas, model, data())
+    return trained(replicas, compiled(replicas, **OF_ALL), data())
 
 
 @pytest.mark.parametrize(

@@ -305,11 +305,11 @@ def test_a_score_that_is_no_number_never_wins(small, runs):
 def test_the_noise_of_a_private_mean_is_what_is_charged():
     score = PrivateMean(lambda m: np.array([5.0, -1.0, np.nan, 0.5]), num_examples=4,
                         noise_multiplier=3.0, bound=2.0)  # fmt: skip
-    draws = np.array([score(None) for _ in range(800)])
+    draws = np.array([score(None) for _ in range(2000)])
     stddev = 3.0 * 2.0 / 4
     # Five standard errors each: a false alarm in less than 1 of 1e5 runs.
-    assert abs(draws.mean() - (2.0 + 0.5) / 4) < 5 * stddev / math.sqrt(800)
-    assert abs(draws.std() / stddev - 1) < 5 / math.sqrt(1600)
+    assert abs(draws.mean() - (2.0 + 0.5) / 4) < 5 * stddev / math.sqrt(2000)
+    assert abs(draws.std() / stddev - 1) < 5 / math.sqrt(4000)
     assert score.event == dp_accounting.GaussianDpEvent(3.0)
 
 
