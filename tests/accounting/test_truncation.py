@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdp.accounting import Ledger, Sampling
-from tfdp.accounting.accountants import compose_accountant
+from tfdp.accounting.accountants import compose_accountant, key_of
 from tfdp.accounting.composition import training_event
 from tfdp.accounting.truncation import overflow_probability, smallest_capacity, truncation_delta
 
@@ -66,7 +66,7 @@ def _ledger(overflow):
 def test_the_stated_epsilon_and_delta_pay_for_truncation(overflow):
     delta = 1e-4
     stated = _ledger(overflow).epsilon(delta)
-    composed = compose_accountant(_ledger(0.0).event(), "pld", "add_or_remove_one")
+    composed = compose_accountant(*key_of(_ledger(0.0).event(), "pld", "add_or_remove_one"))
 
     def total(epsilon):
         return composed.get_delta(epsilon) + truncation_delta(epsilon, _STEPS, overflow)
@@ -80,7 +80,7 @@ def test_every_run_of_every_entry_pays_for_its_own_truncation():
     # 1,200 runs at 2e-11 and one at 1e-8 are one charge of 3.4e-8, and the smallest ε that pays.
     ledger = _ledger(2e-11)
     ledger.add("noise", dp_accounting.GaussianDpEvent(9.0), overflow_probability=1e-8)
-    composed = compose_accountant(ledger.event(), "pld", "add_or_remove_one")
+    composed = compose_accountant(*key_of(ledger.event(), "pld", "add_or_remove_one"))
     delta, stated = 1e-4, ledger.epsilon(1e-4)
 
     def total(epsilon):

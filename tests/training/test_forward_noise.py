@@ -12,7 +12,7 @@ from scipy import stats
 
 import tfdp
 from tfdp.accounting import epsilon
-from tfdp.accounting.accountants import compose_accountant
+from tfdp.accounting.accountants import compose_accountant, key_of
 from tfdp.accounting.truncation import truncation_delta
 from tfdp.accounting.visible_sampling import VisiblySampledGaussianDpEvent
 from tfdp.errors import PrivacyError
@@ -144,7 +144,9 @@ def test_batches_that_are_cut_off_cost_their_share_of_delta(small, private_optim
         event = VisiblySampledGaussianDpEvent(0.25, 4.0)
     model.fit(small.poisson(max_batch_size=25), verbose=0)
     adjacency = "add_or_remove_one" if private_optimizer else "zero_out"
-    composed = compose_accountant(dp_accounting.SelfComposedDpEvent(event, 4), "pld", adjacency)
+    composed = compose_accountant(
+        *key_of(dp_accounting.SelfComposedDpEvent(event, 4), "pld", adjacency)
+    )
     delta, overflow = 1e-4, stats.binom.sf(25, N, 0.25)
     assert 1e-7 < overflow < 1e-5
     for stated in (model.privacy_statement(delta).epsilon, model.ledger.epsilon(delta)):

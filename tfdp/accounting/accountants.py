@@ -56,14 +56,14 @@ def epsilon(
     3.0
     """
     delta = _validate.open_unit("delta", delta)
-    return _epsilon_cached(_key_of(event, accountant, adjacency), delta)
+    return _epsilon_cached(key_of(event, accountant, adjacency), delta)
 
 
 @functools.lru_cache(maxsize=4096)
 def _epsilon_cached(key, delta):
-    """ε of what `_key_of` gives; a step of a run is asked for again and again."""
+    """ε of what `key_of` gives; a step of a run is asked for again and again."""
     with np.errstate(over="ignore"):  # dp_accounting divides by masses that underflow
-        return max(0.0, float(_compose_cached(*key).get_epsilon(delta)))
+        return max(0.0, float(compose_accountant(*key).get_epsilon(delta)))
 
 
 def best_accountant(event, adjacency="add_or_remove_one", delta=None):
@@ -135,17 +135,12 @@ def _loss_scale(event, count):
     return 0.5 * count / event.noise_multiplier**2
 
 
-def compose_accountant(event, accountant, adjacency):
-    """An accountant that has composed `event`; cached, so it must not be composed further.
+def key_of(event, accountant, adjacency):
+    """(event as JSON, accountant, adjacency): all that an ε depends on, beside δ.
 
     Raises:
         ValueError: as for `epsilon`.
     """
-    return _compose_cached(*_key_of(event, accountant, adjacency))
-
-
-def _key_of(event, accountant, adjacency):
-    """(event as JSON, accountant, adjacency): all that an ε depends on, beside δ."""
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
     _validate.one_of("adjacency", adjacency, ADJACENCIES)
     if not isinstance(event, dp_accounting.DpEvent):
@@ -159,7 +154,8 @@ def _key_of(event, accountant, adjacency):
 
 
 @functools.lru_cache(maxsize=32)
-def _compose_cached(encoded_event, accountant, adjacency):
+def compose_accountant(encoded_event, accountant, adjacency):
+    """An accountant that has composed what `key_of` gives; cached: do not compose it further."""
     event = event_from_dict(json.loads(encoded_event))
     for candidate, relation in interpretations(event, accountant, adjacency):
         fresh = _fresh_accountant(accountant, adjacency, relation)
