@@ -11,12 +11,14 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp.noise import Grid, NoiseSource, laplace_of_tail, normal_of_tail, sum_rounding
-from tfdp.noise.gaussian import philox_bits
+from tfdp.noise.gaussian import log, philox_bits
 from tfdp.noise.grid import CLIPPED, release
 from tfdp.runtime.xla import compiling
 
 KEY = tf.constant([7], tf.uint64)
 COUNTER = tf.constant([1, 2], tf.uint64)
+RNG = np.random.default_rng(0)
+TAILS = np.concatenate([0.5 * RNG.random(300), 2.0 ** -(1 + 93 * RNG.random(300))])
 
 
 def numbers(grid):
@@ -110,16 +112,27 @@ def test_the_largest_noise_is_beyond_eleven_deviations(monkeypatch):
         assert least < found[0] < 67
 
 
-def test_the_inverse_is_exact_enough_for_the_claim():
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_inverse_is_exact_enough_for_the_claim(jit_compile):
     # The distribution function is wrong by at most φ(z)·(|z| + 1)·2^-50.
     mpmath = pytest.importorskip("mpmath")
     mpmath.mp.prec = 200
-    rng = np.random.default_rng(0)
-    tails = np.concatenate([0.5 * rng.random(300), 2.0 ** -(1 + 93 * rng.random(300))])
-    for tail, z in zip(tails, normal_of_tail(tf.constant(tails)).numpy(), strict=True):
+    inverse = tf.function(normal_of_tail, autograph=False, jit_compile=jit_compile)
+    for tail, z in zip(TAILS, inverse(tf.constant(TAILS)).numpy(), strict=True):
         exact = mpmath.erfc(mpmath.mpf(float(z)) / mpmath.sqrt(2)) / 2
         error = abs(exact - mpmath.mpf(float(tail))) / mpmath.npdf(float(z))
         assert error <= (abs(z) + 1) * 2.0**-50
+
+
+def test_the_fused_logarithm_is_exact():
+    fused = tf.function(log, autograph=False, jit_compile=True)
+    x = np.concatenate([TAILS, 2 * TAILS, 1 - 2.0**-20 * TAILS, [1.0, 2.0**-1000, 2.0**1000]])
+    # NumPy's longer doubles have 64 bits.
+    exact = np.log(x.astype(np.longdouble))
+    error = np.abs(fused(tf.constant(x)).numpy() - exact)
+    assert np.max(error / (np.abs(exact) + 1)) < 2.0**-52
+    # Another program than TensorFlow's kernel, or this compares nothing.
+    assert not np.array_equal(fused(tf.constant(x)), tf.math.log(x))
 
 
 def test_window_bits_are_not_those_of_the_draw():

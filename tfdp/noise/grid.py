@@ -36,7 +36,7 @@ import math
 
 import tensorflow as tf
 
-from tfdp.noise.gaussian import fused_word_pairs, normal_of_tail, word_pairs
+from tfdp.noise.gaussian import fused_word_pairs, log, normal_of_tail, word_pairs
 from tfdp.runtime.xla import platform
 
 #: What clipping to C in float32, or with a float32 result, may exceed C by, relative to C.
@@ -149,7 +149,7 @@ def _power_of_two(x, most, above=False):
 
 def laplace_of_tail(tail: tf.Tensor) -> tf.Tensor:
     """The value that a Laplace variable of scale 1 exceeds with probability `tail`, in (0, 1/2]."""
-    return -tf.math.log(2.0 * tail)
+    return -log(2.0 * tail)
 
 
 def release(values, grid, key, counter, quantile=normal_of_tail, dtype=tf.float32, scale=None):

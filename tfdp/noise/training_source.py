@@ -18,6 +18,8 @@ from tfdp.runtime.replicas import of_first_replica
 from tfdp.runtime.xla import is_compiling, platform
 
 _LARGEST_DRAW = 1 << 22
+# Tensors that begin at such a place share the memory of the draw: TensorFlow aligns to 64 bytes.
+_LINE = 16
 _ADVANCING = threading.Lock()
 _SMALL_DRAW = 1 << 14  # compiled once, for draws whose number is not known beforehand
 # XLA compiles Philox for a TPU in 3 s for this many values, and in minutes for 20 times as many.
@@ -110,12 +112,9 @@ class NoiseSource:
             stop = start + 1
             while stop < len(sizes) and sum(sizes[start : stop + 1]) <= _LARGEST_DRAW:
                 stop += 1
-            flat = [tf.reshape(t, [-1]) for t in tensors[start:stop]]
-            flat = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
-            parts = tf.split(self._release(flat, grid, quantile, dtype), sizes[start:stop])
-            released += [
-                tf.reshape(p, t.shape) for p, t in zip(parts, tensors[start:stop], strict=True)
-            ]
+            flat = _joined(tensors[start:stop])
+            drawn = self._release(flat, grid, quantile, dtype)
+            released += _apart(drawn, [t.shape for t in tensors[start:stop]])
             start = stop
         return released
 
@@ -213,6 +212,31 @@ class NoiseSource:
             after = later(counter, tf.constant(size + 1, tf.uint64))
             self._counter.assign(tf.bitcast(after, tf.int64))
             return tf.bitcast(self._key.read_value(), tf.uint64), counter
+
+
+def _joined(tensors):
+    """One tensor (n,) of all values; between those of two tensors, zeros up to whole lines."""
+    if len(tensors) == 1:
+        return tf.reshape(tensors[0], [-1])
+    flat = []
+    for tensor in tensors:
+        flat.append(tf.reshape(tensor, [-1]))
+        if -tensor.shape.num_elements() % _LINE:
+            flat.append(tf.zeros([-tensor.shape.num_elements() % _LINE], tensor.dtype))
+    return tf.concat(flat, 0)
+
+
+def _apart(values, shapes):
+    """The tensors of these shapes that `_joined` made `values` of."""
+    if len(shapes) == 1:
+        return [tf.reshape(values, shapes[0])]
+    sizes = [shape.num_elements() for shape in shapes]
+    lines = [-(-size // _LINE) for size in sizes]
+    parts = tf.split(tf.reshape(values, [-1, _LINE]), lines)
+    return [
+        tf.reshape(tf.reshape(part, [-1])[:size], shape)
+        for part, size, shape in zip(parts, sizes, shapes, strict=True)
+    ]
 
 
 def _compiled_size(size):
