@@ -55,15 +55,12 @@ def check_amount(budget, noise_multiplier, steps):
         raise ValueError(f"Argument `steps` must be a positive integer. Received: steps={steps!r}")
 
 
-def check_sizes(
-    num_examples, expected_batch_size, clip_norm, microbatch_size, num_records=None
-):  # fmt: skip
-    """Checks the numbers that describe data and clipping."""
-    if num_examples is not None and not _is_positive_integer(num_examples):
-        raise ValueError(
-            "Argument `num_examples` must be a positive integer, the number of training records, "
-            f"or None. Received: num_examples={num_examples!r}"
-        )
+def check_data(num_examples, expected_batch_size, max_records_per_unit, num_records, period):
+    """Checks what the data are said to be, and how they are drawn."""
+    _positive_integer_or_none("num_examples", num_examples, "the number of training records")
+    _positive_integer_or_none(
+        "num_records", num_records, "the number of records of which each is drawn by itself"
+    )
     drawn_from = "num_examples" if num_records is None else "num_records"
     most = num_examples if num_records is None else num_records
     batch = expected_batch_size
@@ -72,44 +69,34 @@ def check_sizes(
             f"Argument `expected_batch_size` must lie in (0, {drawn_from}]. Received: "
             f"expected_batch_size={expected_batch_size!r}, {drawn_from}={most}"
         )
-    if not (is_number(clip_norm) and 0 < clip_norm < float("inf")):
-        raise ValueError(
-            f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm!r}"
-        )
-    if microbatch_size is not None and not _is_positive_integer(microbatch_size):
-        raise ValueError(
-            "Argument `microbatch_size` must be a positive integer or None. "
-            f"Received: microbatch_size={microbatch_size!r}"
-        )
-
-
-def check_records(max_records_per_unit, microbatch_size, period, num_records=None):
-    """Checks how many rows a person has; none may be divided among micro-batches.
-
-    Of single records (`num_records`) each is clipped by itself, in whichever micro-batch.
-    """
-    if num_records is not None and not _is_positive_integer(num_records):
-        raise ValueError(
-            "Argument `num_records` must be a positive integer, the number of records of which "
-            f"each is drawn by itself, or None. Received: num_records={num_records!r}"
-        )
-    if num_records is not None and max_records_per_unit is None:
+    if max_records_per_unit is not None:
+        count("max_records_per_unit", max_records_per_unit)
+    elif num_records is not None:
         raise ValueError(
             "Argument `num_records` is for single records of persons: give `max_records_per_unit`, "
             'as the sampler was given beside `sampling_unit="record"`. Received: '
             f"num_records={num_records}, max_records_per_unit=None"
         )
-    if max_records_per_unit is None:
-        if period is not None:
-            raise ValueError(
-                "Argument `period` is for persons, of whom it is known that they are in no other "
-                "period: give `max_records_per_unit`, as the sampler was given. Received: "
-                f"period={period!r}, max_records_per_unit=None"
-            )
-        return
-    count("max_records_per_unit", max_records_per_unit)
-    together = 1 if num_records is not None else max_records_per_unit
-    if microbatch_size is not None and microbatch_size % together:
+    elif period is not None:
+        raise ValueError(
+            "Argument `period` is for persons, of whom it is known that they are in no other "
+            "period: give `max_records_per_unit`, as the sampler was given. Received: "
+            f"period={period!r}, max_records_per_unit=None"
+        )
+
+
+def check_clipping(clip_norm, microbatch_size, max_records_per_unit, num_records):
+    """Checks the clip norm, and that no person is divided among micro-batches.
+
+    Of single records (`num_records`) each is clipped by itself, in whichever micro-batch.
+    """
+    if not (is_number(clip_norm) and 0 < clip_norm < float("inf")):
+        raise ValueError(
+            f"Argument `clip_norm` must be a finite number > 0. Received: clip_norm={clip_norm!r}"
+        )
+    _positive_integer_or_none("microbatch_size", microbatch_size)
+    together = max_records_per_unit if num_records is None else None
+    if microbatch_size is not None and microbatch_size % (together or 1):
         raise ValueError(
             "Argument `microbatch_size` must be a multiple of `max_records_per_unit`: the records "
             "of a person are clipped together, in one micro-batch. Received: "
@@ -122,6 +109,14 @@ def plain_number(value):
     if value is None:
         return None
     return int(value) if value == int(value) else float(value)
+
+
+def _positive_integer_or_none(name, value, meaning=None):
+    if value is not None and not _is_positive_integer(value):
+        what = f", {meaning}, or None" if meaning else " or None"
+        raise ValueError(
+            f"Argument `{name}` must be a positive integer{what}. Received: {name}={value!r}"
+        )
 
 
 def _is_positive_integer(value):

@@ -1,7 +1,6 @@
 """The one place that charges steps of a DPOptimizer, and decides what noise they have."""
 
 import os
-import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -11,14 +10,12 @@ from tfdp.accounting.adjacency import strongest
 from tfdp.accounting.history import ChargeHistory
 from tfdp.accounting.mechanisms import Notes, PrivateTraining
 from tfdp.accounting.sampling import PERSON
-from tfdp.accounting.truncation import truncation_delta
 from tfdp.errors import BudgetError, PrivacyError
+from tfdp.optimizers import calibrating
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime.replicas import of_first_replica
 
 _NO_LIMIT = np.iinfo(np.int64).max
-# The share of δ that calibration keeps back for truncated Poisson batches.
-_TRUNCATION_SHARE = 1e-3
 
 
 class Charging(RunCharging):
@@ -132,7 +129,7 @@ class Charging(RunCharging):
             self._counter.begin(self.mechanism, None if name is None else name.tobytes().hex())
             self._beside = self.history.charges_beside(self._counter.run)
             if budget is not None and self.mechanism.amplification is None:
-                self._warn_of_shuffling(budget)
+                calibrating.warn_of_shuffling(budget, self.mechanism, self.poisson())
         sigma = self.noise_multiplier if self.mechanism is None else self.mechanism.noise_multiplier
         for variable in (self._stddev, self._host_stddev):
             if variable is not None:
@@ -249,52 +246,10 @@ class Charging(RunCharging):
         )
         key = (ledger.to_json(), self.remaining, sampling)
         if key not in self._calibrations:
-            self._calibrations[key] = self._calibrate(setting, ledger)
+            self._calibrations[key] = calibrating.noise_multiplier(
+                self._optimizer.budget, setting, self.remaining, ledger
+            )
         return self._calibrations[key]
-
-    def _calibrate(self, setting, ledger):
-        optimizer, steps = self._optimizer, self.remaining
-        budget = optimizer.budget
-        overflow = sum(e.count * e.overflow_probability for e in ledger.entries)
-        overflow += setting.count(steps) * setting.sampling.overflow_probability
-        extra = truncation_delta(budget.epsilon, 1, min(overflow, 1.0)) * 1.01
-        beside = {
-            "adjacency": strongest([ledger.adjacency, setting.adjacency]),
-            "other_events": [ledger.event()] if len(ledger) else [],
-            "extra_delta": max(extra, _TRUNCATION_SHARE * budget.delta),
-            "accountant": None,
-        }
-        if setting.amplification == "allocation":
-            return accounting.calibrate_random_allocation(
-                budget, setting.sampling.allocation_steps, setting.count(steps), **beside
-            )
-        return accounting.calibrate_noise_multiplier(
-            budget,
-            setting.sampling.sampling_probability if setting.amplification else 1.0,
-            setting.count(steps),
-            mechanism=setting.mechanism,
-            max_records_per_unit=setting.draws_per_unit,
-            **beside,
-        )
-
-    def _warn_of_shuffling(self, budget):
-        """Says, once at the start of a run, what Poisson batches would save."""
-        sigma = self.mechanism.noise_multiplier
-        # With the other charges left out: this is advice, and no guarantee.
-        poisson = accounting.calibrate_noise_multiplier(
-            budget,
-            self._optimizer.sampling_probability,
-            self._optimizer.steps,
-            accountant=None,
-            mechanism=self.mechanism.mechanism,
-        )
-        if self.mechanism.sampling.kind != "full_batch" and poisson < sigma:
-            warnings.warn(
-                f"These batches are shuffled, not Poisson sampled: without amplification by "
-                f"sampling the budget (epsilon={budget.epsilon:g}) needs noise_multiplier="
-                f"{sigma:.4g}. With `tfdp.data.poisson_batches` {poisson:.4g} would do.",
-                stacklevel=2,
-            )
 
     def _refresh_limit(self, strict):
         """Sets how many steps this run may have; `strict` refuses what would break the budget."""

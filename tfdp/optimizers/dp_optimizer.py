@@ -21,12 +21,15 @@ from tfdp.optimizers.sparse_training import SparseTraining
 from tfdp.runtime.external_table import is_external
 from tfdp.selection.row_selection import RowSelection
 
-# What a run was charged by cannot change under it.
-_FIXED = (
-    "inner_optimizer", "budget", "num_examples", "expected_batch_size", "steps", "clip_norm",
-    "clipping", "selection", "embedding_optimizer", "microbatch_size", "max_records_per_unit",
-    "num_records", "period", "per_example_reduction", "seed",
+# Arguments that are kept, and saved, as they are.
+_PLAIN = (
+    "num_examples", "expected_batch_size", "steps", "clip_norm", "clipping", "microbatch_size",
+    "max_records_per_unit", "num_records", "per_example_reduction", "seed", "name",
 )  # fmt: skip
+# What a run was charged by cannot change under it.
+_FIXED = {*_PLAIN, "inner_optimizer", "budget", "selection", "embedding_optimizer", "period"} - {
+    "name"
+}
 _CHARGES = "charges"  # of a saved optimizer, beside its variables
 
 
@@ -112,10 +115,10 @@ class DPOptimizer(keras.optimizers.Optimizer):
         optimizer = keras.optimizers.get(optimizer)
         arguments.check_optimizer(optimizer)
         arguments.check_amount(budget, noise_multiplier, steps)
-        arguments.check_sizes(
-            num_examples, expected_batch_size, clip_norm, microbatch_size, num_records
+        arguments.check_data(
+            num_examples, expected_batch_size, max_records_per_unit, num_records, period
         )
-        arguments.check_records(max_records_per_unit, microbatch_size, period, num_records)
+        arguments.check_clipping(clip_norm, microbatch_size, max_records_per_unit, num_records)
         _validate.one_of("clipping", clipping, CLIPPING)
         _validate.one_of("per_example_reduction", per_example_reduction, REDUCTIONS)
         self._sparse = None
@@ -335,20 +338,10 @@ class DPOptimizer(keras.optimizers.Optimizer):
             "optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "budget": [self.budget.epsilon, self.budget.delta] if self.budget else None,
             "noise_multiplier": self._charging.requested_noise_multiplier,
-            "num_examples": self.num_examples,
-            "expected_batch_size": self.expected_batch_size,
-            "steps": self.steps,
-            "clip_norm": self.clip_norm,
-            "clipping": self.clipping,
             "selection": keras.saving.serialize_keras_object(self.selection),
             "embedding_optimizer": keras.saving.serialize_keras_object(self.embedding_optimizer),
-            "microbatch_size": self.microbatch_size,
-            "max_records_per_unit": self.max_records_per_unit,
-            "num_records": self.num_records,
             "period": None if self.period is None else list(self.period),
-            "per_example_reduction": self.per_example_reduction,
-            "seed": self.seed,
-            "name": self.name,
+            **{name: getattr(self, name) for name in _PLAIN},
         }
 
     @classmethod

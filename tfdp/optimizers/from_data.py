@@ -6,6 +6,9 @@ from tfdp.errors import PrivacyError
 from tfdp.optimizers import arguments
 
 _OF_BATCHES = ("num_examples", "expected_batch_size")
+# The unit of privacy comes from the data, too, where their number does.
+_OF_UNITS = ("max_records_per_unit", "num_records", "period")
+_DATA = (*_OF_BATCHES, *_OF_UNITS)
 
 
 def steps_of(sampling, epochs, steps_per_epoch=None):
@@ -33,8 +36,7 @@ class FromData:
     def __init__(self, optimizer):
         self._optimizer = optimizer
         names = [name for name in _OF_BATCHES if getattr(optimizer, name) is None]
-        if optimizer.num_examples is None:  # the unit of privacy comes from the data, too
-            names += ["max_records_per_unit", "num_records", "period"]
+        names += _OF_UNITS if optimizer.num_examples is None else ()
         self._names = [name for name in names if getattr(optimizer, name) is None]
         self.takes_steps = optimizer.budget is not None and optimizer.steps is None
 
@@ -92,16 +94,13 @@ class FromData:
                     "of a budget depends on it. Give the DPOptimizer `steps=`, all steps of all "
                     "passes, or `fit` a `steps_per_epoch`."
                 )
-        found = {**{name: getattr(optimizer, name) for name in _OF_BATCHES}, **taken}
-        k = found.get("max_records_per_unit", optimizer.max_records_per_unit)
-        num_records = found.get("num_records", optimizer.num_records)
-        arguments.check_sizes(
-            found["num_examples"], found["expected_batch_size"], optimizer.clip_norm,
-            optimizer.microbatch_size, num_records,
+        data = {name: taken.get(name, getattr(optimizer, name)) for name in _DATA}
+        arguments.check_data(**data)
+        arguments.check_clipping(
+            optimizer.clip_norm, optimizer.microbatch_size,
+            data["max_records_per_unit"], data["num_records"],
         )  # fmt: skip
-        period = found.get("period", optimizer.period)
-        arguments.check_records(k, optimizer.microbatch_size, period, num_records)
         if optimizer.budget is not None:
-            check_delta(optimizer.budget.delta, found["num_examples"])
+            check_delta(optimizer.budget.delta, data["num_examples"])
         vars(optimizer).update(taken)  # past the guard of what is fixed
         self._names = []

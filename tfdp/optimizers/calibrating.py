@@ -1,0 +1,65 @@
+"""How much noise a budget needs for steps of private training."""
+
+import warnings
+
+from tfdp import accounting
+from tfdp.accounting.adjacency import strongest
+from tfdp.accounting.truncation import truncation_delta
+
+# The share of δ that calibration keeps back for truncated Poisson batches.
+_TRUNCATION_SHARE = 1e-3
+
+
+def noise_multiplier(budget, setting, steps, ledger):
+    """σ with which steps meet a budget, together with what was charged already.
+
+    Args:
+        budget: a `PrivacyBudget`.
+        setting: the `PrivateTraining` of the steps, with any σ.
+        steps: how many there will be.
+        ledger: the `Ledger` of everything else.
+    """
+    overflow = sum(e.count * e.overflow_probability for e in ledger.entries)
+    overflow += setting.count(steps) * setting.sampling.overflow_probability
+    extra = truncation_delta(budget.epsilon, 1, min(overflow, 1.0)) * 1.01
+    beside = {
+        "adjacency": strongest([ledger.adjacency, setting.adjacency]),
+        "other_events": [ledger.event()] if len(ledger) else [],
+        "extra_delta": max(extra, _TRUNCATION_SHARE * budget.delta),
+        "accountant": None,
+    }
+    if setting.amplification == "allocation":
+        return accounting.calibrate_random_allocation(
+            budget, setting.sampling.allocation_steps, setting.count(steps), **beside
+        )
+    return accounting.calibrate_noise_multiplier(
+        budget,
+        setting.sampling.sampling_probability if setting.amplification else 1.0,
+        setting.count(steps),
+        mechanism=setting.mechanism,
+        max_records_per_unit=setting.draws_per_unit,
+        **beside,
+    )
+
+
+def warn_of_shuffling(budget, mechanism, poisson):
+    """Says, once at the start of a run, what Poisson batches would save.
+
+    Args:
+        budget: a `PrivacyBudget`.
+        mechanism: the `PrivateTraining` of the run.
+        poisson: the `Sampling` of Poisson batches of the same expected size.
+    """
+    # With the other charges left out: this is advice, and no guarantee.
+    needed = accounting.calibrate_noise_multiplier(
+        budget, poisson.sampling_probability, mechanism.budget[2], accountant=None,
+        mechanism=mechanism.mechanism,
+    )  # fmt: skip
+    if mechanism.sampling.kind != "full_batch" and needed < mechanism.noise_multiplier:
+        warnings.warn(
+            f"These batches are shuffled, not Poisson sampled: without amplification by sampling "
+            f"the budget (epsilon={budget.epsilon:g}) needs noise_multiplier="
+            f"{mechanism.noise_multiplier:.4g}. With `tfdp.data.poisson_batches` {needed:.4g} "
+            "would do.",
+            stacklevel=2,
+        )
