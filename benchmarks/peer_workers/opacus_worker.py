@@ -79,6 +79,50 @@ class Clicks(nn.Module):
         return self.rest(torch.cat([*looked_up, numbers], 1))
 
 
+class Adapted(nn.Module):
+    """A frozen layer with a low rank that is trained (LoRA)."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.frozen = nn.Linear(width, width).requires_grad_(False)
+        self.down = nn.Linear(width, sizes.RANK, bias=False)
+        self.up = nn.Linear(sizes.RANK, width, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.frozen(x) + self.up(self.down(x))
+
+
+class EncoderBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.query, self.value = Adapted(width), Adapted(width)
+        self.key, self.out = (nn.Linear(width, width).requires_grad_(False) for _ in range(2))
+        self.hidden = nn.Linear(width, 4 * width).requires_grad_(False)
+        self.back = nn.Linear(4 * width, width).requires_grad_(False)
+        self.norm, self.second_norm = (nn.LayerNorm(width).requires_grad_(False) for _ in range(2))
+
+    def forward(self, x):
+        heads = (*x.shape[:2], sizes.HEADS, -1)
+        query, key, value = (
+            layer(x).view(heads).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        seen = nn.functional.scaled_dot_product_attention(query, key, value)
+        x = self.norm(x + self.out(seen.transpose(1, 2).reshape(x.shape)))
+        return self.second_norm(x + self.back(nn.functional.gelu(self.hidden(x))))
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(sizes.WORDS, sizes.ENCODER_WIDTH).requires_grad_(False)
+        blocks = [EncoderBlock(sizes.ENCODER_WIDTH) for _ in range(sizes.ENCODER_BLOCKS)]
+        self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(sizes.ENCODER_WIDTH, 2)
+
+    def forward(self, ids):
+        return self.head(self.blocks(self.table(ids))[:, 0])
+
+
 def perceptron():
     parts, inputs = [], 256
     for _ in range(3):
@@ -102,7 +146,9 @@ def build(name, private):
         return Transformer(**options)
     if kind == "gru":
         return Recurrent(private)
-    return {"perceptron": perceptron, "convolutions": convolutions, "clicks": Clicks}[kind]()
+    makers = {"perceptron": perceptron, "convolutions": convolutions, "clicks": Clicks,
+              "encoder": Encoder}  # fmt: skip
+    return makers[kind]()
 
 
 class Trainer:

@@ -4,6 +4,8 @@ import numpy as np
 
 VOCABULARY, WIDTH, BLOCKS = 3417, 64, 2
 TABLES, ROWS, TABLE_WIDTH, NUMBERS = 26, 5_000, 16, 13
+#: The encoder is of BERT's size, and frozen; what is trained are LoRA's factors and the head.
+WORDS, ENCODER_WIDTH, HEADS, ENCODER_BLOCKS, RANK = 30_522, 768, 12, 12, 8
 CLIP_NORM, NOISE_MULTIPLIER = 1.0, 1.0
 #: Gradient descent is for checks: changes of weights are to be large against their rounding.
 RATES = {"adam": 1e-3, "sgd": 1e3}
@@ -22,6 +24,7 @@ ARCHITECTURES = {
     "GRU": ("gru", {}, 64),
     "convolutions, group normalisation": ("convolutions", {}, 64),
     "clicks, 26 tables": ("clicks", {}, 256),
+    "encoder with LoRA": ("encoder", {"length": 64}, 8),
 }
 
 
@@ -34,7 +37,10 @@ def batch(name, size=None, seed=0):
         shape = (size, options["length"])
         ids, labels = (generator.integers(1, VOCABULARY, shape, dtype=np.int32) for _ in range(2))
         return (ids,), labels
-    labels = generator.integers(0, 2 if kind == "clicks" else 10, (size,), dtype=np.int32)
+    classes = 2 if kind in ("clicks", "encoder") else 10
+    labels = generator.integers(0, classes, (size,), dtype=np.int32)
+    if kind == "encoder":
+        return (generator.integers(0, WORDS, (size, options["length"]), dtype=np.int32),), labels
     if kind == "clicks":
         ids = generator.integers(0, ROWS, (size, TABLES), dtype=np.int32)
         return (ids, generator.standard_normal((size, NUMBERS), np.float32)), labels
