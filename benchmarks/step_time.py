@@ -3,10 +3,11 @@
 Two transformer blocks, width 64, vocabulary 3,417, batch 64. Both steps are timed alternately in
 one process, so that whatever else the machine does hits both. Writes JSON.
 
-    python benchmarks/step_time.py [--repeats 15] [--out benchmarks/results/step_time.json]
+    python benchmarks/step_time.py [--repeats 15] [--policies float32 mixed_bfloat16] [--out benchmarks/results/step_time.json]
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -64,7 +65,10 @@ def steps(length, tied, jit, batch=BATCH, vocabulary=VOCABULARY, which=("plain",
     return made
 
 
-def measure(length, tied, jit, repeats):
+def measure(length, tied, jit, policy, repeats):
+    import keras
+
+    keras.config.set_dtype_policy(policy)
     made = steps(length, tied, jit)
     seconds = {name: [] for name in made}
     for step in made.values():
@@ -78,7 +82,7 @@ def measure(length, tied, jit, repeats):
             seconds[name].append(time.perf_counter() - start)
     ratios = [b / a for a, b in zip(seconds["plain"], seconds["private"], strict=True)]
     return {
-        "length": length, "tied": tied, "xla": jit,
+        "length": length, "tied": tied, "xla": jit, "policy": policy,
         "plain_seconds": statistics.median(seconds["plain"]),
         "private_seconds": statistics.median(seconds["private"]),
         "ratio": statistics.median(seconds["private"]) / statistics.median(seconds["plain"]),
@@ -107,6 +111,7 @@ def main():
     parser.add_argument("--lengths", type=int, nargs="+", default=[50, 200])
     parser.add_argument("--tied", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--jit", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--policies", nargs="+", default=["float32"], help="dtype policies")
     parser.add_argument("--memory", action="store_true", help="peak memory at B 512, V 23,715")
     parser.add_argument("--out")
     args = parser.parse_args()
@@ -115,16 +120,16 @@ def main():
 
     result = {"machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
               "tensorflow": tf.__version__, "keras": keras.__version__, "steps": []}  # fmt: skip
-    for length in args.lengths:
-        for tied in args.tied:
-            for jit in args.jit:
-                row = measure(length, bool(tied), bool(jit), args.repeats)
-                result["steps"].append(row)
-                print(f"T {length:3}  {'tied' if tied else 'untied':7}"
-                      f"{'XLA' if jit else 'tf.function':12}"
-                      f"plain {row['plain_seconds']:.3f} s  private {row['private_seconds']:.3f} s"
-                      f"  ratio {row['ratio']:.2f} (pairs {row['ratio_of_pairs']:.2f},"
-                      f" fastest {row['ratio_of_fastest']:.2f})", flush=True)  # fmt: skip
+    for policy, length, tied, jit in itertools.product(
+        args.policies, args.lengths, args.tied, args.jit
+    ):
+        row = measure(length, bool(tied), bool(jit), policy, args.repeats)
+        result["steps"].append(row)
+        print(f"{policy:15} T {length:3}  {'tied' if tied else 'untied':7}"
+              f"{'XLA' if jit else 'tf.function':12}"
+              f"plain {row['plain_seconds']:.3f} s  private {row['private_seconds']:.3f} s"
+              f"  ratio {row['ratio']:.2f} (pairs {row['ratio_of_pairs']:.2f},"
+              f" fastest {row['ratio_of_fastest']:.2f})", flush=True)  # fmt: skip
     if args.memory:
         peaks = {w: peak_memory(w, True, 50, 512, 23_715) for w in ("plain", "private")}
         result["peak_bytes"] = {**peaks, "ratio": peaks["private"] / peaks["plain"]}

@@ -38,12 +38,15 @@ def table(*columns):
 
 def step_time():
     found = read("step_time")
-    ratios = {(s["length"], s["tied"], s["xla"]): s for s in found["steps"]}
-    lines = table("positions", "head", "tf.function", "fastest steps", "XLA", "fastest steps")
-    for length, tied in sorted({key[:2] for key in ratios}):
-        pair = [ratios[length, tied, xla] for xla in (False, True)]
+    ratios = {(s["policy"], s["length"], s["tied"], s["xla"]): s for s in found["steps"]}
+    lines = table(
+        "positions", "head", "precision", "tf.function", "fastest steps", "XLA", "fastest steps"
+    )
+    for policy, length, tied in sorted({key[:3] for key in ratios}):
+        pair = [ratios[policy, length, tied, xla] for xla in (False, True)]
         cells = [f"{s[key]:.2f}" for s in pair for key in ("ratio", "ratio_of_fastest")]
-        lines.append(row(length, "tied to the look-up" if tied else "separate", *cells))
+        head = "tied to the look-up" if tied else "separate"
+        lines.append(row(length, head, policy.replace("_", " "), *cells))
     peak = found["peak_bytes"]
     return [
         *lines,
