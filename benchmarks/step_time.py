@@ -1,9 +1,10 @@
-"""What privacy costs: one private step against one plain Keras step of the same model.
+r"""What privacy costs: one private step against one plain Keras step of the same model.
 
 Two transformer blocks, width 64, vocabulary 3,417, batch 64. Both steps are timed alternately in
 one process, so that whatever else the machine does hits both. Writes JSON.
 
-    python benchmarks/step_time.py [--repeats 15] [--policies float32 mixed_bfloat16] [--out benchmarks/results/step_time.json]
+    python benchmarks/step_time.py [--repeats 15] [--policies float32 mixed_bfloat16] \
+        [--out benchmarks/results/step_time.json]
 """
 
 import argparse
