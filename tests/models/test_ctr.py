@@ -22,6 +22,7 @@ def optimizer(**kwargs):
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
 def trained():
     data = synthetic_clicks(200, SIZES)
     model = PrivateCTR(data.vocabulary_sizes, hidden_units=(8, 4))
@@ -42,8 +43,8 @@ def test_the_architecture_is_the_paper_s():
     assert model.get_layer("dense_0").kernel.shape == (width, 598)
 
 
-def test_trains_privately_and_shows_auc_gradient_size_and_its_unit():
-    model, data, history = trained()
+def test_trains_privately_and_shows_auc_gradient_size_and_its_unit(trained):
+    model, data, history = trained
     assert {"auc", "gradient_size", "loss"} <= set(history)
     dims = [int(2 * v**0.25) for v in SIZES]
     assert 0 < history["gradient_size"][0] <= sum(v * d for v, d in zip(SIZES, dims, strict=True))
@@ -62,13 +63,13 @@ def test_counts_enter_as_logarithms():
     np.testing.assert_allclose(model(x)[:, 0], [1.0, 10 * np.log(100)], rtol=1e-5)
 
 
-def test_survives_a_file_and_exports_with_integer_ids(tmp_path):
-    model, data, _ = trained()
+def test_survives_a_file_and_exports_with_integer_ids(trained, tmp_path):
+    model, data, _ = trained
     x = {name: values[:5] for name, values in data.test[0].items()}
-    expected = model.predict(x, verbose=0)
+    expected = model(x)
     model.save(tmp_path / "m.keras")
     again = keras.saving.load_model(tmp_path / "m.keras")
-    np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
+    np.testing.assert_array_equal(again(x), expected)
     assert again.ledger == model.ledger and again.get_config() == model.get_config()
     served = tf.saved_model.load(str(export(again, tmp_path / "exported")))
     found = served.serve({name: tf.constant(values) for name, values in x.items()})

@@ -130,8 +130,8 @@ def trained(data, release):
     frequency = tfdp.data.private_frequency(data.train, epsilon=0.5)
     prior = tfdp.layers.TransitionPrior(release, gate=0.8, train_gate=True, name="transitions")
     model = build(data, transitions=prior, frequency=frequency)
-    model.compile(dp(noise_multiplier=3.0), run_eagerly=True)
-    model.fit(tfdp.data.poisson_batches(data.train, 20), epochs=1, verbose=0)
+    model.compile(dp(noise_multiplier=1.5), run_eagerly=True)
+    model.fit(tfdp.data.poisson_batches(data.train, 20, steps_per_epoch=1), verbose=0)
     return model
 
 
