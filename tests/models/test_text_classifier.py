@@ -22,10 +22,10 @@ LABELS = np.array([1, 0, 0, 1] * 25)
 
 
 def classifier(**kwargs):
-    """A compiled classifier on one small block, where no other backbone is given."""
+    """A compiled classifier; where no backbone is given, one without attention."""
     kwargs = {"noise_multiplier": 0.5, **kwargs}
     if "backbone" not in kwargs:
-        kwargs["backbone"] = small_text_encoder(len(WORDS), 8, width=16, depth=1)
+        kwargs["backbone"] = small_text_encoder(len(WORDS), 8, width=16, depth=0)
     model = tfdp.models.TextClassifier(WORDS, 2, max_length=8, **kwargs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
