@@ -54,7 +54,8 @@ def batches(steps):
 @pytest.fixture(scope="module")
 def in_step(replicas):
     """(changes, history) of two steps that choose their rows by themselves."""
-    return replicas.train(compiled(replicas, None), batches(2))
+    eager = {"run_eagerly": True}  # a trace takes longer than two steps
+    return replicas.train(compiled(replicas, None, compile_kwargs=eager), batches(2))
 
 
 @pytest.fixture(scope="module")
