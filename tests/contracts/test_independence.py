@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from keras import layers
 
@@ -298,7 +299,7 @@ def test_no_tolerance_hides_gradients_at_other_examples():
         examine(sequential(layers.Dense(3), slightly, layers.Dense(1)), x, y)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 9, 14])
+@pytest.mark.parametrize("n", slow.cases([2, 3, 4, 9, 14], slow=[4, 9]))
 def test_a_few_examples_are_enough(n):
     def stack(mixer):
         return sequential(layers.Dense(3), Function(mixer), layers.Dense(1))

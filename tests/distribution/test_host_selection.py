@@ -176,7 +176,8 @@ def test_rows_survive_as_often_as_in_the_step(replicas):
 
 def test_no_row_of_a_step_beyond_the_budget_survives(replicas):
     with pytest.MonkeyPatch.context() as patch:
-        model = compiled(replicas, None, sigma=1e-3)
+        eager = {"run_eagerly": True}  # a trace takes longer than its one step
+        model = compiled(replicas, None, sigma=1e-3, compile_kwargs=eager)
         patch.setattr(model.optimizer.charging, "active", lambda: tf.constant(False))
         (one, two, *_), _ = replicas.train(model, select_on_host(batches(1), model, ids_of))
     assert not one.any() and not two.any()

@@ -65,9 +65,10 @@ def one_piece(replicas):
     return trained(replicas, compiled(replicas, compile_kwargs=eager, **OF_ALL), data())
 
 
-@pytest.mark.parametrize(
-    "count, jit_compile", [pytest.param(None, True, marks=pytest.mark.evidence), (2, "auto")]
-)
+OF_SUMS = [(None, "auto"), (None, True), (2, "auto")]
+
+
+@pytest.mark.parametrize("count, jit_compile", slow.cases(OF_SUMS, slow=OF_SUMS[1:]))
 def test_sums_and_survivors_are_those_of_one_piece(replicas, one_piece, count, jit_compile):
     assert all(0 < np.any(table, axis=1).sum() < 12 for table in one_piece[:2])
     compile_kwargs = {"jit_compile": jit_compile}

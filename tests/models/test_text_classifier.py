@@ -21,14 +21,15 @@ TEXTS = ["a charming journey", "the film is bad", "a dull film", "good film"] * 
 LABELS = np.array([1, 0, 0, 1] * 25)
 
 
-def classifier(**kwargs):
+def classifier(run_eagerly=False, **kwargs):
     """A compiled classifier; where no backbone is given, one without attention."""
     kwargs = {"noise_multiplier": 0.5, **kwargs}
     if "backbone" not in kwargs:
         kwargs["backbone"] = small_text_encoder(len(WORDS), 8, width=16, depth=0)
     model = tfdp.models.TextClassifier(WORDS, 2, max_length=8, **kwargs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
+    adam = keras.optimizers.Adam(0.05)
+    model.compile(adam, loss, metrics=["accuracy"], run_eagerly=run_eagerly)
     return model
 
 
@@ -79,7 +80,7 @@ def test_texts_in_lists_and_arrays_are_evaluated_as_they_are_fitted(trained):
 
 def test_fresh_noise_every_epoch_costs_a_copy_each():
     budget = tfdp.PrivacyBudget(3.0, 1e-3)
-    model = classifier(noise_multiplier=None, budget=budget, copies=2)
+    model = classifier(run_eagerly=True, noise_multiplier=None, budget=budget, copies=2)
     data = tfdp.data.shuffled_epochs((np.array(TEXTS, object), LABELS), 50)
     model.fit(data, epochs=2, verbose=0)
     assert 2.97 < model.privacy_statement(1e-3).epsilon <= 3
