@@ -5,6 +5,7 @@ import math
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from keras import layers
 
@@ -13,26 +14,38 @@ from tfdp.clipping import explain
 from tfdp.errors import PrivacyError
 
 
-def one_step_norm(small, base, x, y, loss=None, clip_norm=0.1, **kwargs):
-    """The norm of one full-batch update at σ = 0 and SGD(1), times B̄: that of the clipped sum."""
+def step_norms(small, base, x, y, loss=None, clip_norm=0.1, epochs=1, **kwargs):
+    """Norms of full-batch updates at σ = 0 and SGD(1), times B̄: those of the clipped sums."""
     n = len(tf.nest.flatten(x)[0])
     model = small.model(base, loss, noise_multiplier=0.0, clip_norm=clip_norm, num_examples=n,
                         expected_batch_size=n, **kwargs)  # fmt: skip
-    before = [w.copy() for w in model.get_weights()]
-    model.fit(x, y, batch_size=n, verbose=0)
-    moved = [b - a for b, a in zip(before, model.get_weights(), strict=True)]
-    return n * math.sqrt(sum(np.sum(np.square(m, dtype=np.float64)) for m in moved))
+    model.validate_independence = False  # which has tests of its own
+    norms, weights = [], [model.get_weights()]
+
+    def after(epoch, logs):
+        moved = [b - a for b, a in zip(weights[-1], model.get_weights(), strict=True)]
+        norms.append(n * math.sqrt(sum(np.sum(np.square(m, dtype=np.float64)) for m in moved)))
+        weights.append(model.get_weights())
+
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=after)]
+    model.fit(x, y, batch_size=n, epochs=epochs, callbacks=callbacks, verbose=0)
+    return norms
+
+
+def one_step_norm(small, base, x, y, loss=None, clip_norm=0.1, **kwargs):
+    """The norm of one update; run eagerly, since tracing takes longer than one step."""
+    eager = {"run_eagerly": True}
+    (norm,) = step_norms(small, base, x, y, loss, clip_norm, compile_kwargs=eager, **kwargs)
+    return norm
 
 
 def test_fault_01_norms_see_the_dropout_of_the_step(small):
     # With another mask for the norms, the clipped norm reached 5C.
     generator = np.random.default_rng(0)
     x = generator.normal(size=(1, 8)).astype(np.float32)
-    for _ in range(5):
-        base = keras.Sequential([keras.Input((8,)), layers.Dense(16), layers.Dropout(0.8),
-                                 layers.Dense(16), layers.Dropout(0.8),
-                                 layers.Dense(2)])  # fmt: skip
-        norm = one_step_norm(small, base, x, np.array([[9.0, 9.0]]), "mse", clip_norm=0.1)
+    base = keras.Sequential([keras.Input((8,)), layers.Dense(16), layers.Dropout(0.8),
+                             layers.Dense(16), layers.Dropout(0.8), layers.Dense(2)])  # fmt: skip
+    for norm in step_norms(small, base, x, np.array([[9.0, 9.0]]), "mse", epochs=5):
         assert norm == pytest.approx(0.1, rel=1e-4)
 
 
@@ -80,7 +93,7 @@ def test_fault_08_a_layer_without_a_rule_changes_no_setting(small):
             assert argument in str(error)  # noqa: PT017
 
 
-@pytest.mark.parametrize("calls", [2, 5])
+@pytest.mark.parametrize("calls", slow.cases([2, 5], slow=[2]))
 def test_fault_11_repeated_calls_add_up_before_the_norm(small, calls):
     inputs = keras.Input((3,))
     shared, x = layers.Dense(3, use_bias=False), inputs
@@ -142,7 +155,8 @@ def test_fault_15_empty_draws_and_the_divisor(small):
     x, y = small.data()
     empty = tf.data.Dataset.from_tensors((x, y, np.zeros(small.n, np.float32)))
     tfdp.data.declare_sampling(empty, "poisson", small.n, 10)
-    model = small.model(noise_multiplier=1e-3)
+    eager = {"compile_kwargs": {"run_eagerly": True}}  # a trace takes longer than one step
+    model = small.model(noise_multiplier=1e-3, **eager)
     before = model.get_weights()[0]
     model.fit(empty, verbose=0)
     moved = np.abs(model.get_weights()[0] - before)
@@ -156,25 +170,24 @@ def test_fault_15_empty_draws_and_the_divisor(small):
         tfdp.data.declare_sampling(data, "poisson", small.n, 10)
         base = small.base()
         base.set_weights([np.zeros((3, 2)), np.zeros(2)])
-        small.model(base, noise_multiplier=0.0, clip_norm=0.1).fit(data, verbose=0)
+        small.model(base, noise_multiplier=0.0, clip_norm=0.1, **eager).fit(data, verbose=0)
         norms.append(np.linalg.norm(base.get_weights()[0]))
     assert norms[1] == pytest.approx(2 * norms[0], rel=1e-4)
 
 
-def test_fault_16_dropout_changes_from_step_to_step(small):
-    for jit_compile in (False, True):
-        base = keras.Sequential([keras.Input((64,)), layers.Dropout(0.5), layers.Dense(2)])
-        model = small.model(base, compile_kwargs={"jit_compile": jit_compile}, num_examples=4,
-                            expected_batch_size=4, noise_multiplier=0.0, clip_norm=1e6)  # fmt: skip
-        x, y = np.ones((4, 64), np.float32), np.zeros(4, np.int32)
-        masks = []
-        for _ in range(3):
-            before = model.get_weights()[0]
-            model.fit(x, y, batch_size=4, verbose=0)
-            masks.append(np.abs(model.get_weights()[0] - before)[:, 0] > 0)
-        # Union of 4 masks of 64: equal in two steps with a probability below 1e-3 each.
-        rows = np.array(masks)
-        assert not (np.array_equal(rows[0], rows[1]) and np.array_equal(rows[1], rows[2]))
+@pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[True]))
+def test_fault_16_dropout_changes_from_step_to_step(small, jit_compile):
+    base = keras.Sequential([keras.Input((64,)), layers.Dropout(0.5), layers.Dense(2)])
+    model = small.model(base, compile_kwargs={"jit_compile": jit_compile}, num_examples=1,
+                        expected_batch_size=1, noise_multiplier=0.0, clip_norm=1e6)  # fmt: skip
+    x, y = np.ones((1, 64), np.float32), np.zeros(1, np.int32)
+    masks = []
+    for _ in range(3):
+        before = model.get_weights()[0]
+        model.fit(x, y, batch_size=1, verbose=0)
+        masks.append(np.abs(model.get_weights()[0] - before)[:, 0] > 0)
+    # Two masks of 64 are equal with probability 5e-20.
+    assert len({mask.tobytes() for mask in masks}) == 3
 
 
 def test_fault_16_batch_normalization_is_refused(small):
@@ -188,8 +201,10 @@ def test_fault_16_batch_normalization_is_refused(small):
         model.fit(small.poisson(), verbose=0)
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 4])
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.parametrize(
+    "steps_per_execution, microbatch_size",
+    slow.cases([(1, None), (2, None), (1, 4), (2, 4)], slow=[(2, None), (1, 4)]),
+)
 def test_fault_17_a_step_is_a_step_everywhere(small, microbatch_size, steps_per_execution):
     model = small.model(
         compile_kwargs={"steps_per_execution": steps_per_execution},

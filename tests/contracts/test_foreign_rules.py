@@ -82,10 +82,10 @@ def train(small):
     def run(rule, **kwargs):
         register_rule(Scale)(rule)
         base = keras.Sequential([keras.Input((3,)), Scale(), keras.layers.Dense(2)])
-        model = small.model(base)
+        model = small.model(base, compile_kwargs={"run_eagerly": True})
         for name, value in kwargs.items():
             setattr(model, name, value)
-        model.fit(small.poisson(), verbose=0)
+        model.fit(small.poisson(steps_per_epoch=1), verbose=0)
         return model
 
     yield run
@@ -95,7 +95,8 @@ def train(small):
 def test_examples_that_are_not_finite_are_no_fault_of_the_rule(small):
     register_rule(Scale)(Right)
     try:
-        model = small.model(keras.Sequential([keras.Input((3,)), Scale(), keras.layers.Dense(2)]))
+        base = keras.Sequential([keras.Input((3,)), Scale(), keras.layers.Dense(2)])
+        model = small.model(base, compile_kwargs={"run_eagerly": True})
         x, y = small.data()
         x[::2] = np.nan
         model.fit(small.poisson((x, y)), verbose=0)

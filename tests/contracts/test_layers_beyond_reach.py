@@ -86,14 +86,14 @@ def dp_optimizer():
 
 def test_the_stand_in_has_the_trap(sparse_core, monkeypatch):
     model = model_of(distributed_embedding())
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     model.train_on_batch(IDS, Y)
     assert {"ids": (4, 4)} in sparse_core
     # And without the refusal a private step springs it, with one example's own gradient.
     sparse_core.clear()
     monkeypatch.setattr(refusals, "_updates_itself", lambda thing: False)
     model = tfdp.make_private(model_of(distributed_embedding()))
-    model.compile(dp_optimizer(), "mse")
+    model.compile(dp_optimizer(), "mse", run_eagerly=True)
     model.train_on_batch(IDS, Y)
     assert {"ids": (1, 4)} in sparse_core
 

@@ -24,17 +24,18 @@ class Replicas:
         )
 
     @classmethod
-    def model(cls, count, build, *, loss="mse", compile_kwargs=None, **kwargs):
+    def model(cls, count, build, *, loss="mse", compile_kwargs=None, validate=False, **kwargs):
         """A private model under `count` replicas; none means no strategy at all.
 
         Args:
             count: number of replicas, or None.
             build: function that makes a keras.Model.
+            validate: whether `fit` searches for examples that mix, which has tests of its own.
             kwargs: of the DPOptimizer; `inner` and `rows` make the optimizers it holds.
         """
         with cls.strategy(count).scope() if count else contextlib.nullcontext():
             keras.utils.set_random_seed(0)
-            model = tfdp.make_private(build())
+            model = tfdp.make_private(build(), validate)
             inner = kwargs.pop("inner", lambda: keras.optimizers.SGD(1.0))
             rows = kwargs.pop("rows", None)
             if rows is not None:
@@ -51,6 +52,19 @@ class Replicas:
         history = model.fit(batches, verbose=0, **kwargs).history
         after = model.get_weights()
         return [b - a for a, b in zip(before, after, strict=True)], history
+
+    @staticmethod
+    def changes_of_steps(model, batches, **kwargs):
+        """How each step of one `fit` changed each weight."""
+        weights = [model.get_weights()]
+        after = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: weights.append(model.get_weights())
+        )
+        model.fit(batches, verbose=0, callbacks=[after], **kwargs)
+        return [
+            [b - a for a, b in zip(before, changed, strict=True)]
+            for before, changed in zip(weights, weights[1:], strict=False)
+        ]
 
     @staticmethod
     def in_agreement(variables):

@@ -1,5 +1,6 @@
 """Rows that are chosen in the input pipeline are those that the step would have chosen."""
 
+import functools
 import types
 
 import keras
@@ -18,7 +19,7 @@ from tfdp.noise import PipelineNoiseSource
 from tfdp.optimizers import RowSGD
 from tfdp.selection import NO_ROW, AdaFEST
 
-N, V, D, CAPACITY = 30, 60, 2, 60
+N, V, D, CAPACITY = 31, 60, 2, 60  # no two replicas divide N
 
 
 def build():
@@ -50,19 +51,39 @@ def batches(steps):
     return poisson_batches(data(), N, steps_per_epoch=steps)  # q = 1: the same batch every time
 
 
+@pytest.fixture(scope="module")
+def in_step(replicas):
+    """(changes, history) of two steps that choose their rows by themselves."""
+    eager = {"run_eagerly": True}  # a trace takes longer than two steps
+    return replicas.train(compiled(replicas, None, compile_kwargs=eager), batches(2))
+
+
+@pytest.fixture(scope="module")
+def trained(replicas):
+    """Function (replicas, jit_compile) -> (model, changes, history), with rows chosen ahead."""
+
+    def train(count, jit_compile):
+        compile_kwargs = {"jit_compile": jit_compile}
+        model = compiled(replicas, count, compile_kwargs=compile_kwargs, validate=True)
+        return model, *replicas.train(model, select_on_host(batches(2), model, ids_of))
+
+    return functools.cache(train)
+
+
 @pytest.mark.parametrize(
     "count, jit_compile", [pytest.param(None, True, marks=pytest.mark.evidence), (2, "auto")]
 )
-def test_without_noise_the_numbers_are_those_of_the_step(replicas, count, jit_compile):
-    kwargs = {"compile_kwargs": {"jit_compile": jit_compile}}
-    expected, _ = replicas.train(compiled(replicas, None), batches(2))
-    model = compiled(replicas, count, **kwargs)
-    found, history = replicas.train(model, select_on_host(batches(2), model, ids_of))
+def test_without_noise_the_numbers_are_those_of_the_step(trained, in_step, count, jit_compile):
+    expected, shown = in_step
+    model, found, history = trained(count, jit_compile)
     survivors = np.any(expected[0], axis=1)
     assert 0 < survivors.sum() < CAPACITY
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert model.optimizer.steps_taken == 2 and history["capacity_reached"] == [0.0]
+    # What is shown is of all replicas, of which the last one has fewer examples.
+    for name, value in shown.items():
+        np.testing.assert_allclose(history[name], value, rtol=1e-6)
 
 
 def drawn_rows(batch):
@@ -87,7 +108,7 @@ def test_rows_and_their_number_are_those_of_the_examples_that_are_present(replic
     survivors = np.flatnonzero(expected >= 1.1)
     assert 5 < len(survivors) < len(np.unique(x)) < V
     chosen = select_on_host(poisson_batches((x, y, weight), N), model, ids_of)
-    for divided in (chosen, padded(chosen, 4)):  # 30 rows; 32 of them for four replicas
+    for divided in (chosen, padded(chosen, 4)):  # 31 rows; 32 of them for four replicas
         ((batch, _, weights),) = divided.take(1).as_numpy_iterator()
         rows = drawn_rows(batch)
         assert not weights[N:].any() and len(weights) % (4 if divided is not chosen else 1) == 0
@@ -127,22 +148,26 @@ def test_rows_survive_as_often_as_in_the_step(replicas):
 
     x, _ = data()
 
-    @tf.function(autograph=False)
-    def in_step():
+    def one_step(_):
         optimizer = model.optimizer
         tables = [
             tfdp.selection.TableActivity(name, V, ids)
             for name, ids in ids_of(tf.constant(x)).items()
         ]
-        return optimizer.selection.select_padded(
-            tables, tf.ones([N], tf.bool), optimizer.charging.noise_stddev(), optimizer._noise
+        return tuple(
+            optimizer.selection.select_padded(
+                tables, tf.ones([N], tf.bool), optimizer.charging.noise_stddev(), optimizer._noise
+            )
         )
 
+    @tf.function(autograph=False)
+    def every_step():
+        like = (tf.int64, tf.int64)
+        return tf.map_fn(one_step, tf.range(steps), like, parallel_iterations=1)
+
     found = np.zeros(2 * V)
-    for _ in range(steps):
-        for start, rows in zip((0, V), in_step(), strict=True):
-            rows = rows.numpy()
-            found[start + rows[rows < NO_ROW]] += 1
+    for start, rows in zip((0, V), every_step(), strict=True):
+        np.add.at(found, start + rows.numpy()[rows.numpy() < NO_ROW], 1)
     p = (on_host + found) / (3 * steps)
     z = (on_host / 2 - found) / np.sqrt(1.5 * steps * np.maximum(p * (1 - p), 1e-9))
     z = z[p > 0]
@@ -151,24 +176,25 @@ def test_rows_survive_as_often_as_in_the_step(replicas):
 
 def test_no_row_of_a_step_beyond_the_budget_survives(replicas):
     with pytest.MonkeyPatch.context() as patch:
-        model = compiled(replicas, None, sigma=1e-3)
+        eager = {"run_eagerly": True}  # a trace takes longer than its one step
+        model = compiled(replicas, None, sigma=1e-3, compile_kwargs=eager)
         patch.setattr(model.optimizer.charging, "active", lambda: tf.constant(False))
         (one, two, *_), _ = replicas.train(model, select_on_host(batches(1), model, ids_of))
     assert not one.any() and not two.any()
 
 
-def test_what_is_shown_is_of_all_replicas(replicas):
+@pytest.mark.evidence
+def test_what_is_shown_is_of_all_four_replicas(replicas):
     shown = []
-    for count in (None, 4):  # 30 examples, of which the last replica has fewer
+    for count in (None, 4):  # the last replica has fewer examples
         _, history = replicas.train(compiled(replicas, count), batches(1))
         shown.append(history)
     for name, value in shown[0].items():
         np.testing.assert_allclose(shown[1][name], value, rtol=1e-6)
 
 
-def test_batches_with_rows_are_validated(replicas):
-    model = compiled(replicas, None)
-    model.fit(select_on_host(batches(1), model), verbose=0)
+def test_batches_with_rows_are_validated(trained):
+    model, _, _ = trained(2, "auto")
     assert model.checked_independence
 
 

@@ -27,7 +27,7 @@ def test_persons_are_whole_on_1_and_2_replicas(replicas):
         )
         model = replicas.model(
             count, build, noise_multiplier=0.0, num_examples=7, expected_batch_size=7,
-            max_records_per_unit=K, clip_norm=2.0,
+            max_records_per_unit=K, clip_norm=2.0, compile_kwargs={"run_eagerly": count is None},
         )  # fmt: skip
         found.append(replicas.train(model, batches)[0])
     assert any(np.abs(change).max() > 1e-2 for change in found[0])

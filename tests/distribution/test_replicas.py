@@ -61,26 +61,48 @@ def batches(data, size=SIZE, capacity=39, **kwargs):
     return poisson_batches(data, size, max_batch_size=capacity, seed=3, **kwargs)
 
 
+def whole_batches(**kwargs):
+    """The same batch of all records every time, of a number that no number of replicas divides."""
+    return poisson_batches(sparse_data(WHOLE), WHOLE, **kwargs)
+
+
+def eagerly(count):
+    """Without replicas a trace takes longer than a few steps."""
+    return {"run_eagerly": count is None}
+
+
+WHOLE = N - 1
+OF_WHOLE = {"noise_multiplier": 0.0, "num_examples": WHOLE, "expected_batch_size": WHOLE}
 SETTINGS = {"noise_multiplier": 0.0, "num_examples": N, "expected_batch_size": SIZE}
 
 
-@pytest.mark.parametrize("several", slow.cases([2, 4], slow=[2]))
-def test_dense_updates_and_losses_are_those_of_one_replica(replicas, several):
-    found = []
-    for count in (1, several):
-        model = replicas.model(
-            count, dense, inner=lambda: keras.optimizers.AdamW(0.1, clipnorm=0.2),
-            compile_kwargs={"metrics": ["mae"]}, **SETTINGS,
-        )  # fmt: skip
-        changes, history = replicas.train(model, batches(dense_data()), epochs=2)
-        assert model.optimizer.steps_taken == 4
-        found.append((changes, history, model.ledger))
-    for changes, history, ledger in found[1:]:
-        for a, b in zip(changes, found[0][0], strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-6)
-        for name, values in history.items():
-            np.testing.assert_allclose(values, found[0][1][name], rtol=1e-6)
-        assert ledger == found[0][2]
+def train_dense(replicas, count, compile_kwargs=None, **kwargs):
+    """(changes, history, ledger) of a dense model on `count` replicas, in four steps."""
+    model = replicas.model(
+        count, dense, inner=lambda: keras.optimizers.AdamW(0.1, clipnorm=0.2),
+        compile_kwargs={"metrics": ["mae"], **(compile_kwargs or {})}, validate=True, **kwargs,
+        **SETTINGS,
+    )  # fmt: skip
+    changes, history = replicas.train(model, batches(dense_data()), epochs=2)
+    assert model.optimizer.steps_taken == 4
+    assert model.checked_independence
+    return changes, history, model.ledger
+
+
+@pytest.fixture(scope="module")
+def on_one_replica(replicas):
+    return train_dense(replicas, 1)
+
+
+@pytest.mark.parametrize("several", slow.cases([2, 4], slow=[4]))
+def test_dense_updates_and_losses_are_those_of_one_replica(replicas, on_one_replica, several):
+    expected, history_of_one, ledger_of_one = on_one_replica
+    changes, history, ledger = train_dense(replicas, several)
+    for a, b in zip(changes, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    for name, values in history.items():
+        np.testing.assert_allclose(values, history_of_one[name], rtol=1e-6)
+    assert ledger == ledger_of_one
 
 
 def test_a_model_that_is_built_by_its_data_is_built_on_all_replicas(replicas):
@@ -91,14 +113,14 @@ def test_a_model_that_is_built_by_its_data_is_built_on_all_replicas(replicas):
 
 
 @pytest.mark.parametrize("rows", slow.cases(ROWS, slow=[r for r in ROWS if r != "RowSGD"]))
-def test_sparse_updates_are_equal_on_1_2_and_4_replicas(replicas, rows):
+def test_sparse_updates_are_equal_without_and_on_2_and_4_replicas(replicas, rows):
     found = []
-    for count in (1, 4) if rows == "LazyAdam" else (1, 2):
+    for count in (None, 4) if rows == "LazyAdam" else (None, 2):
         model = replicas.model(
-            count, sparse, selection=AdaFEST(2.0), rows=ROWS[rows],
-            inner=lambda: keras.optimizers.Adam(0.1), **SETTINGS,
+            count, sparse, selection=AdaFEST(4.0), rows=ROWS[rows],
+            inner=lambda: keras.optimizers.Adam(0.1), compile_kwargs=eagerly(count), **OF_WHOLE,
         )  # fmt: skip
-        changes, _ = replicas.train(model, batches(sparse_data(), steps_per_epoch=2), epochs=2)
+        changes, _ = replicas.train(model, whole_batches(steps_per_epoch=2))
         found.append(changes)
     survivors = [np.flatnonzero(np.any(c, axis=1)) for c in found[0][:2]]
     assert all(0 < len(s) < V // 2 for s in survivors)
@@ -110,11 +132,13 @@ def test_sparse_updates_are_equal_on_1_2_and_4_replicas(replicas, rows):
 def test_a_strategy_of_one_replica_gives_what_no_strategy_gives(replicas):
     def declared():
         x, y = dense_data()
-        fixed = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
+        fixed = tf.data.Dataset.from_tensor_slices((x, y)).batch(N)
         return tfdp.data.declare_sampling(fixed, "poisson", N, SIZE)
 
     found = [
-        replicas.train(replicas.model(count, dense, **SETTINGS), declared())[0]
+        replicas.train(
+            replicas.model(count, dense, compile_kwargs=eagerly(count), **SETTINGS), declared()
+        )[0]
         for count in (None, 1, 2)
     ]
     for changes in found[1:]:
@@ -132,11 +156,10 @@ def test_fault_05_noise_is_added_once_and_every_replica_agrees(replicas, count):
         noise_multiplier=sigma, clip_norm=clip_norm, num_examples=N, expected_batch_size=size,
     )  # fmt: skip
     data = (np.zeros((N, 500), "float32"), np.zeros((N, 500), "float32"), np.zeros(N, "float32"))
-    (kernel, bias), _ = replicas.train(model, batches(data, steps_per_epoch=1))
+    (kernel, bias), (later, _) = replicas.changes_of_steps(model, batches(data, steps_per_epoch=2))
     exact = sigma * clip_norm / size
     assert kernel.std() == pytest.approx(exact, rel=0.01)
     assert bias.std() == pytest.approx(exact, rel=0.2)
-    (later, _), _ = replicas.train(model, batches(data, steps_per_epoch=1))
     assert abs(np.corrcoef(kernel.ravel(), later.ravel())[0, 1]) < 0.01
     assert replicas.in_agreement(model.trainable_variables)
 
@@ -180,16 +203,10 @@ def test_surviving_rows_are_noised_once_and_every_replica_agrees(replicas, count
     assert replicas.in_agreement(model.trainable_variables + model.optimizer.variables)
 
 
-def test_microbatches_and_steps_per_execution_work_on_replicas(replicas):
-    found = []
-    for count, size, steps in ((1, None, 1), (2, 5, 2)):
-        model = replicas.model(
-            count, dense, microbatch_size=size, compile_kwargs={"steps_per_execution": steps},
-            **SETTINGS,
-        )  # fmt: skip
-        found.append(replicas.train(model, batches(dense_data()))[0])
-        assert model.optimizer.steps_taken == 2
-    for a, b in zip(*found, strict=True):
+def test_microbatches_and_steps_per_execution_work_on_replicas(replicas, on_one_replica):
+    settings = {"microbatch_size": 5, "compile_kwargs": {"steps_per_execution": 2}}
+    changes, _, _ = train_dense(replicas, 2, **settings)
+    for a, b in zip(changes, on_one_replica[0], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
@@ -236,14 +253,14 @@ def test_a_keras_that_sums_gradients_in_another_way_is_refused(replicas, monkeyp
 
 def test_rows_chosen_by_gradients_are_chosen_from_all_of_them(replicas):
     # With hardly any noise the three rows with the largest sums of norms win: they must be those
-    # of the whole batch, and equal on one replica and on two.
+    # of the whole batch, and equal without replicas and on two.
     found = []
-    for count in (1, 2):
+    for count in (None, 2):
         model = replicas.model(
             count, sparse, selection=ExponentialSelection(3, 1.0), rows=ROWS["RowSGD"],
-            **{**SETTINGS, "noise_multiplier": 1e-6},
+            compile_kwargs=eagerly(count), **{**OF_WHOLE, "noise_multiplier": 1e-6},
         )  # fmt: skip
-        changes, _ = replicas.train(model, batches(sparse_data(), steps_per_epoch=1))
+        changes, _ = replicas.train(model, whole_batches(steps_per_epoch=1))
         found.append([np.flatnonzero(np.any(c, axis=1)) for c in changes[:2]])
         assert sum(len(rows) for rows in found[-1]) == 3
     for a, b in zip(*found, strict=True):

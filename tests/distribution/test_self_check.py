@@ -5,6 +5,7 @@ import contextlib
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 
 import tfdp
@@ -16,7 +17,7 @@ from tfdp.optimizers.charging import Charging
 from tfdp.runtime import replicas as between_replicas
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.evidence), 4])
+@pytest.mark.parametrize("count", slow.cases([1, 2, 4], slow=[1, 4]))
 def test_it_finds_nothing_where_nothing_is_wrong(tpus, count):
     self_check.check_devices(tpus.strategy(count))
 

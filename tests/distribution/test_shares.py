@@ -1,6 +1,8 @@
 """What several workers draw from their shares of the records is one Poisson sample."""
 
+import itertools
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,8 +26,11 @@ def draws():
     sampling = Sampling("poisson", N, EXPECTED, 51, workers=WORKERS)
     counts = np.zeros((STEPS, N + 1), int)
     for index in range(WORKERS):
-        batches = batches_of_worker(Records(DATA), sampling, index, GeneratorSource(index))
-        for step, (x, _, weight) in enumerate(batches.take(STEPS).as_numpy_iterator()):
+        # The draws that the dataset is made of, without the dataset.
+        with mock.patch.object(tf.data.Dataset, "from_generator") as made:
+            batches_of_worker(Records(DATA), sampling, index, GeneratorSource(index))
+        (drawn,) = made.call_args.args
+        for step, (x, _, weight) in enumerate(itertools.islice(drawn(), STEPS)):
             assert len(x) == 17 and np.all((x > 0) == (weight > 0))
             np.add.at(counts[step], x[weight > 0], 1)
     return counts[:, 1:]

@@ -6,6 +6,7 @@ Bounds on measured standard deviations are 2% at 1e5 draws or more: more than 6 
 import keras
 import numpy as np
 import pytest
+import slow
 
 import tfdp
 from tfdp.data import poisson_batches
@@ -60,12 +61,14 @@ OF_ALL = {
 
 @pytest.fixture(scope="module")
 def one_piece(replicas):
-    return trained(replicas, compiled(replicas, **OF_ALL), data())
+    eager = {"run_eagerly": True}  # a trace takes longer than two steps
+    return trained(replicas, compiled(replicas, compile_kwargs=eager, **OF_ALL), data())
 
 
-@pytest.mark.parametrize(
-    "count, jit_compile", [pytest.param(None, True, marks=pytest.mark.evidence), (2, "auto")]
-)
+OF_SUMS = [(None, "auto"), (None, True), (2, "auto")]
+
+
+@pytest.mark.parametrize("count, jit_compile", slow.cases(OF_SUMS, slow=OF_SUMS[1:]))
 def test_sums_and_survivors_are_those_of_one_piece(replicas, one_piece, count, jit_compile):
     assert all(0 < np.any(table, axis=1).sum() < 12 for table in one_piece[:2])
     compile_kwargs = {"jit_compile": jit_compile}
@@ -76,12 +79,13 @@ def test_sums_and_survivors_are_those_of_one_piece(replicas, one_piece, count, j
     assert model.optimizer.steps_taken == 2
 
 
-def test_survivors_are_noised_once_and_the_step_is_charged_once(replicas):
+@pytest.mark.parametrize("count", slow.cases([None, 2], slow=[2]))
+def test_survivors_are_noised_once_and_the_step_is_charged_once(replicas, count):
     # Tables of zeros and targets of zero: all gradients vanish, what moves is noise alone.
     rows, width, sigma, ratio, threshold = 20_000, 64, 2.0, 0.5, 2.5
     selection = AdaFEST(threshold, ratio, capacity=10_000)
     model = compiled(
-        replicas, 2, selection=selection, build=lambda: build(rows, width, "zeros"),
+        replicas, count, selection=selection, build=lambda: build(rows, width, "zeros"),
         clip_norm=3.0, noise_multiplier=sigma, microbatch_size=SIZE,
     )  # fmt: skip
     ids, y = data(rows)
@@ -99,8 +103,8 @@ def test_survivors_are_noised_once_and_the_step_is_charged_once(replicas):
 def test_rows_of_fest_are_the_same_for_every_micro_batch(replicas):
     fest = FEST(3, frequencies={"one": np.eye(V)[1], "two": np.eye(V)[2]})
     found = [
-        replicas.train(compiled(replicas, selection=fest, microbatch_size=size),
-                       batches(data()))[0]
+        replicas.train(compiled(replicas, selection=fest, microbatch_size=size,
+                                compile_kwargs={"run_eagerly": True}), batches(data(), 1))[0]
         for size in (None, SIZE)
     ]  # fmt: skip
     assert np.any(found[0][0]) and np.any(found[0][1])

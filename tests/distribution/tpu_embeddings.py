@@ -126,20 +126,29 @@ class _Double:
 
     def update(self, rate):
         self.updates += 1
-        by_row = {}
+        by_table = {}
         for replica, values in sorted(self.received.items()):
             flat = tf.nest.flatten(self.features)
             for feature, ids, value in zip(flat, self.looked_up[replica], values, strict=True):
-                width = value.shape[-1]
-                for i, g in zip(ids.reshape(-1), value.reshape(-1, width), strict=True):
-                    by_row.setdefault((feature.table.name, i), []).append(g)
-        for (name, i), found in by_row.items():
-            sums = [np.sum(found, 0)] if self.optimizer.use_gradient_accumulation else found
-            for g in sums:
-                if isinstance(self.optimizer, tf.tpu.experimental.embedding.Adagrad):
-                    self.slots[name][i] += g * g
-                    g = g / np.sqrt(self.slots[name][i])
-                self.tables[name][i] -= rate * g
+                given = by_table.setdefault(feature.table.name, ([], []))
+                given[0].append(ids.reshape(-1))
+                given[1].append(value.reshape(-1, value.shape[-1]))
+        for name, (ids, gradients) in by_table.items():
+            ids, gradients = np.concatenate(ids), np.concatenate(gradients)
+            if self.optimizer.use_gradient_accumulation:
+                rows, places = np.unique(ids, return_inverse=True)
+                sums = np.zeros((len(rows), gradients.shape[1]), gradients.dtype)
+                np.add.at(sums, places, gradients)
+                self.change(name, rows, sums, rate)
+            else:
+                for i, g in zip(ids, gradients, strict=True):
+                    self.change(name, i, g, rate)
+
+    def change(self, name, rows, g, rate):
+        if isinstance(self.optimizer, tf.tpu.experimental.embedding.Adagrad):
+            self.slots[name][rows] += g * g
+            g = g / np.sqrt(self.slots[name][rows])
+        self.tables[name][rows] -= rate * g
 
 
 def _replica():

@@ -22,11 +22,12 @@ def optimizer(**kwargs):
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
 def trained():
     data = synthetic_clicks(200, SIZES)
     model = PrivateCTR(data.vocabulary_sizes, hidden_units=(8, 4))
-    model.compile(optimizer())
-    history = model.fit(poisson_batches(data.train, 16, steps_per_epoch=3), verbose=0)
+    model.compile(optimizer(), run_eagerly=True)  # a trace takes longer than one step
+    history = model.fit(poisson_batches(data.train, 16, steps_per_epoch=1), verbose=0)
     return model, data, history.history
 
 
@@ -42,8 +43,8 @@ def test_the_architecture_is_the_paper_s():
     assert model.get_layer("dense_0").kernel.shape == (width, 598)
 
 
-def test_trains_privately_and_shows_auc_gradient_size_and_its_unit():
-    model, data, history = trained()
+def test_trains_privately_and_shows_auc_gradient_size_and_its_unit(trained):
+    model, data, history = trained
     assert {"auc", "gradient_size", "loss"} <= set(history)
     dims = [int(2 * v**0.25) for v in SIZES]
     assert 0 < history["gradient_size"][0] <= sum(v * d for v, d in zip(SIZES, dims, strict=True))
@@ -62,8 +63,8 @@ def test_counts_enter_as_logarithms():
     np.testing.assert_allclose(model(x)[:, 0], [1.0, 10 * np.log(100)], rtol=1e-5)
 
 
-def test_survives_a_file_and_exports_with_integer_ids(tmp_path):
-    model, data, _ = trained()
+def test_survives_a_file_and_exports_with_integer_ids(trained, tmp_path):
+    model, data, _ = trained
     x = {name: values[:5] for name, values in data.test[0].items()}
     expected = model.predict(x, verbose=0)
     model.save(tmp_path / "m.keras")

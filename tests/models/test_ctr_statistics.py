@@ -75,11 +75,20 @@ def test_a_model_starts_from_the_odds_and_knows_something_before_it_trains():
     assert [v.shape for v in made.trainable_variables] == [(4, 1), (1,)]  # a weight for each
 
 
-def test_statistics_and_steps_are_one_epsilon():
+def train(made, steps=10, run_eagerly=False):
+    made.compile(optimizer(), run_eagerly=run_eagerly)
+    made.fit(tfdp.data.poisson_batches(clicks(), 40, steps_per_epoch=steps), verbose=0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained():
     statistics = released()
-    made = model(statistics)
-    made.compile(optimizer())
-    made.fit(tfdp.data.poisson_batches(clicks(), 40), epochs=1, verbose=0)
+    return statistics, train(model(statistics))
+
+
+def test_statistics_and_steps_are_one_epsilon(trained):
+    statistics, made = trained
     expected = epsilon_by_hand.by_hand(statistics.event, epsilon_by_hand.poisson(1.5, 0.1, 10))
     steps = epsilon_by_hand.by_hand(epsilon_by_hand.poisson(1.5, 0.1, 10))
     assert expected > steps + 0.1
@@ -98,12 +107,11 @@ def test_statistics_of_other_records_are_refused():
 
 def test_survives_a_file_with_its_charge_and_its_numbers(tmp_path):
     made = model(released(), embedded=["b"], hidden_units=(4,))
-    made.compile(optimizer())
-    made.fit(tfdp.data.poisson_batches(clicks(), 40), epochs=1, verbose=0)
+    train(made, run_eagerly=True, steps=1)
     made.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     x, _ = clicks(seed=5)
-    np.testing.assert_allclose(made.predict(x, verbose=0), loaded.predict(x, verbose=0), rtol=1e-6)
+    np.testing.assert_allclose(made(x), loaded(x), rtol=1e-6)
     assert loaded.privacy_statement(1e-3).epsilon == made.privacy_statement(1e-3).epsilon
     assert loaded.ledger == made.ledger
     assert "elsewhere" not in str(loaded.privacy_statement(1e-3))
@@ -143,8 +151,9 @@ def test_a_layer_that_keras_does_not_see_is_refused(hidden):
         return keras.layers.Lambda(odds.call, output_shape=(4,))
 
     made = own_model(in_a_lambda if hidden else lambda odds: odds)
-    made.compile(optimizer(), loss=keras.losses.BinaryCrossentropy(from_logits=True))
-    batches = tfdp.data.poisson_batches(clicks(), 40)
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    made.compile(optimizer(), loss=loss, run_eagerly=True)
+    batches = tfdp.data.poisson_batches(clicks(), 40, steps_per_epoch=1)
     if hidden:
         with pytest.raises(PrivacyError, match="holds a private release, which would not be"):
             made.fit(batches, verbose=0)
@@ -153,15 +162,12 @@ def test_a_layer_that_keras_does_not_see_is_refused(hidden):
         assert any(e.label == "click statistics" for e in made.ledger.entries)
 
 
-def test_the_table_of_another_release_is_named_in_the_statement():
+def test_the_table_of_another_release_is_named_in_the_statement(trained):
     made, other = model(released()), model(released(sigma=0.5))
-    made.compile(optimizer())
     made.get_layer("click_odds").table.assign(other.get_layer("click_odds").table)
-    made.fit(tfdp.data.poisson_batches(clicks(), 40), epochs=1, verbose=0)
+    train(made, steps=1, run_eagerly=True)
     assert "log_odds had before training came from elsewhere" in str(made.privacy_statement(1e-3))
-    made = model(released())
-    made.compile(optimizer())
-    made.fit(tfdp.data.poisson_batches(clicks(), 40), epochs=1, verbose=0)
+    _, made = trained
     assert "elsewhere" not in str(made.privacy_statement(1e-3))
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tfdp
 from tfdp.accounting import LedgerEntry
 from tfdp.data.provenance import Origin, OriginArray
+from tfdp.models.text_encoder import small_text_encoder
 
 pytest.importorskip("tensorflow_text")
 
@@ -20,11 +21,15 @@ TEXTS = ["a charming journey", "the film is bad", "a dull film", "good film"] * 
 LABELS = np.array([1, 0, 0, 1] * 25)
 
 
-def classifier(**kwargs):
+def classifier(run_eagerly=False, **kwargs):
+    """A compiled classifier; where no backbone is given, one without attention."""
     kwargs = {"noise_multiplier": 0.5, **kwargs}
+    if "backbone" not in kwargs:
+        kwargs["backbone"] = small_text_encoder(len(WORDS), 8, width=16, depth=0)
     model = tfdp.models.TextClassifier(WORDS, 2, max_length=8, **kwargs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"])
+    adam = keras.optimizers.Adam(0.05)
+    model.compile(adam, loss, metrics=["accuracy"], run_eagerly=run_eagerly)
     return model
 
 
@@ -57,8 +62,7 @@ def test_texts_are_released_once_however_often_they_are_fitted(trained):
     assert entry.count == 1 and entry.event.noise_multiplier == 0.5
     statement = trained.privacy_statement(1e-3)
     assert statement.adjacency == "zero_out" and statement.unit == "one text"
-    predicted = trained.predict(tf.constant(TEXTS[:4]), verbose=0)
-    again = trained.predict(tf.constant(TEXTS[:4]), verbose=0)
+    predicted, again = (trained.predict(tf.constant(TEXTS[:6]), verbose=0) for _ in range(2))
     np.testing.assert_array_equal(predicted, again)  # no noise at inference
 
 
@@ -76,8 +80,8 @@ def test_texts_in_lists_and_arrays_are_evaluated_as_they_are_fitted(trained):
 
 def test_fresh_noise_every_epoch_costs_a_copy_each():
     budget = tfdp.PrivacyBudget(3.0, 1e-3)
-    model = classifier(noise_multiplier=None, budget=budget, copies=2)
-    data = tfdp.data.shuffled_epochs((np.array(TEXTS, object), LABELS), 20)
+    model = classifier(run_eagerly=True, noise_multiplier=None, budget=budget, copies=2)
+    data = tfdp.data.shuffled_epochs((np.array(TEXTS, object), LABELS), 50)
     model.fit(data, epochs=2, verbose=0)
     assert 2.97 < model.privacy_statement(1e-3).epsilon <= 3
     with pytest.raises(ValueError, match="shuffled_epochs"):
@@ -85,7 +89,7 @@ def test_fresh_noise_every_epoch_costs_a_copy_each():
 
 
 def test_mixtures_set_the_head_and_are_charged():
-    model = classifier()
+    model = classifier(backbone=None)  # the one that it makes by itself
     h = model.representations(TEXTS)
     release = tfdp.data.release_mixtures(h, LABELS, 2, 1.0, 20, 300, noise_multiplier=0.3)
     model.fit_head(release)
@@ -121,9 +125,7 @@ def test_saving_keeps_ledger_and_answers(trained, tmp_path):
     assert other.ledger == trained.ledger and not other.backbone.trainable
     assert len(other.trainable_variables) == 2
     texts = tf.constant(TEXTS[:4])
-    np.testing.assert_allclose(
-        other.predict(texts, verbose=0), trained.predict(texts, verbose=0), rtol=1e-5
-    )
+    np.testing.assert_allclose(other(texts), trained(texts), rtol=1e-5)
 
 
 def test_the_export_answers_strings_in_plain_tensorflow(trained, tmp_path):
@@ -139,7 +141,7 @@ def test_the_export_answers_strings_in_plain_tensorflow(trained, tmp_path):
         "assert 'keras' not in sys.modules or 'tfdp' not in sys.modules\n"
     )
     first, second = processes.run(code).split("\n")[:2]
-    expected = tf.nn.softmax(trained.predict(tf.constant(["a charming journey"]), verbose=0))
+    expected = tf.nn.softmax(trained(tf.constant(["a charming journey"])))
     assert first == second and int(first.split()[0]) == int(tf.argmax(expected[0]))
     assert float(first.split()[1]) == pytest.approx(float(expected[0, 1]), rel=1e-5)
 
@@ -151,9 +153,9 @@ def test_a_dp_optimizer_trains_all_of_it_and_covers_the_labels():
             "adam", noise_multiplier=1.0, num_examples=100, expected_batch_size=10
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        run_eagerly=True,  # a trace takes longer than two steps
+        run_eagerly=True,  # a trace takes longer than one step
     )
-    data = tfdp.data.poisson_batches((np.array(TEXTS, object), LABELS), 10, steps_per_epoch=2)
+    data = tfdp.data.poisson_batches((np.array(TEXTS, object), LABELS), 10, steps_per_epoch=1)
     model.fit(data, verbose=0)
     statement = model.privacy_statement()
     assert statement.adjacency == "add_or_remove_one" and statement.epsilon > 0
@@ -174,7 +176,7 @@ def test_a_keras_hub_backbone_and_a_budget(tmp_path):
     model.save(tmp_path / "m.keras")
     again = keras.saving.load_model(tmp_path / "m.keras")
     assert again.budget == budget and again.ledger == model.ledger
-    predicted = [m.predict(tf.constant(TEXTS[:4]), verbose=0) for m in (model, again)]
+    predicted = [m(tf.constant(TEXTS[:4])) for m in (model, again)]
     np.testing.assert_allclose(*predicted, rtol=1e-5)
     served = tf.saved_model.load(str(tfdp.serving.export(again, tmp_path / "exported")))
     answer = served.serve(tf.constant(TEXTS[:4]))

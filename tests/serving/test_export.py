@@ -18,7 +18,7 @@ from tfdp.models.next_item import newest
 @pytest.fixture(scope="module")
 def trained():
     data = tfdp.data.synthetic_sequences(num_users=60, num_items=12, max_length=6, min_length=3)
-    model = tfdp.models.DPFormer(data.num_items, data.max_length, dim=8)
+    model = tfdp.models.DPFormer(data.num_items, data.max_length, dim=8, num_blocks=1)
     model.compile(
         tfdp.optimizers.DPOptimizer(
             keras.optimizers.Adam(1e-2),
@@ -26,15 +26,20 @@ def trained():
             num_examples=60,
             expected_batch_size=20,
         ),
-        run_eagerly=True,  # a trace takes longer than three steps
+        run_eagerly=True,  # a trace takes longer than one step
     )
-    model.fit(tfdp.data.poisson_batches(data.train, 20), epochs=1, verbose=0)
+    model.fit(tfdp.data.poisson_batches(data.train, 20, steps_per_epoch=1), verbose=0)
     return model
 
 
-def test_signature_takes_raw_sequences_and_returns_the_models_own_top_items(trained, tmp_path):
-    tfdp.serving.export(trained, tmp_path / "m", k=3)
-    served = tf.saved_model.load(str(tmp_path / "m"))
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """Folder of what was trained, exported to answer with its three best items."""
+    return tfdp.serving.export(trained, tmp_path_factory.mktemp("exported") / "m", k=3)
+
+
+def test_signature_takes_raw_sequences_and_returns_the_models_own_top_items(trained, exported):
+    served = tf.saved_model.load(str(exported))
     raw = tf.constant([[0, 3, 5, 0], [1, 2, 3, 4]], tf.int64)
     answer = served.serve(raw)
     aligned = np.array([[0, 0, 0, 0, 3, 5], [0, 0, 1, 2, 3, 4]])
@@ -52,9 +57,8 @@ def test_longer_histories_than_the_model_knows_keep_the_newest_items():
     np.testing.assert_array_equal(newest(sequences, 3), expected)
 
 
-def test_statement_lies_beside_the_model(trained, tmp_path):
-    tfdp.serving.export(trained, tmp_path / "m", k=3)
-    statement = json.loads((tmp_path / "m" / "privacy_statement.json").read_text())
+def test_statement_lies_beside_the_model(trained, exported):
+    statement = json.loads((exported / "privacy_statement.json").read_text())
     assert statement["epsilon"] == trained.privacy_statement().epsilon
     assert statement["unit"] == "one user (one training sequence)"
 
@@ -70,28 +74,28 @@ def test_an_export_that_fails_leaves_no_statement_of_another_model(
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    owner = importlib.import_module("tfdp.serving.export") if fails == "_write" else pathlib.Path
-    monkeypatch.setattr(owner, fails, full)
+    module = importlib.import_module("tfdp.serving.export")
+    monkeypatch.setattr(module, "_write", full if fails == "_write" else lambda *args: None)
+    if fails == "replace":  # the model was written, its statement is not
+        monkeypatch.setattr(pathlib.Path, "replace", full)
     with pytest.raises(OSError, match="No space"):
         tfdp.serving.export(trained, tmp_path / "m", k=2)
     assert not old.exists()
 
 
-def test_plain_tensorflow_serves_it_without_tfdp(trained, tmp_path):
-    tfdp.serving.export(trained, tmp_path / "m", k=2)
+def test_plain_tensorflow_serves_it_without_tfdp(exported, tmp_path):
     code = (
         "import sys, tensorflow as tf\n"
-        f"served = tf.saved_model.load({str(tmp_path / 'm')!r})\n"
+        f"served = tf.saved_model.load({str(exported)!r})\n"
         "out = served.signatures['serving_default'](sequences=tf.constant([[1, 2]], tf.int64))\n"
-        "assert out['items'].shape == (1, 2)\n"
+        "assert out['items'].shape == (1, 3)\n"
         "assert not any(name.startswith('tfdp') for name in sys.modules)\n"
     )
     processes.run(code, cwd=tmp_path)
 
 
-def test_export_holds_no_training_state(trained, tmp_path):
-    tfdp.serving.export(trained, tmp_path / "m", k=2)
-    names = [n for n, _ in tf.train.list_variables(str(tmp_path / "m" / "variables/variables"))]
+def test_export_holds_no_training_state(exported):
+    names = [n for n, _ in tf.train.list_variables(str(exported / "variables/variables"))]
     forbidden = ("noise", "optimizer", "momentum", "velocity", "history_state", "seed_generator")
     assert not [n for n in names if any(word in n for word in forbidden)], names
 
