@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from scipy import stats
 
@@ -137,7 +138,9 @@ def test_window_bits_are_not_those_of_the_draw():
         assert stats.ks_2samp(window[is_set], window[~is_set]).pvalue > 1e-8
 
 
-@pytest.mark.parametrize("how", ["eager", "tf.function", "jit", "compiled step"])
+@pytest.mark.parametrize(
+    "how", slow.cases(["eager", "tf.function", "jit", "compiled step"], slow=["jit"])
+)
 def test_parts_of_a_release_share_nothing_and_miss_nothing(how, monkeypatch):
     monkeypatch.setattr("tfdp.noise.training_source._LARGEST_DRAW", 1000)
     monkeypatch.setattr("tfdp.noise.training_source._PART_OF_A_COMPILED_DRAW", 1000)

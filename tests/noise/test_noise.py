@@ -135,7 +135,7 @@ def test_seed_must_be_an_integer(seed):
 
 
 @pytest.mark.parametrize("largest", slow.cases([1 << 16, 1 << 22], slow=[1 << 22]))
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[True]))
 def test_a_large_variable_is_noised_in_parts_that_share_nothing(jit_compile, largest, monkeypatch):
     monkeypatch.setattr(noise.training_source, "_LARGEST_DRAW", largest)
     source = NoiseSource(1)
