@@ -194,6 +194,7 @@ def short(page):
     model, clicks = tfdp.models.DPModel, tfdp.data.synthetic_clicks
     fit, compile = model.fit, model.compile
     batches, sequences = tfdp.data.poisson_batches, tfdp.data.load_sequences
+    former = tfdp.models.DPFormer
 
     def short_fit(*args, **kwargs):
         given = inspect.signature(fit).bind(*args, **kwargs)
@@ -214,11 +215,15 @@ def short(page):
     def few_clicks(n=3_000, vocabulary_sizes=(2_000, 50, 400), **kwargs):
         return clicks(n, vocabulary_sizes, **kwargs)
 
+    def one_block(*args, **kwargs):
+        return former(*args, num_blocks=1, **kwargs)
+
     page.patch.setattr(model, "fit", short_fit)
     page.patch.setattr(model, "compile", eager_compile)
     page.patch.setattr(tfdp.data, "poisson_batches", small_batches)
     page.patch.setattr(tfdp.data, "load_sequences", short_sequences)
     page.patch.setattr(tfdp.data, "synthetic_clicks", few_clicks)
+    page.patch.setattr(tfdp.models, "DPFormer", one_block)
 
 
 SETUPS = {
