@@ -139,12 +139,17 @@ def test_seed_must_be_an_integer(seed):
 def test_a_large_variable_is_noised_in_parts_that_share_nothing(jit_compile, largest, monkeypatch):
     monkeypatch.setattr(noise.training_source, "_LARGEST_DRAW", largest)
     source = NoiseSource(1)
-    draw = tf.function(lambda s: source.normal(s, 2.0), jit_compile=jit_compile, autograph=False)
+
+    @functools.partial(tf.function, jit_compile=jit_compile, autograph=False)
+    def draw(shape):
+        return source.normal(shape, 2.0, tf.float64)
+
     for shape in ((3, largest), (1000, largest // 500 + 3)):  # no rest, and a rest
         drawn = draw(shape).numpy()
         assert drawn.shape == shape
         assert abs(drawn.std() / 2.0 - 1) < 5 / np.sqrt(2 * drawn.size)
-        parts = np.resize(drawn, (2, largest)).astype(np.float64)
+        assert len(np.unique(np.abs(drawn))) == drawn.size
+        parts = np.resize(drawn, (2, largest))
         assert abs(np.mean(parts[0] * parts[1])) < 5 * 4 / np.sqrt(largest)
 
 
