@@ -186,27 +186,44 @@ def _pip(arguments):
 
 
 def short(page):
-    """Two steps of every training, run eagerly (a trace takes longer), and small generated data."""
+    """One small step of every training, run eagerly (a trace takes longer), and small data."""
     import tensorflow as tf
 
     import tfdp
 
     model, clicks = tfdp.models.DPModel, tfdp.data.synthetic_clicks
     fit, compile = model.fit, model.compile
+    batches, sequences = tfdp.data.poisson_batches, tfdp.data.load_sequences
+    former = tfdp.models.DPFormer
 
     def short_fit(*args, **kwargs):
         given = inspect.signature(fit).bind(*args, **kwargs)
         given.arguments["epochs"] = 1
         if isinstance(given.arguments["x"], tf.data.Dataset):
-            given.arguments.setdefault("kwargs", {})["steps_per_epoch"] = 2
+            given.arguments.setdefault("kwargs", {})["steps_per_epoch"] = 1
         return fit(*given.args, **given.kwargs)
 
     def eager_compile(model, *args, **kwargs):
         return compile(model, *args, **{**kwargs, "run_eagerly": True})
 
+    def small_batches(data, expected_batch_size, *args, **kwargs):
+        return batches(data, min(expected_batch_size, 32), *args, **kwargs)
+
+    def short_sequences(data, max_length, **kwargs):
+        return sequences(data, min(max_length, 8), **kwargs)
+
+    def few_clicks(n=3_000, vocabulary_sizes=(2_000, 50, 400), **kwargs):
+        return clicks(n, vocabulary_sizes, **kwargs)
+
+    def one_block(*args, **kwargs):
+        return former(*args, num_blocks=1, **kwargs)
+
     page.patch.setattr(model, "fit", short_fit)
     page.patch.setattr(model, "compile", eager_compile)
-    page.patch.setattr(tfdp.data, "synthetic_clicks", lambda n=3_000, *a, **k: clicks(n, *a, **k))
+    page.patch.setattr(tfdp.data, "poisson_batches", small_batches)
+    page.patch.setattr(tfdp.data, "load_sequences", short_sequences)
+    page.patch.setattr(tfdp.data, "synthetic_clicks", few_clicks)
+    page.patch.setattr(tfdp.models, "DPFormer", one_block)
 
 
 SETUPS = {

@@ -67,7 +67,7 @@ def test_two_steps_are_never_below_the_exact_divergence_and_close_to_it(sigma):
         np.testing.assert_allclose(stated[visible], exact[visible], rtol=2e-3)
 
 
-def by_linear_grid(sigma, steps, epsilons, points=1 << 21, largest=60.0):
+def by_linear_grid(sigma, steps, epsilons, points=1 << 19, largest=60.0):
     """An independent computation: X_t to the nearest point of a linear grid, added by FFT."""
     width = largest / points
     edges = (np.arange(points + 1) - 0.5) * width
@@ -199,7 +199,7 @@ def test_next_to_no_noise_is_left_to_rdp():
     ledger = Ledger()
     ledger.add("training", event)
     assert 1 / (2 * 0.03**2) < ledger.epsilon(1e-6) < math.inf
-    assert epsilon(Allocation(10, 0.05), 1e-6, "pld") < epsilon(Allocation(10, 0.05), 1e-6, "rdp")
+    assert epsilon(Allocation(10, 0.1), 1e-6, "pld") < epsilon(Allocation(10, 0.1), 1e-6, "rdp")
 
 
 def test_without_noise_nothing_is_private():

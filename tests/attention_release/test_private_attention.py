@@ -99,30 +99,28 @@ def test_float32_results_agree_with_float64():
 
 @pytest.mark.parametrize("mechanism", ["gaussian_noise", "gaussian_sampling"])
 def test_functional_model_function_and_xla_draw_fresh_noise_at_each_call(mechanism):
+    """And at the first call with a seed, XLA and eager compute the same release."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input([8, 2, 16])
-    layer = PrivateAttention(BUDGET, 1.0, "feature", mechanism=mechanism)
-    model = keras.Model(inputs, layer(inputs, use_causal_mask=True))
-    x = tf.ones([2, 8, 2, 16])
-    compiled = tf.function(model, jit_compile=True)
-    calls = [model(x), model(x), tf.function(model)(x), compiled(x), compiled(x)]
-    calls.append(model.predict(x, verbose=0))
+
+    def layer(seed=None):
+        return PrivateAttention(BUDGET, 1.0, "feature", mechanism=mechanism, seed=seed)
+
+    model, seeded = (
+        keras.Model(inputs, one(inputs, use_causal_mask=True)) for one in (layer(), layer(5))
+    )
+    x = tf.random.normal([2, 8, 2, 16])
+    compiled = tf.function(seeded, jit_compile=True, autograph=False)
+    calls = [compiled(x), compiled(x)]
+    eager = layer(5)(x, use_causal_mask=True)
+    np.testing.assert_allclose(eager.numpy(), calls[0].numpy(), rtol=1e-5)
+    calls += [model(x), model(x), tf.function(model)(x), model.predict(x, verbose=0)]
     assert model.output_shape == (None, 2, 8, 8)
     drawn = np.array([np.asarray(c)[..., 5, 0] for c in calls]).ravel()
     assert len(set(drawn)) == len(drawn)
     for call in calls:
         np.testing.assert_allclose(np.asarray(call).sum(-1), 1.0, rtol=1e-6)
         assert np.all(np.triu(np.asarray(call), 1) == 0)
-
-
-def test_xla_and_eager_compute_the_same_release():
-    x = tf.random.normal([2, 8, 16])
-    for mechanism in ("gaussian_noise", "gaussian_sampling"):
-        first, second = (
-            PrivateAttention(BUDGET, 1.0, "feature", mechanism=mechanism, seed=5) for _ in range(2)
-        )
-        compiled = tf.function(second, jit_compile=True, autograph=False)
-        np.testing.assert_allclose(first(x).numpy(), compiled(x).numpy(), rtol=1e-5)
 
 
 def test_keras_file_and_config_round_trip_without_the_noise_state(tmp_path):

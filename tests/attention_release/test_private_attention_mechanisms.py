@@ -22,8 +22,14 @@ def source():
     return ServingNoiseSource(seed=7)
 
 
+def drawn_k_samples(sigma, num_samples, draws, rng):
+    """The paper's algorithm, literally and by numpy: k draws from N(0, Sigma), their covariance."""
+    g = np.linalg.cholesky(sigma) @ rng.standard_normal((draws, len(sigma), num_samples))
+    return g @ np.swapaxes(g, 1, 2) / num_samples
+
+
 def k_sample(x, ridge, num_samples, source):
-    """The paper's algorithm, literally: k draws from N(0, Sigma) and their covariance."""
+    """The same with normals of true tails, as a release would have to take them."""
     n = x.shape[-2]
     sigma = tf.matmul(x, x, transpose_b=True) + ridge * tf.eye(n, dtype=tf.float64)
     shape = tf.concat([tf.shape(x)[:-1], [num_samples]], 0)
@@ -31,11 +37,13 @@ def k_sample(x, ridge, num_samples, source):
     return tf.matmul(g, g, transpose_b=True) / num_samples
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 17, 1000, 99_999, 10**6, 10**11])
+@pytest.mark.parametrize(
+    "degrees", [(1, 2), (3, 4), (17, 1000), (99_999, 10**6), (10**11, 1)], ids=str
+)
 def test_chi_square_variates_have_the_chi_square_distribution(degrees, source):
-    draws = chi_square_from_bits(source.bits([50_000, 2, WORDS]), [degrees, degrees]).numpy()
-    for column in draws.T:
-        assert stats.kstest(column, stats.chi2(degrees).cdf).pvalue > FALSE_ALARM
+    draws = chi_square_from_bits(source.bits([50_000, 2, WORDS]), degrees).numpy()
+    for column, one in zip(draws.T, degrees, strict=True):
+        assert stats.kstest(column, stats.chi2(one).cdf).pvalue > FALSE_ALARM
     assert abs(np.corrcoef(draws.T)[0, 1]) < 5 / np.sqrt(len(draws))
 
 
@@ -56,9 +64,7 @@ def test_bartlett_and_k_samples_have_one_distribution(num_samples, source):
     sigma = x @ x.T + ridge * np.eye(3)
     batch = tf.tile(tf.constant(x)[None], [draws, 1, 1])
     fast = sampled_covariance(batch, ridge, num_samples, source).numpy()
-    slow = np.concatenate(
-        [k_sample(part, ridge, num_samples, source).numpy() for part in tf.split(batch, 10)]
-    )
+    slow = drawn_k_samples(sigma, num_samples, draws, rng)
     upper = np.triu_indices(3)
     i, j = upper
     exact = (

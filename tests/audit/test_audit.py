@@ -17,8 +17,9 @@ from tfdp.selection.contribution_map import ContributionMap
 
 def test_rates_by_hand():
     # 950 of 1000 and 30 of 1000; Clopper and Pearson's bounds from tails of binomials.
-    low = next(p for p in np.arange(0.9, 1, 1e-5) if stats.binom.sf(949, 1000, p) > 0.025)
-    high = next(p for p in np.arange(0.1, 0, -1e-5) if stats.binom.cdf(30, 1000, p) > 0.025)
+    lows, highs = np.arange(0.9, 1, 1e-5), np.arange(0.1, 0, -1e-5)
+    low = lows[np.argmax(stats.binom.sf(949, 1000, lows) > 0.025)]
+    high = highs[np.argmax(stats.binom.cdf(30, 1000, highs) > 0.025)]
     expected = max(math.log((low - 1e-3) / high), math.log((1 - high - 1e-3) / (1 - low)))
     assert epsilon_of_rates(950, 1000, 30, 1000, 1e-3) == pytest.approx(expected, abs=2e-3)
     assert epsilon_of_rates(10, 1000, 10, 1000, 0.0) == 0
@@ -95,27 +96,37 @@ def test_audits_of_the_library_stay_below_its_claims_and_near_them():
     result = audit.play("forward noise", trials=20_000)
     assert result.holds and result.bound > 0.3 * result.claim
     assert audit.play("attention release", trials=1000).holds
-    assert audit.play("step with AdaFEST", trials=60).holds
+
+
+@pytest.mark.evidence
+def test_an_audit_of_steps_with_adafest_stays_below_its_claim():
+    assert audit.play("step with AdaFEST", trials=600).holds
+
+
+#: At so large a δ few runs refute a claim: less of the bound is lost to their number.
+LARGE_DELTA = 0.05
 
 
 def test_noise_that_is_missing_is_found(monkeypatch):
     monkeypatch.setattr(
         NoiseSource, "release", lambda self, tensors, *a, **k: [tf.identity(t) for t in tensors]
     )
-    result = audit.play("step, full batch", trials=300)
+    result = audit.play("step, full batch", trials=100, delta=LARGE_DELTA)
     assert not result.holds and result.bound > result.claim
 
 
 def test_gradients_that_are_not_clipped_are_found(monkeypatch):
     monkeypatch.setattr(factors, "_flat", lambda norms, *a: tf.ones_like(norms))
-    assert not audit.play("step, full batch", trials=300).holds
+    assert not audit.play("step, full batch", trials=100, delta=LARGE_DELTA).holds
 
 
 def test_survivors_that_need_a_touch_are_found(monkeypatch):
     monkeypatch.setattr(
         ContributionMap, "_untouched_survivors", lambda self, p, source: tf.zeros([0], tf.int64)
     )
-    assert not audit.play("step with AdaFEST", trials=600).holds
+    # The row of the record survives in half of the runs with it, and in none without. A miss takes
+    # less than 33 of 125 runs: 1e-7.
+    assert not audit.play("step with AdaFEST", trials=250, delta=LARGE_DELTA).holds
 
 
 def test_the_command_prints_claims_and_bounds(tmp_path, capsys):

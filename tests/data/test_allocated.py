@@ -132,13 +132,13 @@ def test_optimizer_meter_budget_and_statement_state_one_epsilon(small):
     batches = tfdp.data.allocated_epochs(small.data(), 4)
     model = small.model(noise_multiplier=2.0)
     meter = tfdp.callbacks.PrivacyMeter(delta=0.01)
-    logs = model.fit(batches, epochs=3, verbose=0, callbacks=[meter]).history["epsilon"]
+    logs = model.fit(batches, epochs=2, verbose=0, callbacks=[meter]).history["epsilon"]
     statement = stated(model)
     event = tfdp.accounting.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
-    alone = [tfdp.accounting.epsilon(compose_epochs(event, e), 0.01) for e in (1, 2, 3)]
+    alone = [tfdp.accounting.epsilon(compose_epochs(event, e), 0.01) for e in (1, 2)]
     assert statement.epsilon == pytest.approx(alone[-1], rel=1e-6)
     np.testing.assert_allclose(logs, alone, atol=1e-4)
-    assert (statement.steps, statement.adjacency) == (12, "add_or_remove_one")
+    assert (statement.steps, statement.adjacency) == (8, "add_or_remove_one")
     assert statement.assumed_epsilon is None
     assert "each record in one of the 4 steps of an epoch" in str(statement).replace("\n  ", " ")
     # Saved and loaded, the history states the same.
@@ -152,9 +152,8 @@ def compose_epochs(event, epochs):
 
 def test_an_epoch_that_ends_early_costs_a_whole_one(small):
     batches = tfdp.data.allocated_epochs(small.data(), 4)
-    model = small.model(noise_multiplier=2.0)
-    model.fit(batches, epochs=1, verbose=0)
-    whole = stated(model).epsilon
+    event = tfdp.accounting.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
+    whole = tfdp.accounting.epsilon(event, 0.01)
     model = small.model(noise_multiplier=2.0)
     model.fit(batches.take(1), epochs=1, verbose=0)
     assert stated(model).epsilon == pytest.approx(whole)
@@ -268,5 +267,9 @@ def test_passes_that_a_callback_cuts_short_are_charged_as_passes(small, sampler)
     with pytest.raises(PrivacyError, match="stop_training.*take"):
         model.fit(batches, epochs=3, verbose=0, callbacks=[_ShortEpochs()])
     assert model.optimizer.steps_taken == model.ledger.entries[0].count == 1
+
+
+def test_epochs_of_poisson_batches_may_be_cut_short(small):
+    model = small.model(compile_kwargs={"jit_compile": False})
     model.fit(small.poisson(), epochs=3, verbose=0, callbacks=[_ShortEpochs()])
-    assert model.optimizer.steps_taken == 4
+    assert model.optimizer.steps_taken == 3

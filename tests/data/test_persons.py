@@ -55,7 +55,7 @@ def test_persons_are_drawn_alike_whatever_they_have_and_subsets_uniformly():
         (np.arange(11) + 1, ids), 2, 4, 1500, privacy_ids=ids, max_records_per_unit=3
     )
     drawn, subsets = np.zeros(4), {}
-    for x, y, weight in data.as_numpy_iterator():
+    for x, y, weight in zip(*next(data.batch(1500).as_numpy_iterator()), strict=True):
         persons = set(y[weight == 1])
         drawn[list(persons)] += 1
         if 3 in persons:

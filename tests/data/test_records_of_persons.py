@@ -28,7 +28,8 @@ def batches(k=3, size=4, capacity=None, **kwargs):
 def draws(data, epochs=1):
     """(steps, 12) bool: which records each batch held."""
     held = []
-    for x, y, weight in (batch for _ in range(epochs) for batch in data.as_numpy_iterator()):
+    many = [one for _ in range(epochs) for one in data.batch(500).as_numpy_iterator()]
+    for x, y, weight in (batch for one in many for batch in zip(*one, strict=True)):
         chosen = x[weight == 1][:, 0]
         assert len(set(chosen)) == len(chosen) and np.all(IDS[chosen - 1] == y[weight == 1])
         assert np.all(x[weight == 0] == 0)

@@ -7,7 +7,7 @@ import pytest
 
 import tfdp
 from tfdp.accounting import PrivacyBudget, epsilon
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.provenance import Origin, OriginArray, releases_of
 from tfdp.data.releases import released_by
 
 N = 200
@@ -87,19 +87,20 @@ def test_the_file_carries_its_statement_and_is_never_overwritten(data, tmp_path)
 
 def test_numbers_of_a_release_carry_its_charge_into_another_training(data, tmp_path):
     made = tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0, path=tmp_path / "r.npz")
+    labels = np.roll(data[1], 1).astype("float32")  # of another question to the same people
     for release in (made, tfdp.data.Release.load(tmp_path / "r.npz")):
-        labels = np.roll(data[1], 1).astype("float32")  # of another question to the same people
-        model = tfdp.make_private(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
-        model.compile(
-            tfdp.optimizers.DPOptimizer(
-                "sgd", noise_multiplier=1.0, num_examples=N, expected_batch_size=20
-            ),
-            loss="mse",
-        )
         drawn = tfdp.data.poisson_batches((release.features, labels), 20, steps_per_epoch=1)
-        model.fit(drawn, verbose=0)
-        assert release.entry in model.ledger.entries and len(model.ledger.entries) == 2
+        assert releases_of(drawn) == (release.entry,)
         assert Origin.of(release.targets[:3]).releases == (release.entry,)
+    model = tfdp.make_private(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    model.compile(
+        tfdp.optimizers.DPOptimizer(
+            "sgd", noise_multiplier=1.0, num_examples=N, expected_batch_size=20
+        ),
+        loss="mse",
+    )
+    model.fit(drawn, verbose=0)
+    assert release.entry in model.ledger.entries and len(model.ledger.entries) == 2
 
 
 @pytest.mark.parametrize("mixtures", [False, True])
@@ -118,12 +119,14 @@ def test_what_the_representations_were_made_with_is_charged_and_said(data, tmp_p
         statement = release.privacy_statement(1e-3)
         assert "the words are public" in statement.assumptions
         assert statement.epsilon == tfdp.accounting.Ledger([before, release.entry]).epsilon(1e-3)
-        model = head()
-        if mixtures:
-            model.compile("adam", loss="mse")
-        model.fit(release.batches(16), verbose=0)
-        assert list(model.ledger.entries) == [before, release.entry]
-        assert "the words are public" in model.privacy_statement(1e-3).assumptions
+        batches = release.batches(16)
+        assert released_by(batches).releases == (before, release.entry)
+    model = head()
+    if mixtures:
+        model.compile("adam", loss="mse")
+    model.fit(batches, verbose=0)
+    assert list(model.ledger.entries) == [before, release.entry]
+    assert "the words are public" in model.privacy_statement(1e-3).assumptions
 
 
 def test_raw_data_beside_a_release_is_no_release(data):

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from scipy import stats
 
@@ -98,7 +99,7 @@ def test_noise_has_the_law_of_its_quantile_and_true_tails():
         grid = Grid(2.5, 1.0, 1, rounding=0.0)
         zeros = tf.zeros([1 << 20], tf.float64)
         (noise,) = NoiseSource().release([zeros], grid, quantile, tf.float64)
-        assert stats.kstest(noise.numpy() / 2.5, law.cdf).pvalue > 1e-6
+        assert stats.kstest(noise[: 1 << 18].numpy() / 2.5, law.cdf).pvalue > 1e-6
         tail = np.sum(np.abs(noise.numpy()) > 4 * 2.5)
         expected = 2 * law.sf(4) * (1 << 20)
         assert abs(tail - expected) < 5 * np.sqrt(expected)
@@ -150,12 +151,14 @@ def test_window_bits_are_not_those_of_the_draw():
         assert stats.ks_2samp(window[is_set], window[~is_set]).pvalue > 1e-8
 
 
-@pytest.mark.parametrize("how", ["eager", "tf.function", "jit", "compiled step"])
+@pytest.mark.parametrize(
+    "how", slow.cases(["eager", "tf.function", "jit", "compiled step"], slow=["jit"])
+)
 def test_parts_of_a_release_share_nothing_and_miss_nothing(how, monkeypatch):
     monkeypatch.setattr("tfdp.noise.training_source._LARGEST_DRAW", 1000)
     monkeypatch.setattr("tfdp.noise.training_source._PART_OF_A_COMPILED_DRAW", 1000)
     source = NoiseSource()
-    shapes = [(3, 100), (), (2500,), (41, 59), (500,), (2000,)]
+    shapes = [(3, 100), (), (2500,), (17, 59)]
     place, tensors = 0, []
     for shape in shapes:
         size = math.prod(shape)

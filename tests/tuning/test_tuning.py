@@ -7,6 +7,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from dp_accounting import dp_event, rdp
 
 import tfdp
@@ -14,6 +15,7 @@ from tfdp.accounting import LedgerEntry
 from tfdp.accounting.history import ChargeHistory, runs_begun
 from tfdp.accounting.mechanisms import PrivateTraining
 from tfdp.errors import PrivacyError
+from tfdp.noise import NoiseSource
 from tfdp.tuning import HyperParameters, NumberOfRuns, PrivateMean, tune
 
 DELTA = 1e-3
@@ -42,11 +44,26 @@ def runs(monkeypatch):
     return fix
 
 
-def trainer(small, trained=None, **kwargs):
+def fit(model, batches):
+    model.fit(batches, verbose=0)
+    return model
+
+
+def charged(model, batches, steps=4):
+    """Begins a training and charges its steps, as `fit` does; the steps themselves are left out."""
+    charging = model.optimizer.charging
+    charging.begin(tfdp.data.sampling_of(batches))
+    for _ in range(steps):
+        charging.charge_step()
+    charging.begin(None)
+    return model
+
+
+def trainer(small, trained=None, by=charged, **kwargs):
     def train(hp):
         inner = keras.optimizers.SGD(hp.Choice("learning_rate", RATES))
         model = small.model(inner=inner, **{"noise_multiplier": 2.0, **kwargs})
-        model.fit(small.poisson(), verbose=0)
+        by(model, small.poisson())
         if trained is not None:
             trained.append(model)
         return model
@@ -81,11 +98,11 @@ def test_the_number_of_runs_has_the_distribution_that_is_accounted_for(mean, sha
 
 
 def test_the_statement_is_that_of_dp_accounting_by_hand(small, runs):
-    runs(3)
+    runs(2)
     trained = []
     score = lambda model: -float(np.abs(model.get_weights()[0]).sum())  # noqa: E731
-    best = tune(trainer(small, trained), score, NumberOfRuns(5.0, 0.5))
-    assert len(trained) == 3 and best.model in trained
+    best = tune(trainer(small, trained, by=fit), score, NumberOfRuns(5.0, 0.5))
+    assert len(trained) == 2 and best.model in trained
     assert best.score == max(map(score, trained))
     assert best.setting["learning_rate"] in RATES
     expected = by_hand(dp_event.RepeatAndSelectDpEvent(poisson(2.0, 0.25, 4), 5.0, 0.5))
@@ -104,7 +121,7 @@ def test_the_statement_is_that_of_dp_accounting_by_hand(small, runs):
 def test_a_score_on_private_records_is_a_part_of_every_run(small, runs):
     runs(2)
     x, y = small.data()
-    values = lambda model: np.argmax(model.predict(x, verbose=0), -1) == y  # noqa: E731
+    values = lambda model: np.argmax(model(x), -1) == y  # noqa: E731
     score = PrivateMean(values, num_examples=40, noise_multiplier=10.0)
     best = tune(trainer(small), score, 5.0)
     run = dp_accounting.ComposedDpEvent(
@@ -122,7 +139,7 @@ def test_steps_after_the_tuning_cost_more_and_files_keep_it(small, runs, tmp_pat
     best.model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
     assert loaded.ledger.epsilon(DELTA) == pytest.approx(by_hand(tuned), rel=1e-6)
-    best.model.fit(small.poisson(), verbose=0)
+    charged(best.model, small.poisson())
     expected = by_hand(tuned, poisson(2.0, 0.25, 4))
     assert best.model.privacy_statement(DELTA).epsilon == pytest.approx(expected, rel=1e-6)
 
@@ -155,7 +172,7 @@ def test_steps_of_a_run_beyond_those_that_are_paid_for_cost(kind, left):
 def test_what_was_charged_before_is_charged_once_beside_it(small, runs, tmp_path):
     runs(2)
     encoder = small.base()
-    small.model(encoder, noise_multiplier=4.0).fit(small.poisson(), verbose=0)
+    charged(small.model(encoder, noise_multiplier=4.0), small.poisson())
     encoder.save(tmp_path / "encoder.keras")
 
     def train(hp, encoder=None):
@@ -163,9 +180,7 @@ def test_what_was_charged_before_is_charged_once_beside_it(small, runs, tmp_path
             encoder = keras.models.load_model(tmp_path / "encoder.keras")
         encoder.trainable = False
         base = keras.Sequential([encoder, keras.layers.Dense(2)])
-        model = small.model(base, noise_multiplier=2.0)
-        model.fit(small.poisson(), verbose=0)
-        return model
+        return charged(small.model(base, noise_multiplier=2.0), small.poisson())
 
     best = tune(train, lambda model: 0.0, 5.0)
     expected = by_hand(
@@ -241,9 +256,7 @@ def test_what_could_not_be_charged_is_refused(small, runs, tmp_path):
         encoder = load(hp).model
         encoder.trainable = False
         base = keras.Sequential([encoder, keras.layers.Dense(2)])
-        model = small.model(base, noise_multiplier=2.0)
-        model.fit(small.poisson(), verbose=0)
-        return model
+        return charged(small.model(base, noise_multiplier=2.0), small.poisson())
 
     def with_an_unnamed_release(hp):
         model = train(hp)
@@ -268,7 +281,7 @@ def test_a_private_mean_counts_wherever_it_is_called(small, runs):
     with pytest.raises(PrivacyError, match="must be the PrivateMean itself"):
         tune(trainer(small), lambda model: -score(model))
     with pytest.raises(PrivacyError, match="must not train"):
-        tune(trainer(small), lambda model: len(model.fit(small.poisson(), verbose=0).epoch))
+        tune(trainer(small), lambda model: len(charged(model, small.poisson()).weights))
     train = trainer(small)
 
     def looks(hp):
@@ -284,9 +297,7 @@ def test_batches_that_were_cut_off_cost_delta_in_every_run(small, runs):
     runs(1)
 
     def train(hp):
-        model = small.model(noise_multiplier=2.0)
-        model.fit(tfdp.data.poisson_batches(small.data(), 10, max_batch_size=24), verbose=0)
-        return model
+        return charged(small.model(noise_multiplier=2.0), small.poisson(max_batch_size=24))
 
     best = tune(train, lambda model: 0.0, 5.0)
     (one,) = best.model.charge_history.ledger_of(*best.entry.details["covers"]).entries
@@ -302,14 +313,28 @@ def test_a_score_that_is_no_number_never_wins(small, runs):
     assert tune(trainer(small), lambda model: next(scores)).score == 1.0
 
 
-def test_the_noise_of_a_private_mean_is_what_is_charged():
+def test_the_noise_of_a_private_mean_is_what_is_charged(monkeypatch):
+    """One call releases one sum; here it releases as many copies of it as there are draws."""
     score = PrivateMean(lambda m: np.array([5.0, -1.0, np.nan, 0.5]), num_examples=4,
                         noise_multiplier=3.0, bound=2.0)  # fmt: skip
-    draws = np.array([score(None) for _ in range(2000)])
+    release, copies = NoiseSource.release, 20_000
+    found = []
+
+    def of_copies(self, tensors, *args, **kwargs):
+        (sums,) = tensors
+        assert sums.shape == (1,)
+        found.extend(release(self, [tf.repeat(sums, copies)], *args, **kwargs))
+        return [found[-1][:1]]
+
+    monkeypatch.setattr(NoiseSource, "release", of_copies)
+    results = [score(None), score(None)]
+    draws = np.concatenate(found) / 4
+    assert results == [draws[0], draws[copies]] and results[0] != results[1]
     stddev = 3.0 * 2.0 / 4
     # Five standard errors each: a false alarm in less than 1 of 1e5 runs.
-    assert abs(draws.mean() - (2.0 + 0.5) / 4) < 5 * stddev / math.sqrt(2000)
-    assert abs(draws.std() / stddev - 1) < 5 / math.sqrt(4000)
+    assert abs(draws.mean() - (2.0 + 0.5) / 4) < 5 * stddev / math.sqrt(len(draws))
+    assert abs(draws.std() / stddev - 1) < 5 / math.sqrt(2 * len(draws))
+    assert len(np.unique(draws)) > 0.99 * len(draws)
     assert score.event == dp_accounting.GaussianDpEvent(3.0)
 
 
@@ -365,8 +390,7 @@ def of_persons(small, k=2):
             inner=keras.optimizers.SGD(hp.Choice("learning_rate", RATES)), noise_multiplier=2.0,
             num_examples=20, expected_batch_size=5, max_records_per_unit=k,
         )  # fmt: skip
-        model.fit(batches, verbose=0)
-        return model
+        return charged(model, batches)
 
     return train
 

@@ -1,6 +1,7 @@
 """How many settings are tried: a random number, which is what makes the choice cheap."""
 
 import dataclasses
+import functools
 import math
 import secrets
 
@@ -37,7 +38,7 @@ class NumberOfRuns:
             )
         _validate.not_negative("shape", self.shape)
 
-    @property
+    @functools.cached_property
     def gamma(self):
         """The parameter γ in (0, 1] that gives the mean; 1 if there is always one run."""
         if self.mean == 1:
