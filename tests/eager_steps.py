@@ -15,5 +15,5 @@ def eager_model(base=None, loss=None, **kwargs):
 
 
 def fit_steps(model, steps=1, **kwargs):
-    """`fit` on so many Poisson batches of 10 of the 40 examples: one epoch, unless told otherwise."""
+    """`fit` on so many Poisson batches in an epoch; each of the 40 examples with probability 1/4."""
     return model.fit(Small.poisson(steps_per_epoch=steps), **{"verbose": 0, **kwargs})
