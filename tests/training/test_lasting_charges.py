@@ -55,9 +55,7 @@ def test_a_model_that_its_first_batch_builds_keeps_its_ledger(small, plain):
     first.compile(optimizer, loss=small.loss, **EAGER)
     first.fit(*small.data(), verbose=0) if plain else fit_steps(first, 4)
     encoder.trainable = False
-    second = eager_model(
-        keras.Sequential([encoder, keras.layers.Dense(2)]), noise_multiplier=4.0
-    )
+    second = eager_model(keras.Sequential([encoder, keras.layers.Dense(2)]), noise_multiplier=4.0)
     del first
     gc.collect()
     fit_steps(second, 2)
