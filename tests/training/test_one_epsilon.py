@@ -174,9 +174,9 @@ def test_the_meter_serves_forward_noise(small):
         return model
 
     model, meter = noisy(), Meter(max_epsilon=gaussian_epsilon(2.0, DELTA, 3) * 1.001)
-    data = tfdp.data.shuffled_epochs(small.data(), 20)
+    data = tfdp.data.shuffled_epochs(small.data(), 10)
     model.fit(data, epochs=9, verbose=0, callbacks=[meter])
-    assert all(shown >= spent for shown, spent in meter.shown) and len(meter.shown) == 6
+    assert all(shown >= spent for shown, spent in meter.shown) and len(meter.shown) == 12
     assert_one(model, gaussian_epsilon(2.0, DELTA, 3), rel=1e-4)
 
 
