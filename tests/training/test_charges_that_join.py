@@ -66,7 +66,7 @@ def test_a_trained_layer_that_joins_while_the_model_is_built_counts_before_the_f
             return self.head(self.encoder(x))
 
     model = tfdp.make_private(Late(), validate=False)
-    model.compile(budgeted(small), loss=small.loss, **EAGER)
+    model.compile(budgeted(small), loss=small.loss)
     with pytest.raises(BudgetError, match="more was charged|use up the budget"):
         fit_steps(model, 2, epochs=3)
     assert model.optimizer.steps_taken == trained.optimizer.steps_taken == 2  # and none since

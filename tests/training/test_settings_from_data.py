@@ -193,7 +193,9 @@ def test_a_backup_goes_on_within_the_steps_of_the_first_fit(small, tmp_path):
         return keras.callbacks.BackupAndRestore(tmp_path / "backup")
 
     with pytest.raises(KeyboardInterrupt):
-        made(small).fit(small.poisson(steps_per_epoch=2), epochs=3, verbose=0, callbacks=[backup(), Halt()])
+        made(small).fit(
+            small.poisson(steps_per_epoch=2), epochs=3, verbose=0, callbacks=[backup(), Halt()]
+        )
     model = made(small)
     model.fit(small.poisson(steps_per_epoch=2), epochs=3, verbose=0, callbacks=[backup()])
     assert model.optimizer.steps_taken == 6 and model.optimizer.epsilon() <= BUDGET.epsilon
