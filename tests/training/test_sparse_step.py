@@ -74,8 +74,11 @@ def make_data(n, rows=V, seed=2):
 
 
 def compiled(model, selection, *, optimizer=None, embedding_optimizer=None, n=1000, **kwargs):
-    """Run eagerly unless told otherwise: a trace takes longer than a few steps."""
-    model = make_private(model)
+    """Run eagerly unless told otherwise: a trace takes longer than a few steps.
+
+    So does the search for examples that mix, which is of no matter here.
+    """
+    model = make_private(model, validate=False)
     jit_compile = kwargs.pop("jit_compile", "auto")
     run_eagerly = kwargs.pop("run_eagerly", jit_compile is not True)
     settings = {"noise_multiplier": 0.0, "expected_batch_size": 8, "clip_norm": 1.0}
@@ -283,7 +286,7 @@ def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
     history = model.fit(batches, epochs=2, verbose=0).history
     assert history["gradient_size"] == [5 * D, 5 * D]
     assert "gradient_size" not in model.evaluate(x, y, return_dict=True, verbose=0)
-    # Selected at random: half of 2·2000 rows in each of three steps. Of 12,000, 7 deviations are 6%.
+    # Selected at random: half of 2·2000 rows in each of three steps; 10% are 10 deviations.
     model = compiled(make_model(rows=2000), AdaFEST(1e-9), noise_multiplier=50.0, n=100,
                      expected_batch_size=10)  # fmt: skip
     history = model.fit(batches, verbose=0).history
@@ -339,7 +342,7 @@ def test_a_row_that_no_longer_survives_stands_still(name):
                      embedding_optimizer=OPTIMIZERS[name]())  # fmt: skip
     assert 4 in moved(step(model, x, y)[TABLE])
     x[0][:] = 9
-    for _ in range(3):
+    for _ in range(2):
         np.testing.assert_array_equal(moved(step(model, x, y)[TABLE]), [9])
 
 
