@@ -52,7 +52,8 @@ def test_noise_moves_weights_as_far_as_is_said(small):
     """The walk of SGD is measured; Adam's is of the order that is said."""
     for inner, low, high in ((keras.optimizers.SGD(400.0), 0.8, 1.2),
                              (keras.optimizers.Adam(1.0), 0.3, 2.0)):  # fmt: skip
-        model = small.model(base=small.base(200, 8), inner=inner, noise_multiplier=2.0, seed=0,
+        base = tfdp.make_private(small.base(200, 8), validate=False)
+        model = small.model(base, inner=inner, noise_multiplier=2.0, seed=0,
                             compile_kwargs={"jit_compile": False})  # fmt: skip
         before = model.get_weights()[0]
         x, y = small.data(features=200, classes=8)

@@ -120,7 +120,8 @@ def test_the_losses_of_outputs_add_up_to_the_loss(small, microbatch_size):
     x = keras.Input((3,))
     base = keras.Model(x, {name: layers.Dense(1, name=name)(x) for name in ("a", "b")})
     private = small.model(
-        base, {"a": "mse", "b": "mse"}, {"loss_weights": {"a": 0.5, "b": 2.0}, "run_eagerly": microbatch_size is None},
+        base, {"a": "mse", "b": "mse"},
+        {"loss_weights": {"a": 0.5, "b": 2.0}, "run_eagerly": microbatch_size is None},
         noise_multiplier=0.0, microbatch_size=microbatch_size, inner=keras.optimizers.SGD(0.0),
     )  # fmt: skip
     targets = {"a": X[:, :1] + 3, "b": X[:, 1:2] - 3}

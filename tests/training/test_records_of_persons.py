@@ -356,16 +356,16 @@ def test_disjoint_periods_cost_the_largest(small, tmp_path):
     one, epsilons = None, []
     for i, name in enumerate(("a", "b")):
         week = periods.period(name)
-        batches = drawn(data, ids + 1000 * i, 3, 20, period=week)
+        batches = drawn(data, ids + 1000 * i, 3, 20, period=week, steps_per_epoch=1)
         if one is None:
-            one = compiled(batches, period=week)
+            one = compiled(batches, period=week, noise_multiplier=4.0)
         else:
             sampling = tfdp.data.sampling_of(batches)
             one.compile(
                 small.optimizer(
                     num_examples=40, num_records=sampling.num_records, expected_batch_size=20,
-                    max_records_per_unit=3, period=week,
-                ), loss=small.loss,
+                    max_records_per_unit=3, period=week, noise_multiplier=4.0,
+                ), loss=small.loss, **EAGER,
             )  # fmt: skip
         one.fit(batches, verbose=0)
         epsilons.append(one.privacy_statement(1e-3).epsilon)

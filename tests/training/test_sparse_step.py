@@ -50,10 +50,10 @@ def make_model(shared=False, rows=V, units=4):
     return model
 
 
-def one_table():
-    """A model of one feature of one value, for tests of what more of a model changes nothing of."""
+def one_table(length=1):
+    """One feature and one dense layer, for tests in which more of a model changes nothing."""
     keras.utils.set_random_seed(0)
-    ids = keras.Input((1,), dtype="int64")
+    ids = keras.Input((length,), dtype="int64")
     table = SparseEmbedding(V, D, combiner="sum", mask_zero=True, name="first")
     model = keras.Model(ids, keras.layers.Dense(1)(table(ids)))
     generator = np.random.default_rng(1)
@@ -218,7 +218,10 @@ def test_a_keras_embedding_beside_sparse_tables_is_noised_in_every_row():
 @pytest.mark.parametrize(
     "name, kind",
     [
-        *[(name, "AdaFEST") for name in OPTIMIZERS],
+        *slow.cases(
+            [(name, "AdaFEST") for name in OPTIMIZERS],
+            slow=[(name, "AdaFEST") for name in OPTIMIZERS if name != "LazyAdam"],
+        ),
         *[("LazyAdam", kind) for kind in ("AdaFEST+", "FEST", "exponential")],
     ],
 )
@@ -280,13 +283,13 @@ def test_exponential_selection_measures_gradients_by_the_clip_norm():
 
 def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
     x, y = make_data(100)
-    batches = poisson_batches((x, y), 10, steps_per_epoch=3)
+    batches = poisson_batches((x, y), 10, steps_per_epoch=2)
     model = compiled(make_model(), ExponentialSelection(5), noise_multiplier=1.0, n=100,
                      expected_batch_size=10)  # fmt: skip
     history = model.fit(batches, epochs=2, verbose=0).history
     assert history["gradient_size"] == [5 * D, 5 * D]
     assert "gradient_size" not in model.evaluate(x, y, return_dict=True, verbose=0)
-    # Selected at random: half of 2·2000 rows in each of three steps; 10% are 10 deviations.
+    # Selected at random: half of 2·2000 rows in each of two steps; 10% are 9 deviations.
     model = compiled(make_model(rows=2000), AdaFEST(1e-9), noise_multiplier=50.0, n=100,
                      expected_batch_size=10)  # fmt: skip
     history = model.fit(batches, verbose=0).history
@@ -482,20 +485,15 @@ def test_a_regularizer_put_on_a_table_is_refused():
 
 
 def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without():
-    x, y = make_data(8, rows=6)
-    x[0][:], x[1][:] = 0, 0
+    x = [np.zeros((8, 3), int)]
     x[0][:5, 0], x[0][5:, 0] = 4, 3
-    x[1][:, 0] = 7
-    y[:] = 10.0  # clipped gradients of opposite signs would cancel
+    y = np.full((8, 1), 10.0, "float32")  # clipped gradients of opposite signs would cancel
     weight = np.array([1.0] * 7 + [0.0], "float32")
     found = []
     for capacity, jit_compile in ((None, False), (9, True)):
         selection = AdaFEST(1.3, capacity=capacity)
-        base = make_model()
-        for v in base.trainable_variables:
-            v.assign(0.3 * v)  # keeps tanh off its flat ends, where XLA's differs
         # Its slots show what a row of padding would do, which RowSGD does not.
-        model = compiled(base, selection, embedding_optimizer=RowAdagrad(0.1),
+        model = compiled(one_table(3), selection, embedding_optimizer=RowAdagrad(0.1),
                          jit_compile=jit_compile)  # fmt: skip
         assert model.jit_compile is jit_compile  # and not switched off by Keras
         found.append([step(model, x, y, weight) for _ in range(2)])
