@@ -6,6 +6,7 @@ import math
 import keras
 import pytest
 import tensorflow as tf
+from eager_steps import EAGER, eager_model, fit_steps
 from epsilon_by_hand import DELTA, assert_one, by_hand, poisson
 
 import tfdp
@@ -15,7 +16,7 @@ from tfdp.errors import PrivacyError
 @pytest.mark.parametrize("then", ["private", "plain", "wrapper dropped"])
 def test_charges_outlive_what_charged_them(small, then):
     base = small.base()
-    model = small.model(base)
+    model = eager_model(base)
     x, y = small.data()
     for _ in range(5):
         model.train_on_batch(x[:10], y[:10])
@@ -23,7 +24,7 @@ def test_charges_outlive_what_charged_them(small, then):
         layer = base.layers[0]
         del model, base
         gc.collect()
-        model = small.model(keras.Sequential([keras.Input((3,)), layer]))
+        model = eager_model(keras.Sequential([keras.Input((3,)), layer]))
     else:
         model.compile(small.optimizer() if then == "private" else "sgd", loss=small.loss)
     gc.collect()
@@ -38,10 +39,10 @@ def test_an_optimizer_knows_of_charges_that_came_since_it_was_compiled(small):
         tfdp.make_private(keras.Sequential([encoder, keras.layers.Dense(2)])) for _ in range(2)
     )
     for model in (first, second):
-        model.compile(small.optimizer(noise_multiplier=2.0), loss=small.loss)
-    first.fit(small.poisson(), verbose=0)
+        model.compile(small.optimizer(noise_multiplier=4.0), loss=small.loss, **EAGER)
+    fit_steps(first, 4)
     assert second.optimizer.epsilon(DELTA) == pytest.approx(
-        by_hand(poisson(2.0, 0.25, 4)), rel=1e-6
+        by_hand(poisson(4.0, 0.25, 4)), rel=1e-6
     )
 
 
@@ -50,17 +51,15 @@ def test_a_model_that_its_first_batch_builds_keeps_its_ledger(small, plain):
     """An encoder trained there, then frozen and reused, brings what it cost."""
     encoder = keras.layers.Dense(4)
     first = tfdp.make_private(keras.Sequential([encoder, keras.layers.Dense(2)]))
-    optimizer = "sgd" if plain else small.optimizer(noise_multiplier=2.0)
-    first.compile(optimizer, loss=small.loss)
-    first.fit(*small.data(), batch_size=10, verbose=0) if plain else first.fit(
-        small.poisson(), epochs=2, verbose=0
-    )
+    optimizer = "sgd" if plain else small.optimizer(noise_multiplier=8.0)
+    first.compile(optimizer, loss=small.loss, **EAGER)
+    first.fit(*small.data(), verbose=0) if plain else fit_steps(first, 4)
     encoder.trainable = False
-    second = small.model(keras.Sequential([encoder, keras.layers.Dense(2)]))
+    second = eager_model(keras.Sequential([encoder, keras.layers.Dense(2)]), noise_multiplier=4.0)
     del first
     gc.collect()
-    second.fit(small.poisson(), verbose=0)
-    expected = by_hand(poisson(2.0, 0.25, 8), poisson(1.0, 0.25, 4))
+    fit_steps(second, 2)
+    expected = by_hand(poisson(8.0, 0.25, 4), poisson(4.0, 0.25, 2))
     assert_one(second, math.inf if plain else expected)
 
 
@@ -85,9 +84,9 @@ def test_a_step_of_a_subclass_is_counted(small):
 
     for private in (True, False):
         model = Own(private)
-        model.compile(small.optimizer(), loss=small.loss)
+        model.compile(small.optimizer(noise_multiplier=4.0), loss=small.loss)
         model.fit(small.poisson(), verbose=0)
-        expected = by_hand(poisson(1.0, 0.25, 4)) if private else math.inf
+        expected = by_hand(poisson(4.0, 0.25, 4)) if private else math.inf
         assert_one(model, expected)
         assert any("train_step" in s for s in model.privacy_statement(DELTA).assumptions)
 
@@ -136,11 +135,11 @@ def test_steps_that_could_escape_the_charge_do_not(small):
 
 
 def test_an_optimizer_that_is_set_without_compile_charges_the_weights(small):
-    model = small.model()
-    model.optimizer = small.optimizer(noise_multiplier=2.0)
-    model.fit(small.poisson(), verbose=0)
-    assert_one(model, by_hand(poisson(2.0, 0.25, 4)))
-    model = small.model()
+    model = eager_model()
+    model.optimizer = small.optimizer(noise_multiplier=4.0)
+    fit_steps(model, 4)
+    assert_one(model, by_hand(poisson(4.0, 0.25, 4)))
+    model = eager_model()
     model.optimizer = keras.optimizers.SGD()
     x, y = small.data()
     model.train_on_batch(x, y)
@@ -149,11 +148,11 @@ def test_an_optimizer_that_is_set_without_compile_charges_the_weights(small):
 
 
 def test_what_a_run_did_is_not_lost_by_compile_or_load(small, tmp_path):
-    model = small.model(seed=3)
-    data = small.poisson().map(lambda x, y, w: (x, y, w))
+    model = eager_model(seed=3)
+    data = small.poisson(steps_per_epoch=1).map(lambda x, y, w: (x, y, w))
     model.fit(data, verbose=0, callbacks=[keras.callbacks.EarlyStopping("loss")])
-    model.compile(small.optimizer(), loss=small.loss)
-    model.fit(small.poisson(), verbose=0)
+    model.compile(small.optimizer(), loss=small.loss, **EAGER)
+    fit_steps(model)
     model.save(tmp_path / "m.keras")
     for candidate in (model, keras.models.load_model(tmp_path / "m.keras")):
         text = " ".join(str(candidate.privacy_statement(DELTA)).split())
@@ -163,22 +162,23 @@ def test_what_a_run_did_is_not_lost_by_compile_or_load(small, tmp_path):
 
 def test_parts_of_loaded_models_bring_their_charges(small, tmp_path):
     base = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)])
-    model = small.model(base, noise_multiplier=2.0)
-    model.fit(small.poisson(), verbose=0)
-    expected = by_hand(poisson(2.0, 0.25, 4), poisson(1.0, 0.25, 4))
+    model = eager_model(base, noise_multiplier=8.0)
+    fit_steps(model, 4)
+    expected = by_hand(poisson(8.0, 0.25, 4), poisson(4.0, 0.25, 2))
     base.save(tmp_path / "base.keras")
     keras.Model(base.inputs, base.layers[0].output).save(tmp_path / "encoder.keras")
     for name in ("base", "encoder"):
         loaded = keras.models.load_model(tmp_path / f"{name}.keras")
-        other = small.model(keras.Sequential([keras.Input((3,)), loaded, keras.layers.Dense(2)]))
-        other.fit(small.poisson(), verbose=0)
+        whole = keras.Sequential([keras.Input((3,)), loaded, keras.layers.Dense(2)])
+        other = eager_model(whole, noise_multiplier=4.0)
+        fit_steps(other, 2)
         assert_one(other, expected)
 
 
 def test_plain_training_between_two_compiles_of_the_inner_model_is_counted(small):
     base = small.base()
-    model = small.model(base)
-    base.compile("sgd", loss=small.loss)
+    model = eager_model(base)
+    base.compile("sgd", loss=small.loss, **EAGER)
     base.fit(*small.data(), verbose=0)
     base.compile("adam", loss=small.loss)
     assert_one(model, math.inf)

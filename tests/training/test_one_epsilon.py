@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from dp_accounting import pld
+from eager_steps import EAGER, eager_model, fit_steps
 from epsilon_by_hand import DELTA, N, assert_one, by_hand, poisson
 
 import tfdp
@@ -31,34 +32,34 @@ class Meter(tfdp.callbacks.PrivacyMeter):
 @pytest.mark.filterwarnings("ignore:These batches are shuffled")
 def test_the_natural_first_call_ends_within_its_budget(small):
     """`fit(x, y)` shuffles: without amplification the noise must be larger, and it is."""
-    model = small.model(budget=tfdp.PrivacyBudget(3.0, DELTA), steps=12)
-    meter = Meter(max_epsilon=3.0)
+    model = small.model(budget=tfdp.PrivacyBudget(1.0, DELTA), steps=12)
+    meter = Meter(max_epsilon=1.0)
     model.fit(*small.data(), batch_size=10, epochs=30, verbose=0, callbacks=[meter])
     assert model.optimizer.steps_taken == 12 and model.optimizer.steps_left == 0
     sigma = model.optimizer.noise_multiplier
     assert_one(model, gaussian_epsilon(sigma, DELTA, 3), rel=1e-4)
-    assert 2.97 < model.ledger.epsilon(DELTA) <= 3.0
+    assert 0.99 < model.ledger.epsilon(DELTA) <= 1.0
     assert all(shown >= spent for shown, spent in meter.shown)
     assert "; kept." in " ".join(str(model.privacy_statement(DELTA)).split())
 
 
 def test_shuffled_batches_with_a_budget_say_what_poisson_batches_would_save(small):
-    model = small.model(budget=tfdp.PrivacyBudget(3.0, DELTA), steps=12)
+    model = eager_model(budget=tfdp.PrivacyBudget(0.5, DELTA), steps=8)
     with pytest.warns(UserWarning, match="poisson_batches"):
         model.fit(tfdp.data.shuffled_epochs(small.data(), 10), verbose=0)
-    model = small.model(budget=tfdp.PrivacyBudget(3.0, DELTA), steps=12)
+    model = eager_model(budget=tfdp.PrivacyBudget(0.5, DELTA), steps=8)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "These batches are shuffled")
-        model.fit(small.poisson(), verbose=0)
+        fit_steps(model)
 
 
 def test_batches_of_unknown_origin(small):
     x, y = small.data()
-    model = small.model()
-    model.fit(small.poisson(), verbose=0)
+    model = eager_model()
+    fit_steps(model)
     model.train_on_batch(x[:10], y[:10])
     assert_one(model, math.inf)
-    model = small.model(budget=tfdp.PrivacyBudget(3.0, DELTA), steps=12)
+    model = eager_model(budget=tfdp.PrivacyBudget(0.5, DELTA), steps=8)
     before = model.get_weights()
     with pytest.raises(PrivacyError, match="training_batches"):
         model.train_on_batch(x[:10], y[:10])
@@ -68,48 +69,48 @@ def test_batches_of_unknown_origin(small):
 
 
 def test_batches_that_are_known_can_be_trained_one_by_one(small):
-    model = small.model(noise_multiplier=1.3)
+    model = eager_model(noise_multiplier=4.0)
     for x, y, weights in model.training_batches(small.poisson()):
         model.train_on_batch(x, y, weights)
-    assert_one(model, by_hand(poisson(1.3, 0.25, 4)))
+    assert_one(model, by_hand(poisson(4.0, 0.25, 4)))
     batches = iter(model.training_batches(small.poisson()))
     x, y, weights = next(batches)
     model.train_on_batch(x, y, weights)
     with pytest.raises(PrivacyError, match="trained on already"):
         model.train_on_batch(x, y, weights)
     batches.close()
-    assert_one(model, by_hand(poisson(1.3, 0.25, 5)))
+    assert_one(model, by_hand(poisson(4.0, 0.25, 5)))
     model.train_on_batch(x, y, weights)  # nobody gave this batch any more
     assert_one(model, math.inf)
 
 
 def test_single_batches_end_with_the_budget(small):
-    model = small.model(budget=tfdp.PrivacyBudget(3.0, DELTA), steps=3)
+    model = eager_model(budget=tfdp.PrivacyBudget(0.5, DELTA), steps=3)
     steps = sum(1 for b in model.training_batches(small.poisson()) if model.train_on_batch(*b))
-    assert steps == 3 and model.ledger.epsilon(DELTA) <= 3.0
+    assert steps == 3 and model.ledger.epsilon(DELTA) <= 0.5
 
 
 def test_reading_charges_nothing_and_everyone_reads_the_same(small):
     base = small.base()
-    model = small.model(base)
-    model.fit(small.poisson(), verbose=0)
-    expected = by_hand(poisson(1.0, 0.25, 4))
+    model = eager_model(base, noise_multiplier=4.0)
+    fit_steps(model, 4)
+    expected = by_hand(poisson(4.0, 0.25, 4))
     for _ in range(2):
         assert_one(model, expected)
-    base.compile("sgd", loss=small.loss)
+    base.compile("sgd", loss=small.loss, **EAGER)
     base.fit(*small.data(), verbose=0)
     assert_one(model, math.inf)
     meter = Meter()
-    model.fit(small.poisson(), verbose=0, callbacks=[meter])
+    fit_steps(model, callbacks=[meter])
     assert {shown for shown, _ in meter.shown} == {math.inf}
 
 
 def test_delta_is_checked_against_the_largest_data_ever_trained_on(small):
     data = small.data(4 * N)
-    model = small.model(num_examples=4 * N)
-    model.fit(small.poisson(data), verbose=0)
-    model.compile(small.optimizer(), loss=small.loss)
-    model.fit(small.poisson(), verbose=0)
+    model = eager_model(num_examples=4 * N)
+    model.fit(small.poisson(data, steps_per_epoch=1), verbose=0)
+    model.compile(small.optimizer(), loss=small.loss, **EAGER)
+    fit_steps(model)
     too_large = 1 / N
     for state in (
         lambda: model.privacy_statement(too_large),
@@ -127,35 +128,35 @@ def test_delta_is_checked_against_the_largest_data_ever_trained_on(small):
 def test_the_meter_keeps_its_limit_when_a_backup_brings_charges(small, tmp_path):
     class Crash(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            if epoch == 2:
+            if epoch == 1:
                 raise RuntimeError("crash")
 
     def callbacks():
         backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
         return [tfdp.callbacks.PrivacyMeter(delta=DELTA, max_epsilon=limit), backup]
 
-    limit = by_hand(poisson(1.0, 0.25, 14)) * (1 + 1e-9)
+    limit = by_hand(poisson(4.0, 0.25, 8)) * (1 + 1e-9)
     with pytest.raises(RuntimeError, match="crash"):
-        small.model().fit(small.poisson(), epochs=9, verbose=0, callbacks=[*callbacks(), Crash()])
-    model = small.model()
-    model.fit(small.poisson(), epochs=9, verbose=0, callbacks=callbacks())
+        fit_steps(eager_model(noise_multiplier=4.0), 3, epochs=9, callbacks=[*callbacks(), Crash()])
+    model = eager_model(noise_multiplier=4.0)
+    fit_steps(model, 3, epochs=9, callbacks=callbacks())
     assert model.ledger.epsilon(DELTA) <= limit
-    assert 12 <= model.optimizer.steps_taken <= 14
+    assert 6 <= model.optimizer.steps_taken <= 8
 
 
 def test_the_meter_never_shows_less_than_was_spent_of_data_of_unknown_length(small):
     x, y = small.data()
 
     def batches():
-        for start in range(0, N, 10):
-            yield x[start : start + 10], y[start : start + 10]
+        for start in range(0, N, 20):
+            yield x[start : start + 20], y[start : start + 20]
 
-    spec = (tf.TensorSpec((10, 3)), tf.TensorSpec((10,), tf.int32))
+    spec = (tf.TensorSpec((20, 3)), tf.TensorSpec((20,), tf.int32))
     data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    tfdp.data.declare_sampling(data, "poisson", N, 10)
-    model, meter = small.model(), Meter()
+    tfdp.data.declare_sampling(data, "poisson", N, 20)
+    model, meter = eager_model(noise_multiplier=4.0, expected_batch_size=20), Meter()
     model.fit(data, epochs=2, verbose=0, callbacks=[meter])
-    assert model.optimizer.steps_taken == len(meter.shown) == 8
+    assert model.optimizer.steps_taken == len(meter.shown) == 4
     assert all(shown >= spent for shown, spent in meter.shown)
 
 
@@ -169,7 +170,7 @@ def test_the_meter_serves_forward_noise(small):
             ]
         )
         model = tfdp.make_private(inner)
-        model.compile("sgd", loss=small.loss)
+        model.compile("sgd", loss=small.loss, **EAGER)
         return model
 
     model, meter = noisy(), Meter(max_epsilon=gaussian_epsilon(2.0, DELTA, 3) * 1.001)
@@ -187,12 +188,12 @@ def test_each_epoch_of_data_of_unknown_length_may_be_a_pass(small, declared_firs
         lambda: ((x[i : i + 10], y[i : i + 10]) for i in range(0, N, 10)), output_signature=spec
     )
     if declared_first:
-        data = tfdp.data.declare_sampling(data, "shuffled", N, 10).take(2)
+        data = tfdp.data.declare_sampling(data, "shuffled", N, 10).take(1)
     else:
-        data = tfdp.data.declare_sampling(data.take(2), "shuffled", N, 10)
-    model = small.model(noise_multiplier=4.0)
+        data = tfdp.data.declare_sampling(data.take(1), "shuffled", N, 10)
+    model = eager_model(noise_multiplier=4.0)
     model.fit(data, epochs=5, verbose=0)
-    assert model.optimizer.steps_taken == 10
+    assert model.optimizer.steps_taken == 5
     assert_one(model, gaussian_epsilon(4.0, DELTA, 5), rel=1e-4)
 
 
@@ -200,7 +201,7 @@ def test_cut_off_batches_cost_the_same_delta_everywhere(small):
     batches = small.poisson(max_batch_size=24)
     probability = tfdp.data.sampling_of(batches).overflow_probability
     assert 1e-7 < probability < 1e-5
-    model, meter = small.model(noise_multiplier=2.0), Meter()
+    model, meter = eager_model(noise_multiplier=2.0), Meter()
     model.fit(batches, verbose=0, callbacks=[meter])
     found = model.ledger.epsilon(DELTA)
     left = DELTA - (1 + math.exp(found)) * 4 * probability
@@ -211,11 +212,11 @@ def test_cut_off_batches_cost_the_same_delta_everywhere(small):
 
 
 def test_a_budget_covers_batches_that_are_cut_off(small):
-    model = small.model(budget=tfdp.PrivacyBudget(3.0, DELTA), steps=8)
-    history = model.fit(small.poisson(max_batch_size=24), epochs=5, verbose=0)
+    model = eager_model(budget=tfdp.PrivacyBudget(1.0, DELTA), steps=4)
+    history = model.fit(small.poisson(max_batch_size=22, steps_per_epoch=2), epochs=5, verbose=0)
     assert history.epoch == [0, 1]  # not a batch more, that would train nothing
-    assert 2.97 < model.ledger.epsilon(DELTA) <= 3.0
-    model = small.model(budget=tfdp.PrivacyBudget(3.0, DELTA), steps=8)
+    assert 0.99 < model.ledger.epsilon(DELTA) <= 1.0
+    model = eager_model(budget=tfdp.PrivacyBudget(1.0, DELTA), steps=4)
     with pytest.raises(BudgetError, match="max_batch_size"):
         model.fit(small.poisson(max_batch_size=11), verbose=0)
 
@@ -227,7 +228,7 @@ def test_a_batch_that_the_run_did_not_draw_is_refused(small):
         def on_train_batch_end(self, batch, logs=None):
             self.model.train_on_batch(x[:10], y[:10])
 
-    model = small.model()
+    model = eager_model(noise_multiplier=4.0)
     with pytest.raises(PrivacyError, match="would be charged as if"):
         for _ in model.training_batches(small.poisson()):
             model.train_on_batch(x[:10], y[:10])
@@ -243,7 +244,7 @@ def test_a_batch_that_the_run_did_not_draw_is_refused(small):
         next(shuffled)
     model.train_on_batch(*next(poisson_run))
     poisson_run.close()
-    assert_one(model, by_hand(poisson(1.0, 0.25, 2)))  # of the refused fit, and this one
+    assert_one(model, by_hand(poisson(4.0, 0.25, 2)))  # of the refused fit, and this one
 
 
 def test_declared_passes_are_passes(small):
@@ -256,20 +257,22 @@ def test_declared_passes_are_passes(small):
         tfdp.data.declare_sampling(tfdp.data.shuffled_epochs((x, y), 10), "poisson", N, 10)
 
 
-def test_numbers_of_numpy_are_numbers(small, tmp_path):
-    model = small.model(num_examples=np.int64(N), expected_batch_size=np.float32(10))
-    model.fit(small.poisson(), verbose=0)
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    model = eager_model(
+        num_examples=np.int64(N), expected_batch_size=np.float32(10), noise_multiplier=np.float32(4)
+    )
+    fit_steps(model, 4)
     model.save(tmp_path / "m.keras")
-    assert_one(model, by_hand(poisson(1.0, 0.25, 4)))
+    assert_one(model, by_hand(poisson(4.0, 0.25, 4)))
 
 
 def test_a_budget_pays_for_batches_that_were_cut_before(small):
     """Their δ is taken from that of the noise, or the ε at the end would exceed the budget."""
-    model = small.model(noise_multiplier=4.0)
-    model.fit(small.poisson(max_batch_size=22), verbose=0)
-    budget = tfdp.PrivacyBudget(2.0, DELTA)
-    model.compile(small.optimizer(budget=budget, steps=4), loss=small.loss)
-    model.fit(small.poisson(), verbose=0)
+    model = eager_model(noise_multiplier=4.0)
+    model.fit(small.poisson(max_batch_size=21, steps_per_epoch=2), verbose=0)
+    budget = tfdp.PrivacyBudget(1.0, DELTA)
+    model.compile(small.optimizer(budget=budget, steps=4), loss=small.loss, **EAGER)
+    fit_steps(model, 4)
     overflow = sum(e.count * e.overflow_probability for e in model.ledger.entries)
-    assert 0.2 * DELTA < overflow * (1 + math.exp(2.0)) < 0.8 * DELTA
+    assert 0.2 * DELTA < overflow * (1 + math.exp(1.0)) < 0.8 * DELTA
     assert 0.99 * budget.epsilon < model.ledger.epsilon(DELTA) <= budget.epsilon

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from eager_steps import eager_model, fit_steps
 from keras import layers
 
 import tfdp
@@ -35,8 +36,8 @@ class ByPlace(ByName):
     ids=["dict", "tuple", "list"],
 )  # fmt: skip
 def test_subclassed_models_take_several_inputs(small, model, x):
-    private = small.model(model())
-    private.fit(small.poisson((x, Y)), verbose=0)
+    private = small.model(model(), compile_kwargs={"run_eagerly": model is ByPlace})
+    private.fit(small.poisson((x, Y), steps_per_epoch=1), verbose=0)
     assert private.predict(x, verbose=0).shape == (N, 2)
 
 
@@ -49,13 +50,19 @@ class Square(keras.losses.Loss):
         return tf.reduce_mean(tf.square(y_true - y_pred), -1)
 
 
+@pytest.fixture(scope="module")
+def of_squares():
+    """A model, and the norms of its gradients by Keras' own squared error."""
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    y = Y[:4, None].astype("float32")
+    return model, per_example_gradient_norms(model, X[:4], y, "mse")
+
+
 @pytest.mark.parametrize("loss", [square, Square()], ids=["function", "class"])
 @pytest.mark.parametrize("dtype", ["int32", "float64", "bool"])
-def test_losses_of_ones_own_get_labels_as_in_keras(loss, dtype):
-    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
-    y = Y[:4, None].astype(dtype)
-    found = per_example_gradient_norms(model, X[:4], y, loss)
-    wanted = per_example_gradient_norms(model, X[:4], y.astype("float32"), "mse")
+def test_losses_of_ones_own_get_labels_as_in_keras(loss, dtype, of_squares):
+    model, wanted = of_squares
+    found = per_example_gradient_norms(model, X[:4], Y[:4, None].astype(dtype), loss)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
@@ -113,11 +120,12 @@ def test_the_losses_of_outputs_add_up_to_the_loss(small, microbatch_size):
     x = keras.Input((3,))
     base = keras.Model(x, {name: layers.Dense(1, name=name)(x) for name in ("a", "b")})
     private = small.model(
-        base, {"a": "mse", "b": "mse"}, {"loss_weights": {"a": 0.5, "b": 2.0}},
+        base, {"a": "mse", "b": "mse"},
+        {"loss_weights": {"a": 0.5, "b": 2.0}, "run_eagerly": microbatch_size is None},
         noise_multiplier=0.0, microbatch_size=microbatch_size, inner=keras.optimizers.SGD(0.0),
     )  # fmt: skip
     targets = {"a": X[:, :1] + 3, "b": X[:, 1:2] - 3}
-    batches = small.poisson((X, targets))
+    batches = small.poisson((X, targets), steps_per_epoch=2)
     logs = private.fit(batches, epochs=2, verbose=0).history
     np.testing.assert_allclose(
         logs["loss"], 0.5 * np.array(logs["a_loss"]) + 2 * np.array(logs["b_loss"]), rtol=1e-5
@@ -153,11 +161,11 @@ def without_weights(vectorization):
 
 @pytest.mark.parametrize("how", [two, three, without_weights])
 def test_texts_are_taken_apart_after_sampling(small, vectorization, how):
-    batches = small.poisson((texts(), Y))
+    batches = small.poisson((texts(), Y), steps_per_epoch=2)
     mapped = batches.map(how(vectorization))
     mask = [np.asarray(weights) != 0 for *_, weights in mapped]
     assert not all(m.all() for m in mask) and any(m.any() for m in mask)
-    private = small.model(text_model(keras.Input((4,), dtype="int64")))
+    private = eager_model(text_model(keras.Input((4,), dtype="int64")))
     private.fit(mapped, verbose=0)
 
 
@@ -168,13 +176,13 @@ def test_a_map_that_changes_rows_is_still_refused(small):
 
 
 def test_texts_are_taken_apart_in_the_model(small, vectorization):
-    private = small.model(text_model(keras.Input((1,), dtype="string"), vectorization))
-    private.fit(small.poisson((texts()[:, None], Y)), verbose=0)
+    private = eager_model(text_model(keras.Input((1,), dtype="string"), vectorization))
+    private.fit(small.poisson((texts()[:, None], Y), steps_per_epoch=1), verbose=0)
 
 
 def test_functional_models_are_converted_after_fit(small):
-    private = small.model()
-    private.fit(small.poisson(), verbose=0)
+    private = eager_model()
+    fit_steps(private)
     assert len(tf.lite.TFLiteConverter.from_keras_model(private).convert()) > 100
 
 
@@ -200,7 +208,7 @@ def test_a_row_optimizer_belongs_to_one_model(small):
     rows = tfdp.optimizers.RowAdagrad(0.1)
 
     def model():
-        return small.model(
+        return eager_model(
             keras.Sequential([keras.Input((3,), dtype="int32"), tfdp.layers.SparseEmbedding(9, 2),
                               layers.Flatten(), layers.Dense(2)]),
             selection=tfdp.selection.AdaFEST(1.0, noise_ratio=1.0, contribution_norm=1.0),
@@ -209,9 +217,9 @@ def test_a_row_optimizer_belongs_to_one_model(small):
 
     first = model()
     for _ in range(2):
-        first.fit(small.poisson((IDS, Y)), verbose=0)
+        first.fit(small.poisson((IDS, Y), steps_per_epoch=1), verbose=0)
     with pytest.raises(ValueError, match="`embedding_optimizer` .*another model.*RowAdagrad"):
-        model().fit(small.poisson((IDS, Y)), verbose=0)
+        model().fit(small.poisson((IDS, Y), steps_per_epoch=1), verbose=0)
 
 
 def test_layers_that_write_or_remember_are_refused_by_name(small):
@@ -251,21 +259,21 @@ def test_a_scan_around_a_layer_is_served(small):
         assert norms[i] == pytest.approx(true, rel=1e-5)
 
 
-def test_logs_that_are_written_to_a_file_hold_epsilon(small, tmp_path):
+def test_logs_that_are_written_to_a_file_hold_epsilon(tmp_path):
     path = tmp_path / "log.csv"
     callbacks = [keras.callbacks.CSVLogger(path), tfdp.callbacks.PrivacyMeter()]
-    small.model().fit(small.poisson(), verbose=0, callbacks=callbacks)
+    fit_steps(eager_model(), callbacks=callbacks)
     assert "epsilon" in path.read_text().splitlines()[0].split(",")
 
 
-def test_a_fit_that_the_budget_ends_says_so(small):
-    budget = tfdp.PrivacyBudget(epsilon=3, delta=1e-3)
-    private = small.model(budget=budget, steps=6)
-    with pytest.warns(UserWarning, match="ends after 6 steps, in epoch 2 of 5.*steps="):
-        private.fit(small.poisson(), epochs=5, verbose=0)
+def test_a_fit_that_the_budget_ends_says_so():
+    budget = tfdp.PrivacyBudget(epsilon=0.5, delta=1e-3)
+    private = eager_model(budget=budget, steps=3)
+    with pytest.warns(UserWarning, match="ends after 3 steps, in epoch 2 of 5.*steps="):
+        fit_steps(private, 2, epochs=5)
 
 
-def test_a_fit_that_ends_with_its_last_epoch_says_nothing(small, recwarn):
-    budget = tfdp.PrivacyBudget(epsilon=3, delta=1e-3)
-    small.model(budget=budget, steps=4).fit(small.poisson(), epochs=1, verbose=0)
+def test_a_fit_that_ends_with_its_last_epoch_says_nothing(recwarn):
+    budget = tfdp.PrivacyBudget(epsilon=0.5, delta=1e-3)
+    fit_steps(eager_model(budget=budget, steps=2), 2)
     assert not [w for w in recwarn if "ends after" in str(w.message)]

@@ -34,6 +34,7 @@ def everybody(data, ids, k, **kwargs):
 def compiled(small, n, k, *, base=None, **kwargs):
     settings = {"noise_multiplier": 0.0, "num_examples": n, "expected_batch_size": n}
     eager = {"run_eagerly": True} | kwargs.pop("compile_kwargs", {})
+    base = tfdp.make_private(small.base() if base is None else base, validate=False)
     return small.model(base, compile_kwargs=eager, max_records_per_unit=k, **settings | kwargs)
 
 

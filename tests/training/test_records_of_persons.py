@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from eager_steps import EAGER, eager_model
 from scipy import stats
 
 import tfdp
@@ -28,14 +29,14 @@ def drawn(data, ids, k, size, **kwargs):
     )
 
 
-def compiled(small, batches, base=None, compile_kwargs=None, **kwargs):
+def compiled(batches, base=None, **kwargs):
     sampling = tfdp.data.sampling_of(batches)
     settings = {
         "num_examples": sampling.num_examples, "num_records": sampling.num_records,
         "expected_batch_size": sampling.expected_batch_size,
         "max_records_per_unit": sampling.max_records_per_unit,
     }  # fmt: skip
-    return small.model(base, compile_kwargs=compile_kwargs, **settings | kwargs)
+    return eager_model(base, **settings | kwargs)
 
 
 def moved(model, batches):
@@ -68,10 +69,8 @@ def test_each_record_is_clipped_by_itself(small, how):
     factors = np.minimum(1, clip_norm / norms)
     assert (factors < 1).any() and (factors == 1).any()
     model = compiled(
-        small,
         batches,
         base,
-        {"run_eagerly": True},
         noise_multiplier=0.0,
         clip_norm=clip_norm,
         **how,
@@ -98,7 +97,7 @@ def test_a_person_moves_the_sum_by_k_clip_norms_at_most(small, sizes):
         base.set_weights([np.zeros_like(w) for w in base.get_weights()])
         kept = sum(min(k, size) for size in here)
         batches = drawn((x, np.zeros(len(ids), np.int32)), ids, k, kept, steps_per_epoch=1)
-        model = compiled(small, batches, base, noise_multiplier=0.0, clip_norm=clip_norm)
+        model = compiled(batches, base, noise_multiplier=0.0, clip_norm=clip_norm)
         sums.append([kept * change for change in moved(model, batches)])
     difference = np.sqrt(
         sum(np.sum(np.square(a - b, dtype=float)) for a, b in zip(*sums, strict=True))
@@ -149,8 +148,8 @@ def test_delta_is_compared_with_the_number_of_persons(small):
             num_examples=None, expected_batch_size=None, budget=tfdp.PrivacyBudget(2.0, 0.03)
         )
         model.fit(drawn(data, ids, 4, 20), verbose=0)
-    batches = drawn(data, ids, 4, 20)
-    model = compiled(small, batches, noise_multiplier=4.0)
+    batches = drawn(data, ids, 4, 20, steps_per_epoch=1)
+    model = compiled(batches, noise_multiplier=4.0)
     assert model.optimizer.default_delta == 0.1 / 40
     model.fit(batches, verbose=0)
     assert model.privacy_statement(0.02).epsilon < np.inf  # 1/n of the records would be 1/160
@@ -160,8 +159,8 @@ def test_delta_is_compared_with_the_number_of_persons(small):
 
 def test_one_record_for_each_person_costs_what_records_cost(small):
     data, ids = records([1] * 100)
-    batches = drawn(data, ids, 1, 20)
-    model = compiled(small, batches, noise_multiplier=3.0)
+    batches = drawn(data, ids, 1, 20, steps_per_epoch=1)
+    model = compiled(batches, noise_multiplier=3.0)
     records_alone = small.model(num_examples=100, expected_batch_size=20, noise_multiplier=3.0)
     assert model.optimizer.epsilon_after(10, 1e-3) == records_alone.optimizer.epsilon_after(
         10, 1e-3
@@ -181,12 +180,12 @@ def test_data_and_optimizer_must_draw_the_same(small):
         (of_persons, (ours,)),
         (of_records, (ours,)),
     ):
-        model = compiled(small, right)
+        model = compiled(right)
         for batches in wrong:
             with pytest.raises(PrivacyError, match="The data have"):
                 model.fit(batches, verbose=0)
         assert model.optimizer.steps_taken == 0
-    model = compiled(small, ours)
+    model = compiled(ours)
     declared = tf.data.Dataset.from_tensor_slices(data).batch(20)
     tfdp.data.declare_sampling(declared, "poisson", 40, 20)
     shuffled = tfdp.data.shuffled_epochs(data, 20, privacy_ids=ids, max_records_per_unit=3)
@@ -215,8 +214,8 @@ def test_arguments_of_the_optimizer(small):
 
 def test_it_survives_saving(small, tmp_path):
     data, ids = records([3] * 40)
-    batches = drawn(data, ids, 3, 20)
-    model = compiled(small, batches)
+    batches = drawn(data, ids, 3, 20, steps_per_epoch=1)
+    model = compiled(batches, noise_multiplier=4.0)
     model.fit(batches, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -232,12 +231,13 @@ def test_it_survives_saving(small, tmp_path):
 
 def test_trainings_about_the_same_persons_add_up_however_they_draw(small):
     data, ids = records([3] * 40)
-    batches = drawn(data, ids, 3, 20)
-    model = compiled(small, batches)
+    batches = drawn(data, ids, 3, 20, steps_per_epoch=1)
+    model = compiled(batches, noise_multiplier=4.0)
     model.fit(batches, verbose=0)
     alone = model.privacy_statement(1e-3).epsilon
-    persons = tfdp.data.poisson_batches(data, 10, privacy_ids=ids, max_records_per_unit=3)
-    model.compile(small.optimizer(max_records_per_unit=3), loss=small.loss)
+    persons = tfdp.data.poisson_batches(data, 10, None, 1, privacy_ids=ids, max_records_per_unit=3)
+    model.compile(small.optimizer(max_records_per_unit=3, noise_multiplier=4.0),
+                  loss=small.loss, **EAGER)  # fmt: skip
     model.fit(persons, verbose=0)
     assert len(model.ledger) == 2 and alone < model.privacy_statement(1e-3).epsilon < np.inf
     model.compile(small.optimizer(num_examples=120), loss=small.loss)
@@ -252,10 +252,10 @@ def test_a_budget_is_calibrated_anew_where_another_way_of_drawing_spent_of_it(sm
     persons = tfdp.data.poisson_batches(
         data, 10, None, 1, privacy_ids=ids, max_records_per_unit=3
     )  # fmt: skip
-    model = small.model(**budget)
+    model = eager_model(**budget)
     model.fit(persons, verbose=0)
     first = model.optimizer.noise_multiplier
-    model.compile(small.optimizer(num_records=120, **budget), loss=small.loss)
+    model.compile(small.optimizer(num_records=120, **budget), loss=small.loss, **EAGER)
     model.fit(drawn(data, ids, 3, 10, steps_per_epoch=1), verbose=0)
     assert model.optimizer.noise_multiplier != first
     assert model.optimizer.steps_taken == 2 and model.privacy_statement().epsilon <= 0.5
@@ -269,11 +269,11 @@ def test_a_release_must_be_about_as_many_persons(small):
     for details in ({}, {"unit": PERSON, "num_examples": 120}):
         base.layers[0].privacy_releases = [LedgerEntry("a", event, 1, details)]
         with pytest.raises(PrivacyError, match="is about"):
-            compiled(small, batches, base)
+            compiled(batches, base)
     base.layers[0].privacy_releases = [
         LedgerEntry("a", event, 1, {"unit": PERSON, "num_examples": 40})
     ]
-    assert compiled(small, batches, base).privacy_statement().unit == PERSON
+    assert compiled(batches, base).privacy_statement().unit == PERSON
 
 
 def test_forward_noise_is_not_given_records_of_persons(small):
@@ -356,16 +356,16 @@ def test_disjoint_periods_cost_the_largest(small, tmp_path):
     one, epsilons = None, []
     for i, name in enumerate(("a", "b")):
         week = periods.period(name)
-        batches = drawn(data, ids + 1000 * i, 3, 20, period=week)
+        batches = drawn(data, ids + 1000 * i, 3, 20, period=week, steps_per_epoch=1)
         if one is None:
-            one = compiled(small, batches, period=week)
+            one = compiled(batches, period=week, noise_multiplier=4.0)
         else:
             sampling = tfdp.data.sampling_of(batches)
             one.compile(
                 small.optimizer(
                     num_examples=40, num_records=sampling.num_records, expected_batch_size=20,
-                    max_records_per_unit=3, period=week,
-                ), loss=small.loss,
+                    max_records_per_unit=3, period=week, noise_multiplier=4.0,
+                ), loss=small.loss, **EAGER,
             )  # fmt: skip
         one.fit(batches, verbose=0)
         epsilons.append(one.privacy_statement(1e-3).epsilon)

@@ -33,21 +33,38 @@ def rows_of(*rows, size=V):
     return frequencies
 
 
-def make_model(shared=False, rows=V, combiner="sum", mask_zero=True):
+def make_model(shared=False, rows=V, units=4):
     """Features of three and two values, tables shared or not, a keras Embedding, a Dense."""
     keras.utils.set_random_seed(0)
     a, b = keras.Input((3,), dtype="int64"), keras.Input((2,), dtype="int64")
     c = keras.Input((1,), dtype="int64")
-    options = {"combiner": combiner, "mask_zero": mask_zero}
+    options = {"combiner": "sum", "mask_zero": True}
     first = SparseEmbedding(rows, D, name="first", **options)
     second = first if shared else SparseEmbedding(rows, D, name="second", **options)
     plain = keras.layers.Flatten()(keras.layers.Embedding(5, 2)(c))
     x = keras.layers.Concatenate()([first(a), second(b), plain])
-    model = keras.Model([a, b, c], keras.layers.Dense(1)(keras.layers.Dense(4, "tanh")(x)))
+    model = keras.Model([a, b, c], keras.layers.Dense(1)(keras.layers.Dense(units, "tanh")(x)))
     generator = np.random.default_rng(1)
     for v in model.trainable_variables:
         v.assign(generator.normal(size=v.shape))
     return model
+
+
+def one_table(length=1):
+    """One feature and one dense layer, for tests in which more of a model changes nothing."""
+    keras.utils.set_random_seed(0)
+    ids = keras.Input((length,), dtype="int64")
+    table = SparseEmbedding(V, D, combiner="sum", mask_zero=True, name="first")
+    model = keras.Model(ids, keras.layers.Dense(1)(table(ids)))
+    generator = np.random.default_rng(1)
+    for v in model.trainable_variables:
+        v.assign(generator.normal(size=v.shape))
+    return model
+
+
+def one_value(n, row, y=10.0):
+    """Examples that all hold this row: all gradients have one sign, and none cancel."""
+    return [np.full((n, 1), row)], np.full((n, 1), y, "float32")
 
 
 def make_data(n, rows=V, seed=2):
@@ -57,8 +74,11 @@ def make_data(n, rows=V, seed=2):
 
 
 def compiled(model, selection, *, optimizer=None, embedding_optimizer=None, n=1000, **kwargs):
-    """Run eagerly unless told otherwise: a trace takes longer than a few steps."""
-    model = make_private(model)
+    """Run eagerly unless told otherwise: a trace takes longer than a few steps.
+
+    So does the search for examples that mix, which is of no matter here.
+    """
+    model = make_private(model, validate=False)
     jit_compile = kwargs.pop("jit_compile", "auto")
     run_eagerly = kwargs.pop("run_eagerly", jit_compile is not True)
     settings = {"noise_multiplier": 0.0, "expected_batch_size": 8, "clip_norm": 1.0}
@@ -82,27 +102,34 @@ def compiled(model, selection, *, optimizer=None, embedding_optimizer=None, n=10
 def step(model, x, y, weight=None):
     """One private step; returns by how much each variable moved, by the name of its layer."""
     before = [v.numpy() for v in model.trainable_variables]
-    model.train_on_batch(tuple(x), y, sample_weight=weight)
+    model.train_on_batch(x[0] if len(x) == 1 else tuple(x), y, sample_weight=weight)
     names = [v.path.split("/")[-2] + "/" + v.name for v in model.trainable_variables]
     after = [v.numpy() for v in model.trainable_variables]
     return {name: b - a for name, b, a in zip(names, before, after, strict=True)}
 
 
-def brute_force(model, x, y, survivors, clip_norm, mask_first=True):
-    """Σ_i clip(mask(g_i)) in float64, or Σ_i mask(clip(g_i)); survivors by variable name."""
-    variables = model.trainable_variables
-    sums = [np.zeros(v.shape) for v in variables]
+def gradients_of_examples(model, x, y):
+    """For each example a float64 array for each variable."""
+    found = []
     for i in range(len(y)):
         with tf.GradientTape() as tape:
             output = model([tf.constant(t[i : i + 1]) for t in x])
             loss = tf.reduce_sum(tf.square(output - y[i : i + 1]))
-        found = tape.gradient(loss, [v.value for v in variables])
-        g = [tf.convert_to_tensor(t).numpy().astype("float64") for t in found]
-        masks = [np.ones(v.shape) for v in variables]
-        for v, mask in zip(variables, masks, strict=True):
-            rows = survivors.get(v.path.split("/")[-2])
-            if rows is not None:
-                mask[np.setdiff1d(np.arange(len(mask)), rows)] = 0.0
+        gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+        found.append([tf.convert_to_tensor(t).numpy().astype("float64") for t in gradients])
+    return found
+
+
+def brute_force(model, gradients, survivors, clip_norm, mask_first=True):
+    """Σ_i clip(mask(g_i)) in float64, or Σ_i mask(clip(g_i)); survivors by variable name."""
+    variables = model.trainable_variables
+    masks = [np.ones(v.shape) for v in variables]
+    for v, mask in zip(variables, masks, strict=True):
+        rows = survivors.get(v.path.split("/")[-2])
+        if rows is not None:
+            mask[np.setdiff1d(np.arange(len(mask)), rows)] = 0.0
+    sums = [np.zeros(v.shape) for v in variables]
+    for g in gradients:
         masked = [t * m for t, m in zip(g, masks, strict=True)]
         norm = np.sqrt(sum((t**2).sum() for t in (masked if mask_first else g)))
         for total, t in zip(sums, masked, strict=True):
@@ -119,8 +146,9 @@ def test_gradients_are_masked_then_clipped_jointly_with_the_dense_parameters(sha
     x, y = make_data(batch, rows=12)
     x[0][0] = [5, 5, 0]  # a repeated id and padding
     model = make_model(shared)
-    exact = brute_force(model, x, y, survivors, 2.0)
-    other = brute_force(model, x, y, survivors, 2.0, mask_first=False)
+    gradients = gradients_of_examples(model, x, y)
+    exact = brute_force(model, gradients, survivors, 2.0)
+    other = brute_force(model, gradients, survivors, 2.0, mask_first=False)
     fest = FEST(4 if shared else {"first": 4, "second": 2},
                 frequencies={name: rows_of(*rows) for name, rows in survivors.items()})  # fmt: skip
     found = step(compiled(model, fest, clip_norm=2.0, expected_batch_size=8), x, y)
@@ -136,18 +164,18 @@ def test_adafest_survivors_are_those_of_the_contribution_map():
     x[0][:5, 0], x[0][5:, 0] = 4, 2  # row 4 five times, row 2 three times
     x[1][:, 0] = 7  # in the other table, with each example: 1/√2 for each row
     model = make_model()
-    exact = brute_force(model, x, y, {"first": [4], "second": [7]}, 1.0)
+    exact = brute_force(
+        model, gradients_of_examples(model, x, y), {"first": [4], "second": [7]}, 1.0
+    )
     found = step(compiled(model, AdaFEST(2.5)), x, y)  # 5/√2 = 3.5, 3/√2 = 2.1, 8/√2
     for a, b in zip(found.values(), exact, strict=True):
         np.testing.assert_allclose(a, b / 8, rtol=1e-4, atol=2e-6)
 
 
 def test_padding_of_a_batch_is_in_neither_the_map_nor_the_gradients():
-    x, y = make_data(8, rows=6)
-    x[0][:], x[1][:] = 0, 0
-    x[0][:, 0] = 4
+    x, y = one_value(8, 4)
     weight = np.array([1.0] * 2 + [0.0] * 6, "float32")
-    model = compiled(make_model(), AdaFEST(1.5))
+    model = compiled(one_table(), AdaFEST(1.5))
     assert np.abs(step(model, x, y, weight)[TABLE][4]).max() > 0  # of 2 examples
     weight[1] = 0.0
     assert not np.any(step(model, x, y, weight)[TABLE])  # of 1, not 8
@@ -160,11 +188,9 @@ def moved(change):
 def test_only_survivors_are_noised_with_the_gradient_noise_and_dense_parameters_too():
     # All bounds are 5 standard deviations or more.
     rows, sigma, ratio = 20_000, 2.0, 0.5
-    model = make_model(rows=rows)
+    model = make_model(rows=rows, units=256)
     selection = AdaFEST(6.0, noise_ratio=ratio)
-    model = compiled(
-        model, selection, noise_multiplier=sigma, clip_norm=0.5, seed=3, run_eagerly=False
-    )
+    model = compiled(model, selection, noise_multiplier=sigma, clip_norm=0.5, seed=3)
     x, y = make_data(8, rows=rows)
     changes = step(model, x, y, np.zeros(8, "float32"))
     sigma_2 = sigma * np.sqrt(1 + ratio**-2)
@@ -175,13 +201,10 @@ def test_only_survivors_are_noised_with_the_gradient_noise_and_dense_parameters_
         stddev = change[touched].std() * 8 / 0.5
         assert abs(stddev / sigma_2 - 1) < 5 / np.sqrt(2 * D * len(touched))
 
-    # The dense part, many times: noise multiplier σ₂, not σ.
-    stddevs = []
-    for _ in range(40):
-        dense = step(model, x, y, np.zeros(8, "float32"))
-        stddevs += [c.ravel() for c in dense.values() if c.shape[0] != rows]
-    stddev = np.concatenate(stddevs).std() * 8 / 0.5
-    assert abs(stddev / sigma_2 - 1) < 0.08
+    # The dense part: noise multiplier σ₂, not σ.
+    dense = np.concatenate([c.ravel() for c in changes.values() if c.shape[0] != rows])
+    assert dense.size > 2500
+    assert abs(dense.std() * 8 / 0.5 / sigma_2 - 1) < 5 / np.sqrt(2 * dense.size)
 
 
 def test_a_keras_embedding_beside_sparse_tables_is_noised_in_every_row():
@@ -195,7 +218,10 @@ def test_a_keras_embedding_beside_sparse_tables_is_noised_in_every_row():
 @pytest.mark.parametrize(
     "name, kind",
     [
-        *[(name, "AdaFEST") for name in OPTIMIZERS],
+        *slow.cases(
+            [(name, "AdaFEST") for name in OPTIMIZERS],
+            slow=[(name, "AdaFEST") for name in OPTIMIZERS if name != "LazyAdam"],
+        ),
         *[("LazyAdam", kind) for kind in ("AdaFEST+", "FEST", "exponential")],
     ],
 )
@@ -231,7 +257,9 @@ def test_exponential_selection_takes_the_rows_with_the_largest_clipped_gradients
     x[0][0] = [4, 4, 4]  # of the same example: once
     x[1][:, 0] = 7
     model = make_model()
-    exact = brute_force(model, x, y, {"first": [4], "second": [7]}, 1e-3)
+    exact = brute_force(
+        model, gradients_of_examples(model, x, y), {"first": [4], "second": [7]}, 1e-3
+    )
     # Clipped at so small a norm every example counts 1: 4 has 5, 2 has 3, 7 has 8.
     model = compiled(model, ExponentialSelection(2), clip_norm=1e-3,
                      optimizer=keras.optimizers.SGD(1e3),
@@ -255,34 +283,32 @@ def test_exponential_selection_measures_gradients_by_the_clip_norm():
 
 def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
     x, y = make_data(100)
-    batches = poisson_batches((x, y), 10, steps_per_epoch=3)
+    batches = poisson_batches((x, y), 10, steps_per_epoch=2)
     model = compiled(make_model(), ExponentialSelection(5), noise_multiplier=1.0, n=100,
                      expected_batch_size=10)  # fmt: skip
     history = model.fit(batches, epochs=2, verbose=0).history
     assert history["gradient_size"] == [5 * D, 5 * D]
     assert "gradient_size" not in model.evaluate(x, y, return_dict=True, verbose=0)
-    # Selected at random, none is touched: 50 steps give the mean of the survivors.
-    model = compiled(make_model(), AdaFEST(1e-9), noise_multiplier=50.0, n=100,
-                     expected_batch_size=10, run_eagerly=False)  # fmt: skip
-    history = model.fit(batches, epochs=15, verbose=0).history
-    assert abs(np.mean(history["gradient_size"]) / (V * D) - 1) < 0.2  # half of 2·V rows
+    # Selected at random: half of 2·2000 rows in each of two steps; 10% are 9 deviations.
+    model = compiled(make_model(rows=2000), AdaFEST(1e-9), noise_multiplier=50.0, n=100,
+                     expected_batch_size=10)  # fmt: skip
+    history = model.fit(batches, verbose=0).history
+    assert abs(np.mean(history["gradient_size"]) / (2000 * D) - 1) < 0.1
 
 
 def test_rows_chosen_anew_are_the_ones_that_the_next_fit_trains():
-    x, y = make_data(100)
-    x[0][:], x[1][:] = 3, 3
+    x, y = one_value(100, 3)
     fest = FEST(1, epsilon=1e9)
-    sizes = {"first": V, "second": V}
-    fest.adapt({"first": x[0], "second": x[1]}, sizes)
-    model = compiled(make_model(), fest, noise_multiplier=1.0, n=100, expected_batch_size=10)
+    fest.adapt({"first": x[0]}, {"first": V})
+    model = compiled(one_table(), fest, noise_multiplier=1.0, n=100, expected_batch_size=10)
     before = model.get_layer("first").embeddings.numpy()
-    batches = poisson_batches((x, y), 10, steps_per_epoch=2)
+    batches = poisson_batches((x[0], y), 10, steps_per_epoch=1)
     model.fit(batches, verbose=0)
     middle = model.get_layer("first").embeddings.numpy()
     assert list(moved(middle - before)) == [3]
-    x[0][:], x[1][:] = 8, 8
-    fest.adapt({"first": x[0], "second": x[1]}, sizes)
-    model.fit(poisson_batches((x, y), 10, steps_per_epoch=2), verbose=0)
+    x[0][:] = 8
+    fest.adapt({"first": x[0]}, {"first": V})
+    model.fit(poisson_batches((x[0], y), 10, steps_per_epoch=1), verbose=0)
     after = model.get_layer("first").embeddings.numpy()
     assert list(moved(after - middle)) == [8]
     labels = [entry.label for entry in model.ledger.entries]
@@ -290,9 +316,9 @@ def test_rows_chosen_anew_are_the_ones_that_the_next_fit_trains():
 
 
 def test_the_joint_mechanism_of_exponential_selection_is_what_is_charged():
-    x, y = make_data(100)
-    batches = poisson_batches((x, y), 10, steps_per_epoch=3)
-    model = compiled(make_model(), ExponentialSelection(5), budget=PrivacyBudget(2.0, 1e-3),
+    x, y = one_value(100, 3)
+    batches = poisson_batches((x[0], y), 10, steps_per_epoch=3)
+    model = compiled(one_table(), ExponentialSelection(5), budget=PrivacyBudget(2.0, 1e-3),
                      steps=3, n=100, expected_batch_size=10)  # fmt: skip
     model.fit(batches, verbose=0)
     (entry,) = model.ledger.entries
@@ -314,26 +340,23 @@ def test_the_walk_over_the_graph_sees_a_table_that_is_read_or_densified(outputs_
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_row_that_no_longer_survives_stands_still(name):
     # Fault 9: slots that move rows which lost their gradient.
-    x, y = make_data(8, rows=6)
-    y[:] = 10.0  # all gradients have one sign: none cancel
-    model = compiled(make_model(), AdaFEST(2.0), optimizer=keras.optimizers.SGD(1e-3),
+    x, y = one_value(8, 4)
+    model = compiled(one_table(), AdaFEST(2.0), optimizer=keras.optimizers.SGD(1e-3),
                      embedding_optimizer=OPTIMIZERS[name]())  # fmt: skip
-    x[0][:], x[1][:] = 0, 0
-    x[0][:, 0] = 4
     assert 4 in moved(step(model, x, y)[TABLE])
-    x[0][:, 0] = 9
-    for _ in range(3):
+    x[0][:] = 9
+    for _ in range(2):
         np.testing.assert_array_equal(moved(step(model, x, y)[TABLE]), [9])
 
 
 def test_the_ledger_charges_one_gaussian_of_the_whole_noise_multiplier():
-    x, y = make_data(100)
-    batches = poisson_batches((x, y), 10, steps_per_epoch=3)
-    model = compiled(make_model(), AdaFEST(3.0, noise_ratio=0.3), noise_multiplier=1.3, n=100,
+    x, y = one_value(100, 3)
+    batches = poisson_batches((x[0], y), 10, steps_per_epoch=2)
+    model = compiled(one_table(), AdaFEST(3.0, noise_ratio=0.3), noise_multiplier=1.3, n=100,
                      expected_batch_size=10)  # fmt: skip
     model.fit(batches, epochs=2, verbose=0)
     (entry,) = model.ledger.entries
-    assert entry.event == training_event(1.3, 0.1) and entry.count == 6
+    assert entry.event == training_event(1.3, 0.1) and entry.count == 4
     assert entry.details["selection"]["noise_ratio"] == 0.3
     selection = model.optimizer.selection
     sigma_1 = selection.contribution_noise_multiplier(1.3)
@@ -342,39 +365,39 @@ def test_the_ledger_charges_one_gaussian_of_the_whole_noise_multiplier():
 
 
 def test_a_private_choice_of_rows_is_charged_and_paid_from_the_budget():
-    x, y = make_data(100)
-    fest = FEST(3, epsilon=0.5)
-    fest.adapt({"first": x[0], "second": x[1]}, {"first": V, "second": V})
-    budget = PrivacyBudget(2.0, 1e-3)
-    batches = poisson_batches((x, y), 10, steps_per_epoch=3)
+    x, y = one_value(100, 3)
+    fest = FEST(3, epsilon=0.25)
+    fest.adapt({"first": x[0]}, {"first": V})
+    budget = PrivacyBudget(1.0, 1e-3)
+    batches = poisson_batches((x[0], y), 10, steps_per_epoch=3)
     settings = dict(budget=budget, steps=3, n=100, expected_batch_size=10)
-    model = compiled(make_model(), AdaFEST(1.0, within=fest), **settings)
+    model = compiled(one_table(), AdaFEST(1.0, within=fest), **settings)
     model.fit(batches, verbose=0)
     labels = [entry.label for entry in model.ledger.entries]
     assert labels == ["most frequent rows", "private training"]
-    assert 1.9 < model.ledger.epsilon(1e-3) <= 2.0
+    assert 0.95 < model.ledger.epsilon(1e-3) <= 1.0
 
-    fest.adapt({"first": x[0], "second": x[1]}, {"first": V, "second": V})
+    fest.adapt({"first": x[0]}, {"first": V})
     with pytest.raises(BudgetError):  # a second release, which the budget lacks
         model.fit(batches, verbose=0)
     assert len(model.ledger.entries) == 3
 
 
 def test_public_frequencies_are_named_in_the_statement():
-    fest = FEST(3, frequencies={"first": rows_of(1), "second": rows_of(2)})
-    model = compiled(make_model(), fest, noise_multiplier=1.0)
-    step(model, *make_data(8))
+    fest = FEST(3, frequencies={"first": rows_of(1)})
+    model = compiled(one_table(), fest, noise_multiplier=1.0)
+    step(model, *one_value(8, 1))
     assert "frequencies given to FEST are public" in str(model.privacy_statement())
 
 
 def test_no_example_is_in_the_map_or_the_gradients_when_the_budget_is_spent(monkeypatch):
-    x, y = make_data(8, rows=6)
-    x[0][:] = 4
-    selection = AdaFEST(3.0, noise_ratio=0.1)
-    model = compiled(make_model(), selection, budget=PrivacyBudget(8.0, 1e-4), steps=1, n=1000)
-    # Row 4 has V̂ = 8/√2 or more; noise alone reaches 3 with a probability below 1e-9.
-    assert selection.contribution_noise_multiplier(model.optimizer.noise_multiplier) < 0.5
-    model.optimizer.charging.begin(accounting.Sampling("poisson", 1000, 8))
+    x, y = one_value(64, 4)
+    selection = AdaFEST(32.0, noise_ratio=0.1)
+    model = compiled(one_table(), selection, budget=PrivacyBudget(0.5, 1e-4), steps=1, n=1000,
+                     expected_batch_size=64)  # fmt: skip
+    # Row 4 has V̂ = 64; noise alone moves it by 32, or reaches 32, with a probability below 1e-9.
+    assert selection.contribution_noise_multiplier(model.optimizer.noise_multiplier) < 5.0
+    model.optimizer.charging.begin(accounting.Sampling("poisson", 1000, 64))
     monkeypatch.setattr(run, "refuse_unknown_batch", lambda *arguments: None)
     assert 4 in moved(step(model, x, y)[TABLE])
     assert len(moved(step(model, x, y)[TABLE])) == 0
@@ -382,15 +405,15 @@ def test_no_example_is_in_the_map_or_the_gradients_when_the_budget_is_spent(monk
 
 
 def test_survives_a_file_with_its_selection_and_slots(tmp_path):
-    model = compiled(make_model(), AdaFEST(1.0, 2.0), embedding_optimizer=LazyAdam(0.1),
+    model = compiled(one_table(), AdaFEST(1.0, 2.0), embedding_optimizer=LazyAdam(0.1),
                      noise_multiplier=1.0)  # fmt: skip
-    x, y = make_data(8)
+    x, y = one_value(8, 3)
     step(model, x, y)
     model.save(tmp_path / "m.keras")
     again = keras.saving.load_model(tmp_path / "m.keras")
     a, b = model.optimizer, again.optimizer
     assert b.get_config() == a.get_config()
-    assert len(b.embedding_optimizer.variables) == len(a.embedding_optimizer.variables) > 4
+    assert len(b.embedding_optimizer.variables) == len(a.embedding_optimizer.variables) > 2
     for v, w in zip(a.embedding_optimizer.variables, b.embedding_optimizer.variables, strict=True):
         np.testing.assert_array_equal(v.numpy(), w.numpy())
     assert again.ledger == model.ledger
@@ -455,27 +478,22 @@ def test_xla_is_refused():
 
 def test_a_regularizer_put_on_a_table_is_refused():
     # Fault 10: a regularizer makes the update dense; the layer refuses it, too.
-    model = make_model()
+    model = one_table()
     model.get_layer("first").embeddings.regularizer = keras.regularizers.L2(0.1)
     with pytest.raises(ValueError, match="weight_decay"):
-        step(compiled(model, AdaFEST(1.0)), *make_data(8))
+        step(compiled(model, AdaFEST(1.0)), *one_value(8, 3))
 
 
 def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without():
-    x, y = make_data(8, rows=6)
-    x[0][:], x[1][:] = 0, 0
+    x = [np.zeros((8, 3), int)]
     x[0][:5, 0], x[0][5:, 0] = 4, 3
-    x[1][:, 0] = 7
-    y[:] = 10.0  # clipped gradients of opposite signs would cancel
+    y = np.full((8, 1), 10.0, "float32")  # clipped gradients of opposite signs would cancel
     weight = np.array([1.0] * 7 + [0.0], "float32")
     found = []
     for capacity, jit_compile in ((None, False), (9, True)):
         selection = AdaFEST(1.3, capacity=capacity)
-        base = make_model()
-        for v in base.trainable_variables:
-            v.assign(0.3 * v)  # keeps tanh off its flat ends, where XLA's differs
         # Its slots show what a row of padding would do, which RowSGD does not.
-        model = compiled(base, selection, embedding_optimizer=RowAdagrad(0.1),
+        model = compiled(one_table(3), selection, embedding_optimizer=RowAdagrad(0.1),
                          jit_compile=jit_compile)  # fmt: skip
         assert model.jit_compile is jit_compile  # and not switched off by Keras
         found.append([step(model, x, y, weight) for _ in range(2)])
@@ -507,11 +525,11 @@ def test_what_a_step_shows_of_its_rows_tells_nothing_of_an_example():
     The values shown are equal but for what σ₁ = 50 lets through. False-alarm rate: 1e-6 for each.
     """
     rows, draws, shown = 2000, 60, []
+    x = keras.Input((300,), dtype="int64")
+    base = keras.Model(x, keras.layers.Dense(1)(SparseEmbedding(rows, D, combiner="mean")(x)))
+    model = compiled(base, AdaFEST(75.0, 1.0, 18.0, capacity=10), noise_multiplier=2.0,
+                     run_eagerly=False)  # fmt: skip
     for weight in (0.0, 1.0):
-        x = keras.Input((300,), dtype="int64")
-        base = keras.Model(x, keras.layers.Dense(1)(SparseEmbedding(rows, D, combiner="mean")(x)))
-        model = compiled(base, AdaFEST(75.0, 1.0, 18.0, capacity=10), noise_multiplier=2.0,
-                         run_eagerly=False)  # fmt: skip
         data = np.arange(300)[None], np.ones((1, 1), "float32"), np.array([weight], "float32")
         values = []
         for _ in range(draws):

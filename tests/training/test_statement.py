@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from dp_accounting import pld, rdp
+from eager_steps import EAGER, eager_model, fit_steps
 
 import tfdp
 
@@ -23,9 +24,9 @@ def training(sigma, q, steps):
 
 
 def test_epsilon_equals_dp_accounting_by_hand(small):
-    model = small.model(noise_multiplier=1.3)
+    model = small.model(noise_multiplier=4.0)
     model.fit(small.poisson(), epochs=3, verbose=0)
-    event = training(1.3, 0.25, 12)
+    event = training(4.0, 0.25, 12)
     for delta in (0.0025, 0.02):
         exact = by_hand(pld.PLDAccountant(), event, delta)
         assert model.privacy_statement(delta).epsilon == pytest.approx(exact, rel=1e-6)
@@ -39,18 +40,18 @@ def test_epsilon_equals_dp_accounting_by_hand(small):
 def test_epsilon_of_several_mechanisms_is_that_of_their_composition(small):
     base = small.base()
     base.layers[0].privacy_releases = [
-        tfdp.accounting.LedgerEntry("release", dp_accounting.GaussianDpEvent(3.0))
+        tfdp.accounting.LedgerEntry("release", dp_accounting.GaussianDpEvent(6.0))
     ]
-    model = small.model(base, noise_multiplier=1.5)
-    model.fit(small.poisson(), verbose=0)
-    event = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(3.0),
-                                           training(1.5, 0.25, 4)])  # fmt: skip
+    model = eager_model(base, noise_multiplier=4.0)
+    fit_steps(model, 2)
+    event = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(6.0),
+                                           training(4.0, 0.25, 2)])  # fmt: skip
     exact = by_hand(pld.PLDAccountant(), event, 0.0025)
     assert model.privacy_statement().epsilon == pytest.approx(exact, rel=1e-6)
 
 
 def test_full_batches_have_no_amplification(small):
-    model = small.model(expected_batch_size=small.n, noise_multiplier=2.0)
+    model = eager_model(expected_batch_size=small.n, noise_multiplier=2.0)
     model.fit(*small.data(), batch_size=64, epochs=3, verbose=0)
     exact = by_hand(pld.PLDAccountant(), training(2.0, 1, 3), 0.0025)
     assert model.privacy_statement().epsilon == pytest.approx(exact, rel=1e-6)
@@ -61,24 +62,24 @@ def test_one_line_of_sampling_changes_the_statement(small):
     x, y = small.data()
     found = {}
     for name, data in (
-        ("poisson", small.poisson()),
-        ("shuffled", tfdp.data.shuffled_epochs((x, y), 10)),
+        ("poisson", small.poisson(batch=20)),
+        ("shuffled", tfdp.data.shuffled_epochs((x, y), 20)),
     ):
-        model = small.model(noise_multiplier=1.0)
+        model = eager_model(noise_multiplier=2.0, expected_batch_size=20)
         model.fit(data, epochs=3, verbose=0)
         found[name] = model.privacy_statement()
     poisson, shuffled = found["poisson"], found["shuffled"]
     assert poisson.assumed_epsilon is None and poisson.adjacency == "add_or_remove_one"
     assert shuffled.assumed_epsilon == pytest.approx(poisson.epsilon, rel=1e-9)
     assert shuffled.adjacency == "zero_out" and shuffled.appearances == 3
-    exact = by_hand(pld.PLDAccountant(), training(1.0, 1, 3), 0.0025)
+    exact = by_hand(pld.PLDAccountant(), training(2.0, 1, 3), 0.0025)
     assert shuffled.epsilon == pytest.approx(exact, rel=1e-6)
     assert "Poisson" in str(shuffled) and str(shuffled) != str(poisson)
 
 
 def test_arrays_are_said_to_be_shuffled(small):
-    model = small.model()
-    model.fit(*small.data(), batch_size=10, epochs=2, verbose=0)
+    model = eager_model(expected_batch_size=20)
+    model.fit(*small.data(), batch_size=20, epochs=2, verbose=0)
     statement = model.privacy_statement()
     assert statement.sampling.kind == "shuffled" and statement.appearances == 2
 
@@ -88,7 +89,7 @@ def test_passes_that_are_cut_short_count(small):
         def on_train_batch_end(self, batch, logs=None):
             self.model.stop_training = True
 
-    model = small.model()
+    model = eager_model()
     data = tfdp.data.shuffled_epochs(small.data(), 10)
     for _ in range(3):
         model.fit(data, verbose=0, callbacks=[Stop()])
@@ -99,26 +100,26 @@ def test_passes_that_are_cut_short_count(small):
 @pytest.mark.parametrize("how", ["train_on_batch", "train_step"])
 @pytest.mark.parametrize("fit_first", [False, True])
 def test_steps_outside_fit_have_unknown_batches(small, how, fit_first):
-    model = small.model()
+    model = eager_model()
     if fit_first:
-        model.fit(small.poisson(), verbose=0)
+        fit_steps(model)
     x, y = small.data()
     if how == "train_on_batch":
         model.train_on_batch(x[:1], y[:1])
     else:
         model.train_step((tf.constant(x[:1]), tf.constant(y[:1])))
     statement = model.privacy_statement()
-    assert statement.steps == 1 + 4 * fit_first
+    assert statement.steps == 1 + fit_first
     assert statement.epsilon == math.inf and statement.unstated
-    model.fit(small.poisson(), verbose=0)
+    fit_steps(model)
     assert model.privacy_statement().epsilon == model.optimizer.epsilon() == math.inf
 
 
 def test_declared_sampling_is_listed_as_assumed(small):
     x, y = small.data()
-    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(40).batch(10)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(40).batch(10).take(1)
     tfdp.data.declare_sampling(data, "poisson", small.n, 10)
-    model = small.model()
+    model = eager_model()
     model.fit(data, verbose=0)
     statement = model.privacy_statement()
     assert math.isfinite(statement.epsilon)
@@ -126,28 +127,28 @@ def test_declared_sampling_is_listed_as_assumed(small):
 
 
 def test_statement_names_what_is_not_covered(small):
-    model = small.model()
+    model = eager_model()
     callbacks = [keras.callbacks.EarlyStopping("loss"), keras.callbacks.ReduceLROnPlateau("loss")]
-    model.fit(small.poisson(), verbose=0, callbacks=callbacks)
+    fit_steps(model, callbacks=callbacks)
     text = str(model.privacy_statement())
     assert "EarlyStopping" in text and "ReduceLROnPlateau" in text and "metrics" in text
-    model = small.model()
-    model.fit(small.poisson(), verbose=0)
+    model = eager_model()
+    fit_steps(model)
     assert "EarlyStopping" not in str(model.privacy_statement())
 
 
 def test_seeded_batches_are_remarked(small):
-    model = small.model()
-    model.fit(small.poisson(seed=1), verbose=0)
+    model = eager_model()
+    model.fit(small.poisson(seed=1, steps_per_epoch=1), verbose=0)
     assert "seed" in str(model.privacy_statement())
 
 
 def test_earlier_plain_training_of_the_wrapped_model_is_mentioned(small):
     base = small.base()
-    base.compile("sgd", loss=small.loss)
+    base.compile("sgd", loss=small.loss, **EAGER)
     base.fit(*small.data(), verbose=0)
-    model = small.model(base)
-    model.fit(small.poisson(), verbose=0)
+    model = eager_model(base)
+    fit_steps(model)
     statement = model.privacy_statement()
     assert statement.epsilon == math.inf or any("public" in s for s in statement.assumptions)
 
@@ -156,8 +157,8 @@ def test_statement_needs_a_private_optimizer_and_a_small_delta(small):
     model = tfdp.make_private(small.base())
     with pytest.raises(ValueError, match="DPOptimizer"):
         model.privacy_statement()
-    model = small.model()
-    model.fit(small.poisson(), verbose=0)
+    model = eager_model()
+    fit_steps(model)
     for delta in (0.0, 0.03, 1.0):
         with pytest.raises(ValueError, match="delta"):
             model.privacy_statement(delta)
@@ -182,8 +183,8 @@ def test_units_of_privacy(small):
 
 
 def test_noise_multiplier_zero_states_infinity(small):
-    model = small.model(noise_multiplier=0.0)
-    model.fit(small.poisson(), verbose=0)
+    model = eager_model(noise_multiplier=0.0)
+    fit_steps(model)
     assert model.privacy_statement().epsilon == math.inf
     assert np.isinf(model.optimizer.epsilon())
 
@@ -197,7 +198,7 @@ def test_what_was_taken_from_data_is_listed_as_public_for_any_training(small):
     noise = tfdp.layers.DPForwardNoise(clip_norm=1.0, noise_multiplier=2.0)
     inner = keras.Sequential([keras.Input((3,)), adapted, noise, keras.layers.Dense(2)])
     model = tfdp.make_private(inner)
-    model.compile("sgd", loss=small.loss)
+    model.compile("sgd", loss=small.loss, **EAGER)
     stop = keras.callbacks.EarlyStopping("val_loss")
     x, y = small.data()
     model.fit(tfdp.data.shuffled_epochs((x, y), 10), verbose=0, callbacks=[stop],

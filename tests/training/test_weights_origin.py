@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from eager_steps import EAGER, eager_model, fit_steps
 from epsilon_by_hand import DELTA
 
 
@@ -10,19 +11,19 @@ def test_weights_from_elsewhere_are_mentioned(small):
     def mentioned(model):
         return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
 
-    model = small.model()
-    model.fit(small.poisson(), verbose=0)
+    model = eager_model()
+    fit_steps(model)
     assert not mentioned(model)  # initial values, and what was charged
-    model.fit(small.poisson(), verbose=0)
+    fit_steps(model)
     assert not mentioned(model)
     copy = keras.models.clone_model(model.model)
     copy.set_weights(model.get_weights()[:2])
-    other = small.model(copy)
-    other.fit(small.poisson(), verbose=0)
+    other = eager_model(copy)
+    fit_steps(other)
     assert mentioned(other)
-    other.fit(small.poisson(), verbose=0)
+    fit_steps(other)
     assert mentioned(other)  # it belongs to the run
-    other.compile(small.optimizer(), loss=small.loss)
+    other.compile(small.optimizer(), loss=small.loss, **EAGER)
     assert mentioned(other)
     model.layers[0].set_weights([w + 1 for w in model.layers[0].get_weights()])
     assert mentioned(model)
@@ -32,8 +33,8 @@ def test_weights_from_elsewhere_are_mentioned(small):
         loss = tf.reduce_mean(base(small.data()[0]) ** 2)
     kernel = base.trainable_variables[0]
     kernel.assign_sub(tape.gradient(loss, kernel.value))
-    model = small.model(base)
-    model.fit(small.poisson(), verbose=0)
+    model = eager_model(base)
+    fit_steps(model)
     assert mentioned(model)
 
 
@@ -41,32 +42,32 @@ def test_values_from_elsewhere_stay_so(small):
     def mentioned(model):
         return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
 
-    model = small.model()
+    model = eager_model()
     model.set_weights([w + 1 for w in model.get_weights()])
     model.fit(small.poisson(), epochs=0, verbose=0)
-    model.fit(small.poisson(), verbose=0)
+    fit_steps(model)
     assert mentioned(model)
     encoder = keras.layers.Dense(3)
     encoder.build((None, 3))
     encoder.set_weights([w + 1 for w in encoder.get_weights()])
     encoder.trainable = False
     for _ in range(2):
-        model = small.model(keras.Sequential([keras.Input((3,)), encoder, keras.layers.Dense(2)]))
-        model.fit(small.poisson(), verbose=0)
+        model = eager_model(keras.Sequential([keras.Input((3,)), encoder, keras.layers.Dense(2)]))
+        fit_steps(model)
         assert mentioned(model)
 
 
 def test_files_know_which_weights_they_account_for(small, tmp_path):
-    model = small.model()
-    model.fit(small.poisson(), verbose=0)
+    model = eager_model()
+    fit_steps(model)
     model.save(tmp_path / "m.keras")
     other = keras.models.load_model(tmp_path / "m.keras")
     assert other.ledger == model.ledger
-    for loaded in (other, small.model()):
+    for loaded in (other, eager_model()):
         if loaded is not other:
             model.save_weights(tmp_path / "m.weights.h5")
             loaded.load_weights(tmp_path / "m.weights.h5")
-        loaded.fit(small.poisson(), verbose=0)
+        fit_steps(loaded)
         assumptions = loaded.privacy_statement(DELTA).assumptions
         assert not any("elsewhere" in s for s in assumptions), assumptions
 
@@ -105,7 +106,7 @@ def test_values_of_initializers_that_a_layer_does_not_keep_are_initial(small):
         (keras.layers.Dense(4, kernel_initializer=table), False),
     ):
         base = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
-        model = small.model(base)
+        model = eager_model(base)
         kernel = layer.weights[0]
         assert model.weight_origin.elsewhere() == ([] if known else [kernel.path])
         kernel.assign_add(0.1 * tf.random.normal((3, 4)))
