@@ -85,7 +85,7 @@ def test_divisor_is_the_expected_batch_size(small):
 
 
 def test_variables_larger_than_one_chunk_of_noise(small, monkeypatch):
-    monkeypatch.setattr("tfdp.noise.training_source._LARGEST_DRAW", 4000)
+    monkeypatch.setattr("tfdp.noise.training_source._LARGEST_DRAW", 1000)
     values, _ = updates(small)
     check(values, 1.5 * 0.5 / N)
     assert len(np.unique(np.abs(values.astype(np.float64)))) > 0.99 * values.size
