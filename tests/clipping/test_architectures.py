@@ -96,7 +96,8 @@ def deviations(architecture):
         keras.optimizers.SGD(rate), noise_multiplier=0.0, num_examples=count,
         expected_batch_size=count, clip_norm=clip_norm,
     )  # fmt: skip
-    model.compile(optimizer, loss=losses)
+    # A trace takes longer than a step of a small model.
+    model.compile(optimizer, loss=losses, run_eagerly=architecture.small)
     data, mask = tensors(x), example_mask_of(None, count)
 
     def losses_of(outputs):

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from keras import layers, ops
 
@@ -53,8 +54,16 @@ def seen_in(brute, **kwargs):
     return seen
 
 
-@pytest.mark.parametrize("shape", [(IN,), (LENGTH, IN)], ids=["vectors", "sequences"])
-@pytest.mark.parametrize("name", WAYS)
+VECTORS, SEQUENCES = (IN,), (LENGTH, IN)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    slow.cases(
+        [(name, shape) for name in WAYS for shape in (VECTORS, SEQUENCES)],
+        slow=[(name, VECTORS) for name in WAYS if name not in ("ops.matmul", "there and back")],
+    ),
+)
 def test_products_are_exact_and_never_formed(brute_force, mean_loss, name, shape):
     def build():
         return keras.Sequential([keras.Input(shape, dtype=keras.config.floatx()),

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from keras import layers, ops
 
@@ -69,8 +70,13 @@ def plan_of(check):
     return planned
 
 
-@pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
-@pytest.mark.parametrize("name", AT_ONCE)
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    slow.cases(
+        [(name, graph) for name in AT_ONCE for graph in (True, False)],
+        slow=[("uniform", True), ("integers", True), ("laws of rows", False)],
+    ),
+)
 def test_numbers_of_all_examples_are_drawn_at_once(brute_force, mean_loss, name, graph):
     check = brute_force(
         model_of(AT_ONCE[name]), normal(4, 3, 4), mean_loss("mse", normal(4, 1) + 9)

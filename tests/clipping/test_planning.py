@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -193,7 +194,11 @@ class Squeezed(keras.Model):
 
 
 @pytest.mark.parametrize(
-    "how", ["index", "mean", "scaled", "square", "flat", "slice", "plain", "both"]
+    "how",
+    slow.cases(
+        ["index", "mean", "scaled", "square", "flat", "slice", "plain", "both"],
+        slow=["scaled", "slice"],  # as "square" and "flat"
+    ),
 )
 def test_shared_lookups_are_exact_however_they_meet_the_batch(brute_force, mean_loss, how):
     # Fault 13, and copies for each example must not change what the model computes.

@@ -13,12 +13,12 @@ from tfdp.clipping.planning import make_clipping_plan
 from tfdp.clipping.rules.dense import DenseRule
 from tfdp.clipping.rules.recurrent import RecurrentRule
 
-B, T, P, U = 3, 4, 3, 4
+B, T, P, U = 3, 3, 3, 4
 BOTH = {"dropout": 0.4, "recurrent_dropout": 0.4}
 LSTM, GRU, SIMPLE = layers.LSTM, layers.GRU, layers.SimpleRNN
 
 
-def normal(*shape, seed=0):
+def normal(*shape, seed=2):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
@@ -93,7 +93,7 @@ CONVOLUTIONAL = {
 
 # Of each kind of layer the case of most options stays here.
 SLOW = ["lstm, zero outputs", "lstm, dropout", "lstm, own functions", "gru, no bias",
-        "gru, reset before", "simple, plain", "cells"]  # fmt: skip
+        "gru, reset before", "simple, plain", "cells", "lstm, first implementation"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", slow.cases(CASES, slow=SLOW))
@@ -123,6 +123,7 @@ def assert_same_and_exact(check):
 def test_steps_at_both_ends_are_masked():
     mask = normal(B, T, P).mean(2) > 0
     assert not mask[:, 0].all() and not mask[:, -1].all() and mask.any(1).all()
+    assert np.any(mask != mask[:, ::-1])  # backwards it is another one
 
 
 class OwnCell(layers.LSTMCell):
@@ -210,7 +211,10 @@ def test_only_what_is_covered_is_accepted(name):
     assert RecurrentRule().accepts(layer, (x,), kwargs) == accepted
 
 
-@pytest.mark.parametrize("name", slow.cases(["lstm, all options", "cells"], slow=["cells"]))
+@pytest.mark.parametrize(
+    "name",
+    slow.cases(["gru, no bias", "lstm, all options", "cells"], slow=["lstm, all options", "cells"]),
+)
 def test_recurrent_layers_are_exact_in_a_graph(brute_force, name):
     brute_force(CASES[name], normal(B, T, P), losses).check(graph=True)
 
@@ -249,6 +253,7 @@ def test_derivatives_of_a_recurrent_layer_are_left_to_the_model_around():
     assert planned.rule is None and planned.layer is model
 
 
+@pytest.mark.evidence
 def test_recurrent_layers_are_exact_under_xla(brute_force):
     brute_force(CASES["lstm, zero outputs"], normal(B, T, P), losses).check(jit_compile=True)
 

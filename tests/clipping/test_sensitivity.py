@@ -301,9 +301,8 @@ def test_absent_examples_contribute_nothing_even_if_nan(brute_force, name):
 
 def test_zero_gradients_stay_zero(brute_force):
     model, x = model_and_data("tied")
-    for clipping in ("flat", "normalized", "automatic", "per_layer"):
-        check = brute_force(lambda: model, x, lambda out: tf.reduce_sum(0.0 * out, [1, 2]), False)
-        _, [(sums, _)] = check.private(1.0, clipping)
+    check = brute_force(lambda: model, x, lambda out: tf.reduce_sum(0.0 * out, [1, 2]), False)
+    for sums, _ in check.private(1.0, "flat", "normalized", "automatic", "per_layer")[1]:
         assert all(np.all(s == 0) for s in sums)
 
 

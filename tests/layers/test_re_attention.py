@@ -283,18 +283,18 @@ def test_sequence_models_train_save_and_continue(cell, tmp_path):
     tied = cell != "transformer"
     frequency = np.full(8, 0.3)
     model = compiled(sequence_model(*([frequency] if cell is None else []), cell=cell, tied=tied,
-                                    popularity_prior=frequency))  # fmt: skip
+                                    popularity_prior=frequency), run_eagerly=True)  # fmt: skip
     x, y = sequences()
-    data = tfdp.data.poisson_batches((x, y), 10)
+    data = tfdp.data.poisson_batches((x, y), 10, steps_per_epoch=1)
     model.fit(data, verbose=0)
     assert any("public" in s for s in model.privacy_statement().assumptions)
     model.save(tmp_path / "m.keras")
     other = keras.models.load_model(tmp_path / "m.keras")
     assert json.dumps(other.get_config()) == json.dumps(model.get_config())
     assert other.ledger == model.ledger
-    np.testing.assert_allclose(model.predict(x, verbose=0), other.predict(x, verbose=0), atol=1e-5)
+    np.testing.assert_allclose(model(x), other(x), atol=1e-5)
     other.fit(data, verbose=0)
-    assert other.optimizer.steps_taken == 6
+    assert other.optimizer.steps_taken == 2
 
 
 def test_a_release_is_charged_once_however_often_it_is_used(tmp_path):
@@ -305,7 +305,7 @@ def test_a_release_is_charged_once_however_often_it_is_used(tmp_path):
     assert len(releases) == 1 and releases[0].count == 1
     assert releases[0].event == release.event
     assert model.privacy_statement().assumptions == ()
-    data = tfdp.data.poisson_batches((x, y), 10)
+    data = tfdp.data.poisson_batches((x, y), 10, steps_per_epoch=1)
     model.fit(data, verbose=0)
     compiled(model, run_eagerly=True).fit(data, verbose=0)
     model.save(tmp_path / "m.keras")
@@ -314,7 +314,7 @@ def test_a_release_is_charged_once_however_often_it_is_used(tmp_path):
     for candidate in (model, other):
         entries = [e for e in candidate.ledger.entries if e.label == "item frequencies"]
         assert [e.count for e in entries] == [1]
-    assert other.optimizer.steps_taken == 9
+    assert other.optimizer.steps_taken == 3
 
 
 def test_two_releases_are_charged_twice():
@@ -327,11 +327,11 @@ def test_two_releases_are_charged_twice():
 def test_noise_is_calibrated_to_what_a_release_leaves():
     x, y = sequences()
     release = tfdp.data.private_frequency((x, y), epsilon=1.0, num_items=7)
-    budget = {"budget": tfdp.PrivacyBudget(4.0, 0.01), "steps": 6, "noise_multiplier": None}
+    budget = {"budget": tfdp.PrivacyBudget(4.0, 0.01), "steps": 2, "noise_multiplier": None}
     plain = compiled(sequence_model(), **budget)
-    model = compiled(sequence_model(release), **budget)
+    model = compiled(sequence_model(release), run_eagerly=True, **budget)
     assert model.optimizer.noise_multiplier > plain.optimizer.noise_multiplier
-    model.fit(tfdp.data.poisson_batches((x, y), 10), epochs=5, verbose=0)
+    model.fit(tfdp.data.poisson_batches((x, y), 10), epochs=2, verbose=0)
     assert 3.9 < model.privacy_statement().epsilon <= 4.0
 
 

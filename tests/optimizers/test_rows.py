@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 
 from tfdp.optimizers.rows import LazyAdam, RowAdagrad, RowSGD, row_optimizer
@@ -64,8 +65,14 @@ def test_row_wise_adagrad_accumulates_the_mean_square_of_a_row():
     np.testing.assert_allclose(state[4], 6.1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("given", [3, 4, 8, 11])
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    ("name", "given"),
+    slow.cases(
+        [(name, given) for name in MAKERS for given in (3, 4, 8, 11)],
+        # How rows are parted is the same for all of them.
+        slow=[(name, given) for name in MAKERS for given in (3, 4, 8) if name != "LazyAdam"],
+    ),
+)
 def test_parts_in_which_xla_scatters_make_one_update(name, given, monkeypatch):
     monkeypatch.setattr(row_optimizer, "XLA_ROWS", 4)
     generator = np.random.default_rng(given)
@@ -140,7 +147,7 @@ def test_no_operation_but_the_variables_has_as_many_rows_as_the_table(name, outp
     assert outputs_with_rows(step.get_concrete_function(*specs), rows) == []
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", slow.cases(MAKERS, slow=["RowSGD", "RowAdagrad"]))
 def test_trains_a_keras_model_with_dense_layers_and_a_table(name):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(

@@ -3,30 +3,30 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 
 LABELS = 2
 
 
 def by_hand(base, x, y, clip_norm, expected_batch_size, weights=None):
-    """Σ_i min(1, C/‖g_i‖)·g_i / B̄ by one backward pass for each example."""
-    total = [np.zeros(v.shape) for v in base.trainable_variables]
-    weights = np.ones(len(x)) if weights is None else weights
-    for i in range(len(x)):
-        if weights[i] == 0:
-            continue
-        with tf.GradientTape() as tape:
-            logits = base(x[i : i + 1], training=True)
-            loss = keras.losses.sparse_categorical_crossentropy(
-                y[i : i + 1], logits, from_logits=True
-            )[0]
-            loss *= float(weights[i])
-        grads = tape.gradient(loss, [v.value for v in base.trainable_variables])
-        grads = [np.asarray(tf.convert_to_tensor(g), np.float64) for g in grads]
-        norm = np.sqrt(sum(np.sum(g**2) for g in grads))
-        for t, g in zip(total, grads, strict=True):
-            t += min(1.0, clip_norm / norm) * g / expected_batch_size
-    return total
+    """Σ_i min(1, C/‖g_i‖)·g_i / B̄ of the trained variables of `network()`, in float64."""
+    first, second = base.layers
+    w, b, v, c = (np.asarray(value, np.float64) for value in base.get_weights())
+    weights = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)
+    x = np.asarray(x, np.float64)
+    hidden = np.tanh(x @ w + b)
+    logits = hidden @ v + c
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    at_logits = weights[:, None] * (p / p.sum(1, keepdims=True) - np.eye(LABELS)[y])
+    at_hidden = at_logits @ v.T * (1 - hidden**2)
+    grads = []
+    for layer, inputs, outputs in ((first, x, at_hidden), (second, hidden, at_logits)):
+        if layer.trainable:
+            grads += [inputs[:, :, None] * outputs[:, None, :], outputs]
+    norms = np.sqrt(sum(np.square(g).reshape(len(x), -1).sum(1) for g in grads))
+    factors = np.minimum(1.0, clip_norm / np.maximum(norms, 1e-30))
+    return [np.tensordot(factors, g, 1) / expected_batch_size for g in grads]
 
 
 def network(**kwargs):
@@ -56,8 +56,11 @@ def assert_step(before, after, wanted, rtol=1e-4):
 
 @pytest.mark.parametrize(
     ("compile_kwargs", "microbatch_size"),
-    [({}, None), ({}, 40), ({}, 1), ({"jit_compile": True}, 13), ({"jit_compile": False}, None),
-     ({"jit_compile": False}, 13), ({"run_eagerly": True}, None), ({"run_eagerly": True}, 13)],
+    slow.cases(
+        [({}, None), ({}, 40), ({}, 1), ({"jit_compile": True}, 13), ({"jit_compile": False}, None),
+         ({"jit_compile": False}, 13), ({"run_eagerly": True}, None), ({"run_eagerly": True}, 13)],
+        slow=[({}, 40), ({"jit_compile": False}, None), ({"run_eagerly": True}, None)],
+    ),
 )  # fmt: skip
 def test_update_is_the_clipped_mean(small, compile_kwargs, microbatch_size):
     base = network()
@@ -73,10 +76,10 @@ def test_update_is_the_clipped_mean(small, compile_kwargs, microbatch_size):
 def test_microbatches_equal_the_whole_batch(small):
     x, y = small.data()
     results = []
-    for size in (None, 20, 7):
+    for size in (None, 20, 15):
         keras.utils.set_random_seed(2)
-        _, after, model = one_step(small, microbatch_size=size, epochs=3)
-        assert model.optimizer.steps_taken == 3
+        _, after, model = one_step(small, microbatch_size=size, epochs=2)
+        assert model.optimizer.steps_taken == 2
         results.append(np.concatenate([np.ravel(w) for w in after]))
     for other in results[1:]:
         np.testing.assert_allclose(results[0], other, rtol=0, atol=1e-6)
@@ -93,7 +96,8 @@ def test_divisor_is_public_whatever_was_drawn(small):
     import tfdp
 
     tfdp.data.declare_sampling(dataset, "poisson", small.n, 10)
-    model = small.model(base, noise_multiplier=0.0, clip_norm=0.2)
+    model = small.model(base, noise_multiplier=0.0, clip_norm=0.2,
+                        compile_kwargs={"run_eagerly": True})  # fmt: skip
     before = [w.copy() for w in base.get_weights()]
     model.fit(dataset, verbose=0)
     assert_step(before, base.get_weights(), wanted)
@@ -101,7 +105,10 @@ def test_divisor_is_public_whatever_was_drawn(small):
 
 @pytest.mark.parametrize(
     "name",
-    ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Lion", "Adafactor"],
+    slow.cases(
+        ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Lion", "Adafactor"],
+        slow=["AdamW", "Adagrad", "RMSprop"],
+    ),
 )
 def test_any_keras_optimizer_sees_the_private_gradient(small, name):
     if not hasattr(keras.optimizers, name):
@@ -122,15 +129,13 @@ def test_any_keras_optimizer_sees_the_private_gradient(small, name):
     assert int(model.optimizer.iterations) == 2
 
 
-def test_learning_rate_schedule_and_setter(small):
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.0])
-    before, one, _ = one_step(small, keras.optimizers.SGD(schedule), epochs=1)
-    keras.utils.set_random_seed(0)
-    model = small.model(network(), inner=keras.optimizers.SGD(0.5), noise_multiplier=0.0)
+def test_the_learning_rate_can_be_set(small):
+    model = small.model(network(), inner=keras.optimizers.SGD(0.5), noise_multiplier=0.0,
+                        compile_kwargs={"run_eagerly": True})  # fmt: skip
     assert float(model.optimizer.learning_rate) == 0.5
     rates = []
     model.fit(
-        small.poisson(), epochs=3, verbose=0,
+        small.poisson(steps_per_epoch=1), epochs=3, verbose=0,
         callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * (epoch + 1)),
                    keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: rates.append(
                        float(model.optimizer.inner_optimizer.learning_rate)))],
@@ -144,8 +149,8 @@ def test_schedule_stops_the_movement(small):
     base = network()
     _, one, _ = one_step(small, keras.optimizers.SGD(schedule), base, epochs=1)
     keras.utils.set_random_seed(0)
-    _, three, _ = one_step(small, keras.optimizers.SGD(schedule), network(), epochs=3)
-    for a, b in zip(one, three, strict=True):
+    _, two, _ = one_step(small, keras.optimizers.SGD(schedule), network(), epochs=2)
+    for a, b in zip(one, two, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -203,7 +208,8 @@ def test_class_weights_with_poisson_batches(small):
     base = network()
     start = base.get_weights()
     model = small.model(base, noise_multiplier=0.0, num_examples=small.n,
-                        expected_batch_size=small.n)  # fmt: skip
+                        expected_batch_size=small.n,
+                        compile_kwargs={"run_eagerly": True})  # fmt: skip
     x, y = small.data()
     batches = small.poisson((x, y), small.n)
     wanted = by_hand(base, x, y, 1.0, small.n, np.where(y == 1, 2.0, 0.0))
@@ -220,8 +226,8 @@ def test_per_example_reduction(small):
         base = keras.Sequential([keras.Input((4, 3)), keras.layers.Dense(2, use_bias=False)])
         base.set_weights([np.zeros((3, 2), np.float32)])
         model = small.model(base, noise_multiplier=0.0, clip_norm=1e6, num_examples=small.n,
-                            expected_batch_size=small.n,
-                            per_example_reduction=reduction)  # fmt: skip
+                            expected_batch_size=small.n, per_example_reduction=reduction,
+                            compile_kwargs={"run_eagerly": True})  # fmt: skip
         model.fit(x, y, batch_size=small.n, verbose=0)
         moved[reduction] = base.get_weights()[0]
     np.testing.assert_allclose(moved["sum"], 4 * moved["mean"], rtol=1e-5)
@@ -235,9 +241,6 @@ def test_clipping_kinds_reach_the_step(small, clipping):
 
 
 def test_steps_per_execution(small):
-    keras.utils.set_random_seed(0)
-    _, one, _ = one_step(small, epochs=3)
-    keras.utils.set_random_seed(0)
     model = small.model(network(), None, {"steps_per_execution": 2}, noise_multiplier=0.0)
     model.fit(small.poisson(steps_per_epoch=6), epochs=2, verbose=0)
     assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 12
@@ -266,6 +269,7 @@ def test_several_outputs_with_loss_weights(small):
 
 def test_learns_something(small):
     # A separable problem, enough data and little noise: the whole path works.
+    keras.utils.set_random_seed(0)
     generator = np.random.default_rng(0)
     x = generator.normal(size=(2000, 3)).astype(np.float32)
     y = (x[:, 0] + x[:, 1] > 0).astype(np.int32)
