@@ -178,8 +178,10 @@ def test_fault_15_empty_draws_and_the_divisor(small):
 @pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[True]))
 def test_fault_16_dropout_changes_from_step_to_step(small, jit_compile):
     base = keras.Sequential([keras.Input((64,)), layers.Dropout(0.5), layers.Dense(2)])
-    model = small.model(base, compile_kwargs={"jit_compile": jit_compile}, num_examples=1,
-                        expected_batch_size=1, noise_multiplier=0.0, clip_norm=1e6)  # fmt: skip
+    # By small steps: an example that is fitted has no gradient any more.
+    model = small.model(base, inner=keras.optimizers.SGD(1e-3), num_examples=1,
+                        compile_kwargs={"jit_compile": jit_compile}, expected_batch_size=1,
+                        noise_multiplier=0.0, clip_norm=1e6)  # fmt: skip
     x, y = np.ones((1, 64), np.float32), np.zeros(1, np.int32)
     masks = []
     for _ in range(3):
