@@ -11,6 +11,7 @@ SHORT = {
     "GRU": "GRU",
     "convolutions, group normalisation": "CNN",
     "clicks, 26 tables": "clicks",
+    "encoder with LoRA": "LoRA",
 }
 
 
