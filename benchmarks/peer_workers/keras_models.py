@@ -1,6 +1,7 @@
 """The architectures in Keras 3, for tfdp and for JAX-Privacy on Keras' JAX backend."""
 
 import keras
+import lora
 import sizes
 from keras import layers
 
@@ -53,36 +54,7 @@ def clicks():
 
 def encoder(length):
     ids = keras.Input((length,), dtype="int32")
-    x = layers.Embedding(sizes.WORDS, sizes.ENCODER_WIDTH, trainable=False)(ids)
-    for _ in range(sizes.ENCODER_BLOCKS):
-        query, value = _adapted(x), _adapted(x)
-        x = _frozen_norm(x + _frozen(_attention(query, _frozen(x), value, length)))
-        hidden = _frozen(x, 4 * sizes.ENCODER_WIDTH, "gelu")
-        x = _frozen_norm(x + _frozen(hidden))
-    return keras.Model(ids, layers.Dense(2)(x[:, 0]))
-
-
-def _frozen(x, units=sizes.ENCODER_WIDTH, activation=None):
-    return layers.Dense(units, activation, trainable=False)(x)
-
-
-def _frozen_norm(x):
-    return layers.LayerNormalization(trainable=False)(x)
-
-
-def _adapted(x):
-    """A frozen layer with a low rank that is trained (LoRA)."""
-    down = layers.Dense(sizes.RANK, use_bias=False)(x)
-    up = layers.Dense(sizes.ENCODER_WIDTH, use_bias=False, kernel_initializer="zeros")
-    return _frozen(x) + up(down)
-
-
-def _attention(query, key, value, length):
-    heads = (-1, length, sizes.HEADS, sizes.ENCODER_WIDTH // sizes.HEADS)
-    query, key, value = (keras.ops.reshape(v, heads) for v in (query, key, value))
-    scores = keras.ops.einsum("bqhd,bkhd->bhqk", query, key) / heads[-1] ** 0.5
-    seen = keras.ops.einsum("bhqk,bkhd->bqhd", keras.ops.softmax(scores), value)
-    return keras.ops.reshape(seen, (-1, length, sizes.ENCODER_WIDTH))
+    return keras.Model(ids, lora.encoder(ids, layers, keras.ops))
 
 
 def build(name):

@@ -6,9 +6,11 @@ compiled by XLA.
 
 import importlib.metadata
 import os
+import types
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import lora
 import protocol
 import sizes
 import tensorflow as tf
@@ -90,36 +92,8 @@ def clicks():
 
 def encoder(length):
     ids = tf.keras.Input((length,), dtype="int32")
-    x = layers.Embedding(sizes.WORDS, sizes.ENCODER_WIDTH, trainable=False)(ids)
-    for _ in range(sizes.ENCODER_BLOCKS):
-        query, value = _adapted(x), _adapted(x)
-        x = _frozen_norm(x + _frozen(_attention(query, _frozen(x), value, length)))
-        hidden = _frozen(x, 4 * sizes.ENCODER_WIDTH, "gelu")
-        x = _frozen_norm(x + _frozen(hidden))
-    return ids, layers.Dense(2)(x[:, 0])
-
-
-def _frozen(x, units=sizes.ENCODER_WIDTH, activation=None):
-    return layers.Dense(units, activation, trainable=False)(x)
-
-
-def _frozen_norm(x):
-    return layers.LayerNormalization(trainable=False)(x)
-
-
-def _adapted(x):
-    """A frozen layer with a low rank that is trained (LoRA)."""
-    down = layers.Dense(sizes.RANK, use_bias=False)(x)
-    up = layers.Dense(sizes.ENCODER_WIDTH, use_bias=False, kernel_initializer="zeros")
-    return _frozen(x) + up(down)
-
-
-def _attention(query, key, value, length):
-    heads = (-1, length, sizes.HEADS, sizes.ENCODER_WIDTH // sizes.HEADS)
-    query, key, value = (tf.reshape(v, heads) for v in (query, key, value))
-    scores = tf.einsum("bqhd,bkhd->bhqk", query, key) / heads[-1] ** 0.5
-    seen = tf.einsum("bhqk,bkhd->bqhd", tf.nn.softmax(scores), value)
-    return tf.reshape(seen, (-1, length, sizes.ENCODER_WIDTH))
+    ops = types.SimpleNamespace(reshape=tf.reshape, einsum=tf.einsum, softmax=tf.nn.softmax)
+    return ids, lora.encoder(ids, layers, ops)
 
 
 def registry():

@@ -24,12 +24,10 @@ from tfdp.selection.row_selection import RowSelection
 # Arguments that are kept, and saved, as they are.
 _PLAIN = (
     "num_examples", "expected_batch_size", "steps", "clip_norm", "clipping", "microbatch_size",
-    "max_records_per_unit", "num_records", "per_example_reduction", "seed", "name",
+    "max_records_per_unit", "num_records", "per_example_reduction", "seed",
 )  # fmt: skip
 # What a run was charged by cannot change under it.
-_FIXED = {*_PLAIN, "inner_optimizer", "budget", "selection", "embedding_optimizer", "period"} - {
-    "name"
-}
+_FIXED = {*_PLAIN, "inner_optimizer", "budget", "selection", "embedding_optimizer", "period"}
 _CHARGES = "charges"  # of a saved optimizer, beside its variables
 
 
@@ -275,15 +273,9 @@ class DPOptimizer(keras.optimizers.Optimizer):
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
-        noise_multiplier = self._charging.noise_stddev() / self.clip_norm
+        sigma = self._charging.noise_stddev() / self.clip_norm
         return self._sparse.select(
-            activated,
-            variables,
-            example_mask,
-            noise_multiplier,
-            self.clip_norm,
-            self._noise,
-            static,
+            activated, variables, example_mask, sigma, self.clip_norm, self._noise, static
         )
 
     def apply(self, grads, trainable_variables=None):
@@ -342,6 +334,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
             "embedding_optimizer": keras.saving.serialize_keras_object(self.embedding_optimizer),
             "period": None if self.period is None else list(self.period),
             **{name: getattr(self, name) for name in _PLAIN},
+            "name": self.name,
         }
 
     @classmethod
