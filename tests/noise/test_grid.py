@@ -132,8 +132,9 @@ def test_the_fused_logarithm_is_exact():
     exact = np.log(x.astype(np.longdouble))
     error = np.abs(fused(tf.constant(x)).numpy() - exact)
     assert np.max(error / (np.abs(exact) + 1)) < 2.0**-52
-    # Another program than TensorFlow's kernel, or this compares nothing.
-    assert not np.array_equal(fused(tf.constant(x)), tf.math.log(x))
+    # Of other operations: the C library's logarithm takes half of the time of a draw.
+    program = fused.experimental_get_compiler_ir(tf.constant(x))("optimized_hlo")
+    assert " multiply(" in program and " log(" not in program
 
 
 def test_window_bits_are_not_those_of_the_draw():
