@@ -182,34 +182,26 @@ def test_recompiling_with_the_same_optimizer_charges_once(small):
     assert charges(model) == {1.0: 3}
 
 
-def test_noise_after_loading_is_what_is_charged(small, tmp_path):
+def test_a_loaded_run_with_other_noise_that_leaves_too_little_is_refused(small, tmp_path):
     # The step was traced with one σ; the run that is loaded, of the same budget, has another.
-    def zero_loss(y_true, y_pred):
-        return 0.0 * tf.reduce_sum(y_pred, axis=-1)
-
     x, y = small.data(features=300)
     settings = {"budget": tfdp.PrivacyBudget(8.0, 0.01), "steps": 40, "clip_norm": 10.0}
     release = tfdp.accounting.LedgerEntry("a release", dp_accounting.GaussianDpEvent(0.8))
     one = small.base(300)
     one.layers[0].privacy_releases = [release]
-    one = eager_model(one, zero_loss, **settings)
+    one = eager_model(one, **settings)
     one.fit(small.poisson((x, y), steps_per_epoch=1), verbose=0)
     one.save_weights(tmp_path / "one.weights.h5")
-    two = small.model(small.base(300), zero_loss, **settings)
+    two = eager_model(small.base(300), **settings)
     two.fit(small.poisson((x, y)), verbose=0)
     assert two.optimizer.noise_multiplier < 0.95 * one.optimizer.noise_multiplier
     two.load_weights(tmp_path / "one.weights.h5")
-    before = two.get_weights()[0]
-    try:
+    before = two.get_weights()
+    # The release took what the steps that are left would cost.
+    with pytest.raises(BudgetError, match="steps left would end at epsilon"):
         two.fit(small.poisson((x, y), steps_per_epoch=16), verbose=0)
-    except BudgetError:  # the release took what the steps that are left would cost
-        np.testing.assert_array_equal(two.get_weights()[0], before)
-        return
-    moved = two.get_weights()[0] - before
-    charged = charges(two)
-    sigma = max(charged, key=charged.get)
-    # 600 coordinates: the deviation is within 6 standard errors, a false alarm below 1e-8.
-    assert np.std(moved) == pytest.approx(sigma * 10.0 / 10 * 4, rel=6 / np.sqrt(1200))
+    for a, b in zip(two.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("how", ["fit", "train_on_batch"])
