@@ -76,7 +76,11 @@ def seeds():
 
 def less_noise():
     """DPFormer with the noise of budgets that promise little or nothing, and with none."""
-    for change in ({"epsilon": 30.0}, {"epsilon": 100.0}, {"noise_multiplier": 0.0}):
+    for change in (
+        {"epsilon": 30.0},
+        {"epsilon": 100.0, "max_batch_size": 6040},  # a batch that is cut costs e^100 times as much
+        {"noise_multiplier": 0.0},
+    ):
         yield {**model("dpformer"), **change, "learning_rate": rate("dpformer")}
 
 
@@ -99,6 +103,11 @@ CHANGES = {
     "rows for the 1,000 most frequent items": {"frequent_items": 1000},
     "width 8": {"dim": 8},
     "each layer clipped by itself": {"clipping": "per_layer"},
+    "each layer normalized by itself, the table's share of C² 0.5": {"table_share": 0.5},
+    "each layer normalized by itself, the table's share of C² 0.9": {"table_share": 0.9},
+    "each layer clipped by itself, the table's share of C² 0.9": {
+        "clipping": "flat", "table_share": 0.9,
+    },
     # The second last items are cut from rows of `max_length`: two pairs fewer to learn from.
     "ten pairs of a user, not eight (as pieces have)": {"max_length": 12},
     "low rank: LoRA of 4 on the table": {"lora_rank": 4},
@@ -113,6 +122,15 @@ def ablations():
     for name, change in CHANGES.items():
         yield {**model("gru"), **SECOND_LAST, "learning_rate": rate("gru"),
                "change": name, **change}  # fmt: skip
+
+
+def layer_shares():
+    """The table's share of C², paired with nothing changed, by seeds; and flat clipping alone."""
+    base = {**model("gru"), **SECOND_LAST, "learning_rate": rate("gru")}
+    for seed in (1, 2, 3, 4):
+        for change in ({}, {"clipping": "flat", "table_share": 0.9}):
+            yield {**base, "seed": seed, **change}
+    yield {**base, "clipping": "flat"}
 
 
 COMBINED = {
@@ -150,6 +168,7 @@ GROUPS = {
         amazon_games,
         ablations,
         combined,
+        layer_shares,
         large_batches,
     )
 }

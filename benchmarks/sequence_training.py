@@ -12,6 +12,7 @@ import time
 
 import keras
 import numpy as np
+from layer_shares import table_share
 from transitions import evaluate
 
 import tfdp
@@ -226,7 +227,10 @@ def train(settings, data, long, sigma_of):
     amount = {"budget": tfdp.PrivacyBudget(settings["epsilon"], delta)} if noise is None else {
         "noise_multiplier": noise}  # fmt: skip
     batch = min(settings["batch_size"], n)
-    batches = tfdp.data.poisson_batches(records, batch, steps_per_epoch=steps, **persons)
+    batches = tfdp.data.poisson_batches(
+        records, batch, steps_per_epoch=steps, max_batch_size=settings.get("max_batch_size"),
+        **persons,
+    )  # fmt: skip
     rows = tfdp.data.sampling_of(batches).max_batch_size * k
     parts = round(rows / settings["microbatch_size"]) or 1
     optimizer = tfdp.optimizers.DPOptimizer(
@@ -237,7 +241,8 @@ def train(settings, data, long, sigma_of):
     model.compile(optimizer)
     scores = Scores(data, vocabulary, steps)
     start = time.process_time()
-    losses = model.fit(batches, epochs=1, verbose=0, callbacks=[scores]).history["loss"]
+    with table_share(settings.get("table_share"), settings["clipping"]):
+        losses = model.fit(batches, epochs=1, verbose=0, callbacks=[scores]).history["loss"]
     result = {"history": scores.history, "mean_loss": losses[-1]}
     if settings["ema"]:
         result["without_average"] = scores.history[-1]
