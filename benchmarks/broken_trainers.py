@@ -212,7 +212,7 @@ BROKEN = {
     "no clipping": (no_clipping, "step, full batch", 2000),
     "clipped to twice the norm": (clipped_to_twice_the_norm, "step, full batch", 12000),
     "Poisson step, no clipping": (no_clipping, "step, Poisson sampled", 6000),
-    "selection on raw counts": (selection_on_raw_counts, "step with AdaFEST", 2000),
+    "selection on raw counts": (selection_on_raw_counts, "step with AdaFEST", 12000),
     "untouched rows never survive": (untouched_rows_never_survive, "step with AdaFEST", 2000),
     "forward noise without clipping": (forward_noise_without_clipping, "forward noise", 4000),
     "frequencies without noise": (no_noise, "item frequencies", 500),

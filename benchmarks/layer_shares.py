@@ -1,4 +1,4 @@
-"""A trial that the library does not have: per-layer clipping with other shares than equal ones."""
+"""The table's share of C² in per-layer clipping; normalized, which the library does not have."""
 
 import contextlib
 import unittest.mock
@@ -9,28 +9,28 @@ from tfdp.clipping import engine
 from tfdp.clipping.factors import clip_factors
 
 
+def clipping_of(settings):
+    """Arguments of a `DPOptimizer`."""
+    share, clipping = settings.get("table_share"), settings["clipping"]
+    if share is None:
+        return {"clipping": clipping}
+    return {"clipping": "per_layer", "layer_shares": {"items": share}}
+
+
 @contextlib.contextmanager
-def table_share(share, clipping):
-    """Steps that are traced inside clip each layer by itself; the squared bounds add up to C².
+def normalized_by_layer(settings):
+    """Steps that are traced inside normalize each layer by itself, if `settings` ask for it."""
 
-    Args:
-        share: of C², for the first layer, which is the table; the other layers have equal parts of
-            the rest. None: nothing changes.
-        clipping: by which rule each layer is clipped.
-    """
-
-    def shared(squared_norms, example_mask, clip_norm, _):
-        others = len(squared_norms) - 1
-        shares = [share, *[(1 - share) / others] * others]
+    def normalized(squared_norms, example_mask, clip_norm, _, shares):
         found = [
-            clip_factors([norm], example_mask, clip_norm * part**0.5, clipping)
-            for norm, part in zip(squared_norms, shares, strict=True)
+            clip_factors([norm], example_mask, clip_norm * share**0.5, "normalized")
+            for norm, share in zip(squared_norms, shares, strict=True)
         ]
         finite = tf.reduce_all([of_layer for _, of_layer in found], axis=0)
         return [tf.where(finite, factors[0], 0.0) for factors, _ in found], finite
 
-    if share is None:
+    if settings.get("table_share") is None or settings["clipping"] != "normalized":
         yield
         return
-    with unittest.mock.patch.object(engine, "clip_factors", shared):
+    with unittest.mock.patch.object(engine, "clip_factors", normalized):
         yield

@@ -31,6 +31,7 @@ BENCHMARKS = {
     "less noise": tables_paper.less_noise,
     "signal and noise": tables_paper.signal,
     "ablations": tables_paper.ablations,
+    "layer shares": tables_paper.layer_shares,
     "larger batches": tables_paper.larger_batches,
     "sparse steps": tables_paper.adafest_times,
     "transitions": tables_transitions.everything,

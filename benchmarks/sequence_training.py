@@ -12,7 +12,7 @@ import time
 
 import keras
 import numpy as np
-from layer_shares import table_share
+from layer_shares import clipping_of, normalized_by_layer
 from transitions import evaluate
 
 import tfdp
@@ -235,13 +235,13 @@ def train(settings, data, long, sigma_of):
     parts = round(rows / settings["microbatch_size"]) or 1
     optimizer = tfdp.optimizers.DPOptimizer(
         inner, num_examples=n, expected_batch_size=batch, steps=steps,
-        clipping=settings["clipping"], max_records_per_unit=k if k > 1 else None,
+        **clipping_of(settings), max_records_per_unit=k if k > 1 else None,
         microbatch_size=math.ceil(rows / parts / k) * k, **amount,
     )  # fmt: skip
     model.compile(optimizer)
     scores = Scores(data, vocabulary, steps)
     start = time.process_time()
-    with table_share(settings.get("table_share"), settings["clipping"]):
+    with normalized_by_layer(settings):
         losses = model.fit(batches, epochs=1, verbose=0, callbacks=[scores]).history["loss"]
     result = {"history": scores.history, "mean_loss": losses[-1]}
     if settings["ema"]:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdp.clipping import fallback
 from tfdp.clipping.execution import record_forward
-from tfdp.clipping.factors import clip_factors
+from tfdp.clipping.factors import clip_factors, shares_of_layers
 from tfdp.clipping.gradients import clipped_sums_of, variable_gradient
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.refusals import warn_of_still_variables
@@ -26,8 +26,8 @@ class Backward:
         losses: (B,) losses of the examples.
         example_mask: (B,) bool.
         unit_mask: (U,) bool, which units are there: examples, or persons of several.
-        gradients: for each trainable variable that is used, (index, gradient object, group); the
-            gradients are those of the units.
+        gradients: for each trainable variable that is used, (index, gradient object, layer); the
+            gradients are those of the units. Variables of one layer are a group.
     """
 
     outputs: object
@@ -80,7 +80,7 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
             is_table = table_name(variable) is not None
             together = of_units(contribution, example_mask, rows_per_unit, marks_padding=is_table)
             by_variable.setdefault(id(variable), []).append(together)
-            groups.setdefault(id(variable), id(call.planned.layer))
+            groups.setdefault(id(variable), call.planned.layer)
     combined = [
         (i, variable_gradient(v, by_variable[id(v)]), groups[id(v)])
         for i, v in enumerate(trained_variables(model))
@@ -112,7 +112,7 @@ def squared_norms(result):
     return [tf.add_n(norms[g]) for g in order], [tf.add_n(bounds[g]) for g in order], order
 
 
-def clipped_sums(model, result, clip_norm, clipping):
+def clipped_sums(model, result, clip_norm, clipping, layer_shares=None):
     """The sum over units of c_i·g_i for each trainable variable (MATH.md section 1).
 
     Formal guarantees: adding or removing one unit (an example, or a person) changes the sum of the
@@ -127,6 +127,7 @@ def clipped_sums(model, result, clip_norm, clipping):
         result: from `backward`.
         clip_norm: C.
         clipping: see `clip_factors`.
+        layer_shares: see `shares_of_layers`.
 
     Returns:
         One tensor, tf.IndexedSlices or None (unused) for each trainable variable.
@@ -134,7 +135,8 @@ def clipped_sums(model, result, clip_norm, clipping):
     with tf.name_scope("norms"):
         norms, bounds, order = squared_norms(result)
         raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
-        factors, finite = clip_factors(raised, result.unit_mask, clip_norm, clipping)
+        shares = shares_of_layers([layer.name for layer in order], layer_shares)
+        factors, finite = clip_factors(raised, result.unit_mask, clip_norm, clipping, shares)
         factor_of = dict(zip(order, factors, strict=True))
     sums = [None] * len(trained_variables(model))
     with tf.name_scope("clipped_sums"):

@@ -1,12 +1,14 @@
 """Clip factors: the one place that decides how much of an example's gradient is released."""
 
+import math
+
 import tensorflow as tf
 
 CLIPPING = ("flat", "automatic", "normalized", "per_layer")
 _GAMMA = 0.01  # AUTO-S (Bu et al. 2022)
 
 
-def clip_factors(squared_norms, example_mask, clip_norm, clipping):
+def clip_factors(squared_norms, example_mask, clip_norm, clipping, shares=None):
     """The factor c_i by which each example's gradient is multiplied (MATH.md section 1).
 
     | squared norm | flat | automatic | normalized |
@@ -16,7 +18,7 @@ def clip_factors(squared_norms, example_mask, clip_norm, clipping):
     | example absent | 0 | 0 | 0 |
 
     Formal guarantees: c_i·‖g_i‖ ≤ C for every example whose squared norm was not
-    underestimated; for "per_layer" the groups' bounds C/√K add up to C.
+    underestimated; for "per_layer" the squares of the groups' bounds C·√share add up to C².
 
     Args:
         squared_norms: list of (B,) float64 tensors, one for each group of variables; never
@@ -25,6 +27,7 @@ def clip_factors(squared_norms, example_mask, clip_norm, clipping):
         clip_norm: C.
         clipping: "flat", "automatic", "normalized" (one factor from all groups together) or
             "per_layer" (one factor for each group).
+        shares: of C², one for each group, from `shares_of_layers`; None: equal ones.
 
     Returns:
         (list of (B,) float32 factors, one for each group; (B,) bool, whether an example's
@@ -35,13 +38,42 @@ def clip_factors(squared_norms, example_mask, clip_norm, clipping):
     finite = tf.math.is_finite(tf.cast(total, tf.float32))
     used = finite & example_mask
     if clipping == "per_layer":
-        bound = clip_norm / len(squared_norms) ** 0.5
-        factors = [_flat(n, bound) for n in squared_norms]
+        shares = shares or [1 / len(squared_norms)] * len(squared_norms)
+        bounds = [clip_norm * share**0.5 for share in shares]
+        factors = [_flat(n, bound) for n, bound in zip(squared_norms, bounds, strict=True)]
     else:
         one = {"flat": _flat, "automatic": _automatic, "normalized": _normalized}[clipping]
         factors = [one(total, clip_norm)] * len(squared_norms)
     factors = [tf.where(used, tf.cast(f, tf.float32), 0.0) for f in factors]
     return factors, finite
+
+
+def shares_of_layers(names, given):
+    """The share of C² of each layer, in the order of `names`; together at most 1.
+
+    Args:
+        names: of the layers that are trained.
+        given: {name: share} of some layers; the others have equal parts of what is left. Or None.
+
+    Raises:
+        ValueError: if `given` names a layer that is not trained, or two, or leaves nothing.
+    """
+    given = given or {}
+    for name in given:
+        if names.count(name) != 1:
+            raise ValueError(
+                "Argument `layer_shares` must name layers that are trained, each of another name. "
+                f"Received: {name!r}, which {names.count(name)} of the layers {names} are called"
+            )
+    others = len(names) - len(given)
+    left = 1 - math.fsum(given.values())
+    if left < 0 or (others and left == 0):
+        rest = [name for name in names if name not in given]
+        raise ValueError(
+            "Argument `layer_shares` must leave something to the layers that it does not name: "
+            f"{rest}. Received: layer_shares={given}"
+        )
+    return [given[name] if name in given else left / others for name in names]
 
 
 def _flat(squared_norm, bound):

@@ -1,9 +1,12 @@
 """What a DPOptimizer accepts: each check names the argument, the value, and what to do."""
 
+import math
+
 import keras
 
 from tfdp import accounting
-from tfdp._validate import count, is_number
+from tfdp._validate import count, is_number, one_of, positive
+from tfdp.clipping.factors import CLIPPING
 
 
 def check_optimizer(optimizer):
@@ -83,6 +86,30 @@ def check_data(num_examples, expected_batch_size, max_records_per_unit, num_reco
             "period: give `max_records_per_unit`, as the sampler was given. Received: "
             f"period={period!r}, max_records_per_unit=None"
         )
+
+
+def checked_layer_shares(clipping, layer_shares):
+    """Shares of C² as floats; checks them, as far as they do not depend on the model."""
+    one_of("clipping", clipping, CLIPPING)
+    if layer_shares is None:
+        return None
+    if clipping != "per_layer":
+        raise ValueError(
+            'Argument `layer_shares` is for `clipping="per_layer"`: otherwise all layers are '
+            f"clipped together. Received: layer_shares={layer_shares}, clipping={clipping!r}"
+        )
+    if not isinstance(layer_shares, dict) or not all(isinstance(n, str) for n in layer_shares):
+        raise ValueError(
+            "Argument `layer_shares` must be a dict from names of layers to shares of C². "
+            f"Received: layer_shares={layer_shares!r}"
+        )
+    shares = {n: positive(f"layer_shares[{n!r}]", share) for n, share in layer_shares.items()}
+    if math.fsum(shares.values()) > 1:
+        raise ValueError(
+            "Argument `layer_shares` must have values that add up to at most 1, or the layers "
+            f"together could exceed `clip_norm`. Received: layer_shares={layer_shares}"
+        )
+    return shares
 
 
 def check_clipping(clip_norm, microbatch_size, max_records_per_unit, num_records):

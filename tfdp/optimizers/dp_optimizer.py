@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp import _validate, accounting
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.sampling import checked_period
-from tfdp.clipping.factors import CLIPPING
 from tfdp.clipping.losses import REDUCTIONS
 from tfdp.data.periods import Period
 from tfdp.errors import PrivacyError
@@ -23,8 +22,8 @@ from tfdp.selection.row_selection import RowSelection
 
 # Arguments that are kept, and saved, as they are.
 _PLAIN = (
-    "num_examples", "expected_batch_size", "steps", "clip_norm", "clipping", "microbatch_size",
-    "max_records_per_unit", "num_records", "per_example_reduction", "seed",
+    "num_examples", "expected_batch_size", "steps", "clip_norm", "clipping", "layer_shares",
+    "microbatch_size", "max_records_per_unit", "num_records", "per_example_reduction", "seed",
 )  # fmt: skip
 # What a run was charged by cannot change under it.
 _FIXED = {*_PLAIN, "inner_optimizer", "budget", "selection", "embedding_optimizer", "period"}
@@ -63,6 +62,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
             first `fit`, after which the budget is spent.
         clip_norm: C, the largest l2 norm of one example's contribution.
         clipping: "flat", "automatic", "normalized" or "per_layer".
+        layer_shares: {layer's name: share of C²}, "per_layer"; the others share alike what is left.
         selection: `tfdp.selection.AdaFEST` or `FEST`: which rows of the model's
             `tfdp.layers.SparseEmbedding` tables a step trains and noises; the others it does not
             touch. `None` noises every row of every table, at the cost of dense gradients.
@@ -103,11 +103,11 @@ class DPOptimizer(keras.optimizers.Optimizer):
         self, optimizer: str | dict | keras.Optimizer, *, budget: PrivacyBudget | None = None,
         noise_multiplier: float | None = None, num_examples: int | None = None,
         expected_batch_size: float | None = None, steps: int | None = None, clip_norm: float = 1.0,
-        clipping: str = "flat", selection: RowSelection | None = None,
-        embedding_optimizer: RowOptimizer | None = None, microbatch_size: int | None = None,
-        max_records_per_unit: int | None = None, num_records: int | None = None,
-        period: Period | None = None, per_example_reduction: str = "mean", seed: int | None = None,
-        name: str | None = None,
+        clipping: str = "flat", layer_shares: dict[str, float] | None = None,
+        selection: RowSelection | None = None, embedding_optimizer: RowOptimizer | None = None,
+        microbatch_size: int | None = None, max_records_per_unit: int | None = None,
+        num_records: int | None = None, period: Period | None = None,
+        per_example_reduction: str = "mean", seed: int | None = None, name: str | None = None,
     ):  # fmt: skip
         super().__init__(learning_rate=0.0, name=name or "dp_optimizer")
         optimizer = keras.optimizers.get(optimizer)
@@ -117,7 +117,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
             num_examples, expected_batch_size, max_records_per_unit, num_records, period
         )
         arguments.check_clipping(clip_norm, microbatch_size, max_records_per_unit, num_records)
-        _validate.one_of("clipping", clipping, CLIPPING)
+        self.layer_shares = arguments.checked_layer_shares(clipping, layer_shares)
         _validate.one_of("per_example_reduction", per_example_reduction, REDUCTIONS)
         self._sparse = None
         if selection is not None or embedding_optimizer is not None:

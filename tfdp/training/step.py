@@ -36,7 +36,10 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
     rows_per_unit = model.optimizer.rows_per_unit
     result = backward(model, model.clipping_plan(x), x, losses_of, example_mask, rows_per_unit)
     result = restrict_to_survivors(model, result, survivors)
-    sums = clipped_sums(model, result, model.optimizer.clip_norm, model.optimizer.clipping)
+    optimizer = model.optimizer
+    sums = clipped_sums(
+        model, result, optimizer.clip_norm, optimizer.clipping, optimizer.layer_shares
+    )
     _update_metrics(model, x, y, sample_weight, result)
     return sums
 
