@@ -136,6 +136,7 @@ def layer_shares():
 COMBINED = {
     "two pieces, 1,000 items": {"crops": 2, "frequent_items": 1000},
     "four pieces, 1,000 items": {"crops": 4, "frequent_items": 1000},
+    "four pieces, the table's share 0.9": {"crops": 4, "clipping": "flat", "table_share": 0.9},
 }
 
 
@@ -144,6 +145,7 @@ def combined():
     for name, change in COMBINED.items():
         yield {**model("gru"), **SECOND_LAST, "learning_rate": rate("gru"), "change": name,
                **change}  # fmt: skip
+    change = COMBINED["four pieces, 1,000 items"]
     for name in ("gru", "dpformer", "transformer"):
         yield {**model(name), "learning_rate": rate(name), **change}
 
