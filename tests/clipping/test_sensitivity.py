@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tfdp.clipping import OuterProduct, PerExampleGradients, Rows
 from tfdp.clipping.factors import CLIPPING, clip_factors
 from tfdp.clipping.gradients import variable_gradient
+from tfdp.clipping.products import UNDERFLOW
 from tfdp.noise.grid import sum_rounding
 from tfdp.runtime.xla import compiling
 
@@ -89,10 +90,13 @@ def as_released(true, contributions, rounded):
     rows = contributions[0]
     if not isinstance(rows, Rows):
         return rounded
-    released = true.copy()
+    values = rows.values.numpy().astype(np.float64)
+    error, most = np.zeros_like(true), np.zeros_like(true)
     for i, ids in enumerate(rows.ids.numpy()):
-        np.add.at(released[i], ids, rounded[i] - rows.values[i].numpy().astype(np.float64))
-    return released
+        np.add.at(error[i], ids, rounded[i] - values[i])
+        np.add.at(most[i], ids, np.abs(values[i]) * len(ids) * 2.0**-24 + UNDERFLOW)
+    assert np.all(np.abs(error) <= most)  # rounding, and nothing else, is what differs
+    return true + error
 
 
 def softmax_like(generator, batch, positions, classes):

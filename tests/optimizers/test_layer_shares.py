@@ -6,7 +6,6 @@ import pytest
 
 import tfdp
 from tfdp.clipping.factors import shares_of_layers
-from tfdp.errors import PrivacyError
 
 N, C = 6, 0.01
 SHARES = {"middle": 0.64}
@@ -73,11 +72,11 @@ def test_layers_that_do_not_train_have_no_share():
 
 @pytest.mark.parametrize(
     "shares, received",
-    [({"second": 0.5}, "'second'"), ({"middle": 1.0}, "leave something"),
+    [({"second": 0.5}, "'second'"), ({"middle": 1.0}, r"leave something .*first.*last"),
      ({"first": 0.5, "middle": 0.5}, "leave something")],
 )  # fmt: skip
 def test_shares_that_do_not_fit_the_model_are_refused(shares, received):
-    with pytest.raises((ValueError, PrivacyError), match=received):
+    with pytest.raises(ValueError, match=received):
         moved(made(shares))
 
 
@@ -85,7 +84,7 @@ def test_shares_that_do_not_fit_the_model_are_refused(shares, received):
 def test_shares_that_add_up_to_more_are_refused_wherever_they_come_from(shares):
     with pytest.raises(ValueError, match="at most 1"):
         made(shares)
-    with pytest.raises(ValueError, match="leave something"):
+    with pytest.raises(ValueError, match="at most 1"):
         shares_of_layers(["a", "b"], shares)
 
 

@@ -70,8 +70,8 @@ def shares_of_layers(names, given):
     if left < 0 or (others and left == 0):
         rest = [name for name in names if name not in given]
         raise ValueError(
-            "Argument `layer_shares` must leave something to the layers that it does not name: "
-            f"{rest}. Received: layer_shares={given}"
+            "Argument `layer_shares` must have values that add up to at most 1 and leave something "
+            f"to the layers that it does not name: {rest}. Received: layer_shares={given}"
         )
     return [given[name] if name in given else left / others for name in names]
 

@@ -62,7 +62,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
             first `fit`, after which the budget is spent.
         clip_norm: C, the largest l2 norm of one example's contribution.
         clipping: "flat", "automatic", "normalized" or "per_layer".
-        layer_shares: {layer's name: share of C²}, "per_layer"; the others share alike what is left.
+        layer_shares: with "per_layer", {name of a layer: its share of C²}; the other layers have
+            equal parts of what is left. `None`: equal shares.
         selection: `tfdp.selection.AdaFEST` or `FEST`: which rows of the model's
             `tfdp.layers.SparseEmbedding` tables a step trains and noises; the others it does not
             touch. `None` noises every row of every table, at the cost of dense gradients.
