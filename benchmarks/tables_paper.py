@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 
 from tables import RESULTS, read, row, table, with_interval
 
@@ -163,28 +162,20 @@ def layer_shares():
     found = read("paper_layer_shares")
     if found is None:
         return []
-    pilot = [run for run in read("paper_pilot")["runs"] if run["settings"]["model"] == "gru"]
-    base = max(pilot, key=lambda run: run["ndcg_10"])
-    kinds = {(base["settings"]["clipping"], None): {}, ("flat", 0.9): {}, ("flat", None): {}}
-    for run in [base, *found["runs"], *read("paper_ablations")["runs"]]:
+    scores = {}
+    for run in found["runs"]:
         settings = run["settings"]
-        changes_more = "change" in settings and "table_share" not in settings
         kind = settings["clipping"], settings.get("table_share")
-        if kind in kinds and not changes_more:
-            kinds[kind][settings["seed"]] = run["ndcg_10"]
-    plain, shared, flat = kinds.values()
+        scores.setdefault(settings["seed"], {})[kind] = run["ndcg_10"]
+    plain, shared, flat = ("normalized", None), ("flat", 0.9), ("flat", None)
     lines = table("seed", "nothing changed, NDCG@10 %", "flat, the table's share of C² 0.9",
                   "difference")  # fmt: skip
-    for seed in sorted(shared):
-        values = plain[seed], shared[seed]
-        lines.append(row(seed, *(f"{v:.2f}" for v in values), f"{values[1] - values[0]:+.2f}"))
-    differences = [shared[seed] - plain[seed] for seed in shared]
-    assert len(differences) == 5
-    width = 2.776 * statistics.stdev(differences) / 5**0.5  # Student's t: 95%, five pairs
-    means = [statistics.mean(of.values()) for of in (plain, shared)]
-    lines.append(row("mean", *(f"{mean:.2f}" for mean in means),
-                     f"{statistics.mean(differences):+.2f} ± {width:.2f}"))  # fmt: skip
-    return [*lines, "", f"Flat clipping alone, seed 0: {flat[0]:.2f}.", ""]
+    for seed, of in sorted(scores.items()):
+        if shared in of:
+            lines.append(row(seed, f"{of[plain]:.2f}", f"{of[shared]:.2f}",
+                             f"{of[shared] - of[plain]:+.2f}"))  # fmt: skip
+    lines.append(row("mean", "", "", with_interval(found["summary"])))
+    return [*lines, "", f"Flat clipping alone, seed 0: {scores[0][flat]:.2f}.", ""]
 
 
 def signal():
