@@ -72,8 +72,8 @@ def test_layers_that_do_not_train_have_no_share():
 
 @pytest.mark.parametrize(
     "shares, received",
-    [({"second": 0.5}, "'second'"), ({"middle": 1.0}, r"leave something .*first.*last"),
-     ({"first": 0.5, "middle": 0.5}, "leave something")],
+    [({"second": 0.5}, "'second'"), ({"middle": 1.0}, r"something .*first.*last"),
+     ({"first": 0.5, "middle": 0.5}, "something to the layers")],
 )  # fmt: skip
 def test_shares_that_do_not_fit_the_model_are_refused(shares, received):
     with pytest.raises(ValueError, match=received):
@@ -86,6 +86,17 @@ def test_shares_that_add_up_to_more_are_refused_wherever_they_come_from(shares):
         made(shares)
     with pytest.raises(ValueError, match="at most 1"):
         shares_of_layers(["a", "b"], shares)
+
+
+@pytest.mark.parametrize("edited", [1.5, -0.5, float("nan")])
+def test_shares_that_were_edited_are_refused_before_anything_moves(edited):
+    model = made(SHARES)
+    model.optimizer.layer_shares["middle"] = edited
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="positive values"):
+        moved(model)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_two_layers_of_one_name_cannot_be_told_apart():

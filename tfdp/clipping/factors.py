@@ -67,11 +67,12 @@ def shares_of_layers(names, given):
             )
     others = len(names) - len(given)
     left = 1 - math.fsum(given.values())
-    if left < 0 or (others and left == 0):
+    # What an optimizer has checked may have been edited since.
+    if not (left > 0 or (left == 0 and not others)) or not all(s > 0 for s in given.values()):
         rest = [name for name in names if name not in given]
         raise ValueError(
-            "Argument `layer_shares` must have values that add up to at most 1 and leave something "
-            f"to the layers that it does not name: {rest}. Received: layer_shares={given}"
+            "Argument `layer_shares` must have positive values that add up to at most 1 and leave "
+            f"something to the layers that it does not name: {rest}. Received: layer_shares={given}"
         )
     return [given[name] if name in given else left / others for name in names]
 

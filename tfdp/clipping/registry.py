@@ -85,7 +85,7 @@ def register_rule(*layer_classes: type) -> Callable:
             return [layer.scale]
 
         def contributions(self, layer, args, kwargs, gradients):
-            (s,) = gradients
+            (s,) = gradients  # (B, T, d); docs/design.md has it for any rank and dtype
             values = tf.reduce_sum(s * args[0], axis=1)
             return [(layer.scale, tfdp.clipping.PerExampleGradients(values))]
     ```
