@@ -37,13 +37,14 @@ def _function(public):
     return next((vars(public)[n] for n in ("__init__", "__new__") if n in vars(public)), None)
 
 
-def _names_of_types(function):
-    """Names that the module of a function imports for its types alone."""
-    module = importlib.import_module(function.__module__)
+def _names_of_types(public):
+    """Names that modules of a function, or of a class and its bases, import for types alone."""
     names = {}
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            exec(ast.unparse(ast.Module(node.body, [])), names)
+    for home in {c.__module__ for c in getattr(public, "__mro__", [public])}:
+        if home.startswith("tfdp"):
+            for node in ast.parse(inspect.getsource(importlib.import_module(home))).body:
+                if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                    exec(ast.unparse(ast.Module(node.body, [])), names)
     return names
 
 
@@ -52,7 +53,7 @@ def test_every_public_callable_has_types_that_exist(name):
     function = _function(CALLABLES[name])
     if function is None or not getattr(function, "__module__", "").startswith("tfdp"):
         return
-    hints = typing.get_type_hints(function, localns=_names_of_types(function))
+    hints = typing.get_type_hints(function, localns=_names_of_types(CALLABLES[name]))
     parameters = list(inspect.signature(function).parameters.values())
     of_class = inspect.isclass(CALLABLES[name])
     own = [p for p in parameters[of_class:] if p.name not in ("args", "kwargs")]

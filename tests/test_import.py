@@ -1,10 +1,15 @@
 """Importing tfdp is cheap, and enough to load what it saved."""
 
+import ast
+import importlib
+import pathlib
+import pkgutil
 import subprocess
 import sys
 
 import keras
 import processes
+import pytest
 
 import tfdp
 from tfdp import registration
@@ -31,9 +36,51 @@ def test_import_alone_loads_neither_tensorflow_nor_keras():
     run("import sys, tfdp; assert not {'tensorflow', 'keras'} & set(sys.modules)")
 
 
+def test_accountants_are_loaded_when_a_charge_is_made():
+    """dp_accounting and SciPy's statistics take longer to load than all of tfdp."""
+    processes.run(
+        "import sys, tfdp\n"
+        "tfdp.optimizers.DPOptimizer, tfdp.make_private, tfdp.models.DPFormer, tfdp.layers\n"
+        "tfdp.data.poisson_batches, tfdp.selection.AdaFEST\n"
+        "heavy = {'dp_accounting', 'scipy.stats', 'scipy.optimize', 'scipy.signal'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "tfdp.accounting.Ledger()\n"
+        "assert heavy <= set(sys.modules)"
+    )
+
+
+@pytest.mark.parametrize("name", ["accounting", "data", "layers", "models"])
+def test_names_on_demand_are_those_that_editors_see(name):
+    room = getattr(tfdp, name)
+    source = ast.parse(pathlib.Path(room.__file__).read_text())
+    (seen,) = [n.body for n in source.body if isinstance(n, ast.If)]
+    homes = {alias.name: node.module for node in seen for alias in node.names}
+    assert sorted(homes) == sorted(room.__all__) == dir(room)
+    for public, module in homes.items():
+        value = getattr(importlib.import_module(module), public)
+        assert getattr(room, public) is value
+        assert vars(room).pop(public) is value  # and found again below
+        assert getattr(room, public) is value
+
+
+@pytest.mark.parametrize("name", ["accounting", "data", "layers", "models"])
+def test_no_name_on_demand_is_that_of_a_module(name):
+    """Importing the module would take the name's place."""
+    room = getattr(tfdp, name)
+    assert not {m.name for m in pkgutil.iter_modules(room.__path__)} & set(room.__all__)
+    assert getattr(room, "no_such_name", None) is None
+
+
+def test_modules_of_a_room_are_found_by_attribute():
+    processes.run(
+        "import tfdp; assert tfdp.accounting.mechanisms.NoPrivacy.__name__ == 'NoPrivacy'"
+    )
+
+
 def test_every_registered_class_has_a_stand_in():
     for name in ("models", "layers", "optimizers", "metrics", "clipping"):
-        getattr(tfdp, name)
+        room = getattr(tfdp, name)
+        assert all(hasattr(room, public) for public in dir(room))
     known = keras.saving.get_custom_objects()
     registered = {k.removeprefix("tfdp>") for k in known if k.startswith("tfdp>")}
     assert registered == set(registration.CLASSES)

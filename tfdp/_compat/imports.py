@@ -1,8 +1,34 @@
-"""Doing something as soon as another package is imported, whoever imports it."""
+"""Imports at the time when they are needed: of one's own names, and after another package's."""
 
 import importlib.abc
 import importlib.util
 import sys
+
+
+def on_demand(package, homes):
+    """The `__getattr__` of a package whose names are imported when they are first used.
+
+    Args:
+        package: its `__name__`.
+        homes: dict of a module, relative or not, to the public names that live there. No name
+            may be that of a module of the package: importing the module would take its place.
+
+    Returns:
+        A function for PEP 562, which finds the package's own modules, too.
+    """
+    home_of = {name: module for module, names in homes.items() for name in names}
+
+    def __getattr__(name):
+        if name in home_of:
+            value = getattr(importlib.import_module(home_of[name], package), name)
+        elif name.startswith("__") or importlib.util.find_spec(f"{package}.{name}") is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        else:
+            value = importlib.import_module(f"{package}.{name}")
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return __getattr__
 
 
 def when_imported(name, function):

@@ -2,7 +2,7 @@
 
 import math
 
-from scipy import stats
+import scipy
 
 from tfdp import _validate
 
@@ -22,7 +22,7 @@ def overflow_probability(num_examples, sampling_probability, max_batch_size):
     sampling_probability = _validate.probability("sampling_probability", sampling_probability)
     if max_batch_size is None or max_batch_size >= num_examples:
         return 0.0
-    return float(stats.binom.sf(max_batch_size, num_examples, sampling_probability))
+    return float(scipy.stats.binom.sf(max_batch_size, num_examples, sampling_probability))
 
 
 def smallest_capacity(num_examples, sampling_probability, tail_probability=1e-20):

@@ -1,13 +1,15 @@
 """What whoever uses a private release charges and says."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dp_accounting
 import numpy as np
 
-from tfdp.accounting import LedgerEntry
+from tfdp import accounting
 from tfdp.data.provenance import Origin, OriginArray
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,7 +26,7 @@ class ChargedRelease:
         origin: `Origin` of the records: what they were made with costs, too.
     """
 
-    event: dp_accounting.DpEvent
+    event: "dp_accounting.DpEvent"
     label: str
     num_examples: int
     details: dict[str, Any]
@@ -51,7 +53,7 @@ class ChargedRelease:
     def entry(self):
         """The `LedgerEntry` of the release."""
         details = {**self.details, "num_examples": self.num_examples}
-        return LedgerEntry(self.label, self.event, self.count, details)
+        return accounting.LedgerEntry(self.label, self.event, self.count, details)
 
     @property
     def privacy_releases(self):

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdp._validate import count
 from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.click_odds import shrunken_log_odds
+from tfdp.data.count_values import INTEGER_VALUES, INTEGERS, value_of_count
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
 from tfdp.data.provenance import Origin
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from tfdp.data.periods import Period
-
-#: The name of the counts of a click log, and of how many values a count is made.
-INTEGERS, INTEGER_VALUES = "integers", 40
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,21 +127,6 @@ def private_click_statistics(
         },
         origin=Origin.of(train),
     )
-
-
-def value_of_count(counts):
-    """Which of the 40 values a count has: 0 up to 0, then two for each unit of log(1 + count).
-
-    Args:
-        counts: tensor or array of numbers.
-
-    Returns:
-        int64 tensor of the same shape; what is not a number has value 0.
-    """
-    counts = tf.cast(counts, tf.float32)
-    known = tf.where(counts > 0, counts, 0.0)
-    values = 1.0 + tf.floor(2.0 * tf.math.log1p(known))
-    return tf.cast(tf.where(counts > 0, tf.minimum(values, INTEGER_VALUES - 1.0), 0.0), tf.int64)
 
 
 def _checked(train, vocabulary_sizes):

@@ -1,15 +1,20 @@
 """Layers. They know neither optimizers nor models."""
 
-from tfdp.attention_release.private_attention import PrivateAttention
-from tfdp.layers.click_odds import ClickOdds
-from tfdp.layers.dp_forward_noise import DPForwardNoise
-from tfdp.layers.re_attention import ReAttention
-from tfdp.layers.re_attention_block import ReAttentionBlock
-from tfdp.layers.replace_batch_norm import replace_batch_norm
-from tfdp.layers.sparse_embedding import SparseEmbedding
-from tfdp.layers.text_tokenizer import TextTokenizer
-from tfdp.layers.transition_odds import TransitionOdds
-from tfdp.layers.transition_prior import TransitionPrior
+from typing import TYPE_CHECKING
+
+from tfdp._compat.imports import on_demand
+
+if TYPE_CHECKING:  # for editors and the documentation
+    from tfdp.attention_release.private_attention import PrivateAttention
+    from tfdp.layers.batch_norm import replace_batch_norm
+    from tfdp.layers.click_odds import ClickOdds
+    from tfdp.layers.dp_forward_noise import DPForwardNoise
+    from tfdp.layers.re_attention import ReAttention
+    from tfdp.layers.re_attention_block import ReAttentionBlock
+    from tfdp.layers.sparse_embedding import SparseEmbedding
+    from tfdp.layers.text_tokenizer import TextTokenizer
+    from tfdp.layers.transition_odds import TransitionOdds
+    from tfdp.layers.transition_prior import TransitionPrior
 
 __all__ = [
     "ClickOdds",
@@ -23,6 +28,22 @@ __all__ = [
     "TransitionPrior",
     "replace_batch_norm",
 ]
+
+__getattr__ = on_demand(
+    __name__,
+    {
+        "tfdp.attention_release.private_attention": ["PrivateAttention"],
+        ".click_odds": ["ClickOdds"],
+        ".dp_forward_noise": ["DPForwardNoise"],
+        ".re_attention": ["ReAttention"],
+        ".re_attention_block": ["ReAttentionBlock"],
+        ".batch_norm": ["replace_batch_norm"],
+        ".sparse_embedding": ["SparseEmbedding"],
+        ".text_tokenizer": ["TextTokenizer"],
+        ".transition_odds": ["TransitionOdds"],
+        ".transition_prior": ["TransitionPrior"],
+    },
+)
 
 
 def __dir__():

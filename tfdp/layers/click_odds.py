@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import Ledger
+from tfdp import accounting
 from tfdp.accounting.participant import PrivacyParticipant
-from tfdp.data.click_statistics import INTEGERS, value_of_count
+from tfdp.data.count_values import INTEGERS, value_of_count
 from tfdp.data.released_values import mark_released
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class ClickOdds(PrivacyParticipant, keras.layers.Layer):
             **super().get_config(),
             "vocabulary_sizes": self.vocabulary_sizes,
             "rate": self.rate,
-            "releases": Ledger(self.privacy_releases).to_json(),
+            "releases": accounting.Ledger(self.privacy_releases).to_json(),
             "assumptions": self.privacy_assumptions,
         }
 
@@ -142,5 +142,5 @@ class StoredStatistics:
         sizes = vocabulary_sizes.items()
         self.log_odds = {name: np.zeros(size, np.float32) for name, size in sizes}
         self.rate = rate
-        self.privacy_releases = list(Ledger.from_json(releases).entries)
+        self.privacy_releases = list(accounting.Ledger.from_json(releases).entries)
         self.privacy_assumptions = assumptions

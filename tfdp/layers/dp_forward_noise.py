@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+from tfdp import accounting
 from tfdp._validate import not_negative, positive
-from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
 from tfdp.noise import Grid, ReplicaNoiseSource
 
 GRADIENTS = ("stop", "propagate")
@@ -90,9 +90,10 @@ class DPForwardNoise(keras.layers.Layer):
             raise ValueError(
                 f"Argument `gradient` must be one of {GRADIENTS}. Received: gradient={gradient!r}"
             )
-        if adjacency not in FORWARD_ADJACENCIES:
+        possible = accounting.forward_noise.FORWARD_ADJACENCIES
+        if adjacency not in possible:
             raise ValueError(
-                f"Argument `adjacency` must be one of {FORWARD_ADJACENCIES}: adding or removing a "
+                f"Argument `adjacency` must be one of {possible}: adding or removing a "
                 "record changes how many noisy vectors there are, which everybody sees. "
                 f"Received: adjacency={adjacency!r}"
             )

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import Ledger
+from tfdp import accounting
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
 from tfdp.layers.effective_error import EffectiveError
 
@@ -90,14 +90,14 @@ class ItemFrequency(EffectiveError):
             **super().get_config(),
             "num_items": self.num_items,
             "item_frequency": frequency,
-            "releases": Ledger(self.privacy_releases).to_json(),
+            "releases": accounting.Ledger(self.privacy_releases).to_json(),
             "assumptions": self.privacy_assumptions,
         }
 
     @classmethod
     def from_config(cls, config):
         config = dict(config)
-        releases = Ledger.from_json(config.pop("releases")).entries
+        releases = accounting.Ledger.from_json(config.pop("releases")).entries
         assumptions = config.pop("assumptions")
         layer = cls(**config)
         layer.privacy_releases, layer.privacy_assumptions = list(releases), list(assumptions)

@@ -8,8 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp import _validate
-from tfdp.accounting import Ledger
+from tfdp import _validate, accounting
 from tfdp.accounting.participant import PrivacyParticipant
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
 from tfdp.data.released_values import mark_released
@@ -192,7 +191,7 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
             "smoothing": self.smoothing,
             "gate": self.initial_gate,
             "train_gate": self.train_gate,
-            "releases": Ledger(self.privacy_releases).to_json(),
+            "releases": accounting.Ledger(self.privacy_releases).to_json(),
             "assumptions": self.privacy_assumptions,
         }
 
@@ -203,7 +202,7 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
             _Stored(
                 config.pop("num_items"),
                 config.pop("num_pairs"),
-                list(Ledger.from_json(config.pop("releases")).entries),
+                list(accounting.Ledger.from_json(config.pop("releases")).entries),
                 config.pop("assumptions"),
             ),
             **config,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfdp._validate import count
-from tfdp.data.click_statistics import INTEGER_VALUES, INTEGERS
+from tfdp.data.count_values import INTEGER_VALUES, INTEGERS
 from tfdp.layers.click_odds import ClickOdds, StoredStatistics
 from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.training.make_private import PrivateModel

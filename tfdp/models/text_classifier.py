@@ -16,7 +16,7 @@ from tfdp._compat.keras import all_layers
 from tfdp.data.representations import release_once
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.text_tokenizer import TextTokenizer
-from tfdp.models.release_head import release_head
+from tfdp.models.released_head import release_head
 from tfdp.models.text_encoder import POOLINGS, encode, small_text_encoder
 from tfdp.training.dp_model import DPModel
 from tfdp.training.endpoint import Endpoint

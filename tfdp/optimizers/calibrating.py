@@ -3,7 +3,6 @@
 import warnings
 
 from tfdp import accounting
-from tfdp.accounting.adjacency import strongest
 from tfdp.accounting.truncation import truncation_delta
 
 # The share of δ that calibration keeps back for truncated Poisson batches.
@@ -23,7 +22,7 @@ def noise_multiplier(budget, setting, steps, ledger):
     overflow += setting.count(steps) * setting.sampling.overflow_probability
     extra = truncation_delta(budget.epsilon, 1, min(overflow, 1.0)) * 1.01
     beside = {
-        "adjacency": strongest([ledger.adjacency, setting.adjacency]),
+        "adjacency": accounting.adjacency.strongest([ledger.adjacency, setting.adjacency]),
         "other_events": [ledger.event()] if len(ledger) else [],
         "extra_delta": max(extra, _TRUNCATION_SHARE * budget.delta),
         "accountant": None,

@@ -6,9 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.accounting.adjacency import strongest
-from tfdp.accounting.history import ChargeHistory
-from tfdp.accounting.mechanisms import Notes, PrivateTraining
+from tfdp.accounting.notes import Notes
 from tfdp.accounting.sampling import PERSON
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.optimizers import calibrating
@@ -31,7 +29,7 @@ class Charging(RunCharging):
     """
 
     def __init__(self, optimizer, noise_multiplier):
-        super().__init__(ChargeHistory())
+        super().__init__(accounting.history.ChargeHistory())
         self.requested_noise_multiplier = noise_multiplier
         self._optimizer = optimizer
         self._unit = "one example"
@@ -210,7 +208,7 @@ class Charging(RunCharging):
     def _setting(self, sampling, noise_multiplier, notes=None):
         optimizer = self._optimizer
         budget, selection = optimizer.budget, optimizer.selection
-        return PrivateTraining(
+        return accounting.mechanisms.PrivateTraining(
             noise_multiplier=noise_multiplier,
             clip_norm=optimizer.clip_norm,
             sampling=sampling,
@@ -242,7 +240,8 @@ class Charging(RunCharging):
                 return mechanism.noise_multiplier
         ledger = self.history.ledger()
         ledger = ledger.beside(
-            self._optimizer.period, strongest([ledger.adjacency, setting.adjacency])
+            self._optimizer.period,
+            accounting.adjacency.strongest([ledger.adjacency, setting.adjacency]),
         )
         key = (ledger.to_json(), self.remaining, sampling)
         if key not in self._calibrations:

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp import accounting
 from tfdp._validate import count, positive
-from tfdp.accounting import Ledger
 from tfdp.data.provenance import Origin
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.top_k import MECHANISMS, private_top_k
@@ -204,7 +204,7 @@ class FEST(RowSelection):
             "epsilon": self.epsilon,
             "mechanism": self.mechanism,
             "rows": [[name, rows.tolist()] for name, rows in self._rows.items()],
-            "releases": Ledger(self.privacy_releases).to_json(),
+            "releases": accounting.Ledger(self.privacy_releases).to_json(),
             "assumptions": list(self.privacy_assumptions),
         }
 
@@ -219,7 +219,7 @@ class FEST(RowSelection):
             mechanism=config["mechanism"],
         )
         fest._rows = rows
-        fest.privacy_releases = list(Ledger.from_json(config["releases"]).entries)
+        fest.privacy_releases = list(accounting.Ledger.from_json(config["releases"]).entries)
         fest.privacy_assumptions = list(config["assumptions"])
         return fest
 

@@ -6,7 +6,6 @@ import dataclasses
 import secrets
 from typing import TYPE_CHECKING
 
-import dp_accounting
 import numpy as np
 import tensorflow as tf
 
@@ -136,6 +135,8 @@ def release_largest(
         origin: `Origin` of the records.
         source: a `NoiseSource`; None for fresh entropy.
     """
+    import dp_accounting  # takes a second to load: training needs it when ε is asked for
+
     source = NoiseSource() if source is None else source
     kept = {n: min(count("k", _of(k, n)), size) for n, size in vocabulary_sizes.items()}
     if mechanism == "laplace":

@@ -3,7 +3,7 @@
 import keras
 
 from tfdp._compat.keras import all_layers
-from tfdp.accounting.mechanisms import Notes
+from tfdp.accounting.notes import Notes
 from tfdp.accounting.participant import assumptions_of
 from tfdp.training import own_steps
 

@@ -1,8 +1,8 @@
 """A model whose weights hold the history of what was charged for them."""
 
+from tfdp import accounting
 from tfdp._compat.keras import ModelHooks, all_layers
 from tfdp.accounting import participant
-from tfdp.accounting.history import ChargeHistory
 from tfdp.clipping.recording import trained_variables
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.run_charging import RunCharging
@@ -26,7 +26,7 @@ class ChargedModel(ModelHooks):
     @property
     def charge_history(self):
         """The `ChargeHistory` of these weights, whatever they are compiled with."""
-        return vars(self).setdefault("_charge_history", ChargeHistory())
+        return vars(self).setdefault("_charge_history", accounting.history.ChargeHistory())
 
     @property
     def weight_origin(self):

@@ -7,7 +7,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdp.accounting.mechanisms import NoPrivacy
+from tfdp import accounting
 from tfdp.clipping.recording import input_structure
 from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras, refuse_named_layers
 from tfdp.errors import PrivacyError
@@ -152,7 +152,7 @@ class _StepsWithoutPrivacy:
     def __init__(self, model, history):
         self._model = model
         self._history = history
-        self._run = history.start(NoPrivacy())
+        self._run = history.start(accounting.mechanisms.NoPrivacy())
         self.public = self._steps()
         self._counted = -self.public  # by optimizers that were replaced since
         self._watch_compile(model.compile)

@@ -2,7 +2,7 @@
 
 import functools
 
-from tfdp.accounting.mechanisms import NoPrivacy
+from tfdp import accounting
 from tfdp.errors import PrivacyError
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime import replicas
@@ -74,5 +74,5 @@ def assumption(model):
 def _charging(model):
     if _CHARGING not in vars(model):
         vars(model)[_CHARGING] = RunCharging(model.charge_history)
-        vars(model)[_CHARGING].begin(NoPrivacy())
+        vars(model)[_CHARGING].begin(accounting.mechanisms.NoPrivacy())
     return vars(model)[_CHARGING]

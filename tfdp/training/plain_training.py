@@ -5,8 +5,8 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdp.accounting.adjacency import strongest
-from tfdp.accounting.mechanisms import ForwardNoise, NoPrivacy, Notes, ReleasedData
+from tfdp import accounting
+from tfdp.accounting.notes import Notes
 from tfdp.data.releases import is_release, released_by
 from tfdp.distribution import checks
 from tfdp.errors import PrivacyError
@@ -45,10 +45,10 @@ def mechanism_of_fit(model, x, y, callbacks, kwargs):
         notes |= Notes(assumptions=origin.assumptions)
         if not is_release(x):
             notes |= Notes(assumptions=("what was done to released data used no other data",))
-        return ReleasedData(notes)
+        return accounting.mechanisms.ReleasedData(notes)
     if forward_noise_layers(model):
         return _forward_noise(model, x, y, kwargs, notes)
-    return NoPrivacy(notes)
+    return accounting.mechanisms.NoPrivacy(notes)
 
 
 def change_by_release(model, release, change):
@@ -63,7 +63,9 @@ def change_by_release(model, release, change):
     for entry in release.privacy_releases:
         model.charge_history.charge(entry)
     assumptions = (*model.weight_origin.assumption(), *release.privacy_assumptions)
-    step = model.charge_history.start(ReleasedData(Notes(assumptions=assumptions)))
+    step = model.charge_history.start(
+        accounting.mechanisms.ReleasedData(Notes(assumptions=assumptions))
+    )
     model.charge_history.count(step, 1)
     model.weight_origin.begin()
     try:
@@ -103,7 +105,7 @@ def mechanism_outside_fit(model):
     """What steps cost whose batches nobody knows."""
     layers = forward_noise_layers(model)
     if not layers:
-        return NoPrivacy(caveats.of_model(model))
+        return accounting.mechanisms.NoPrivacy(caveats.of_model(model))
     return _mechanism(model, layers, None, (), (), caveats.of_model(model))
 
 
@@ -161,9 +163,11 @@ def _mechanism(model, layers, sampling, unprotected, bypasses, notes):
                 "run is a test, not a private one.",
             )
         )
-    return ForwardNoise(
+    return accounting.mechanisms.ForwardNoise(
         noise_multiplier=precision**-0.5 if private else 0.0,
-        adjacency=strongest(["zero_out", *(layer.adjacency for layer in layers)]),
+        adjacency=accounting.adjacency.strongest(
+            ["zero_out", *(layer.adjacency for layer in layers)]
+        ),
         sampling=sampling,
         num_examples=sampling.num_examples if sampling else None,
         unit=model.privacy_unit,

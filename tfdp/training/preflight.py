@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdp._compat.keras import all_layers
 from tfdp._validate import is_number
 from tfdp.accounting import Sampling
-from tfdp.accounting.mechanisms import Notes
+from tfdp.accounting.notes import Notes
 from tfdp.accounting.sampling import PERSON
 from tfdp.clipping.recording import trained_variables
 from tfdp.data import provenance, sampling_of

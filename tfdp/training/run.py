@@ -5,7 +5,8 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting.mechanisms import ForwardNoise, Notes
+from tfdp import accounting
+from tfdp.accounting.notes import Notes
 from tfdp.clipping.recording import trained_variables
 from tfdp.data import drawn_batches, provenance
 from tfdp.distribution import checks, host_selection
@@ -143,7 +144,7 @@ def _begin_plain_run(model, x, y, callbacks, kwargs):
     model.weight_origin.begin()
     x = checks.padded(x, model.distribute_strategy.num_replicas_in_sync)
     build_ahead(model, x, y)
-    if isinstance(mechanism, ForwardNoise):
+    if isinstance(mechanism, accounting.mechanisms.ForwardNoise):
         vars(model)[_RUN].trained = _ids(trained_variables(model))
         callbacks = with_callbacks(callbacks, whole_passes(mechanism.sampling))
     return x, callbacks

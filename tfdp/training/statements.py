@@ -1,7 +1,7 @@
 """The privacy statement of a model, from its ledger and from what trained it."""
 
 from tfdp import accounting
-from tfdp.accounting.mechanisms import Notes
+from tfdp.accounting.notes import Notes
 from tfdp.optimizers import DPOptimizer
 from tfdp.training import caveats
 
