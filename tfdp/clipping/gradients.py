@@ -115,7 +115,11 @@ class _PerExample(Gradient):
     def sum_of(self, parts, factors):
         (values,) = parts
         flat = tf.reshape(values, [-1, _size(self.variable.shape)])
-        return tf.reshape(tf.linalg.matvec(flat, factors, transpose_a=True), self.variable.shape)
+        if is_compiling():  # XLA for CPUs reads such a product's matrix column by column
+            total = tf.reduce_sum(flat * factors[:, tf.newaxis], axis=0)
+        else:
+            total = tf.linalg.matvec(flat, factors, transpose_a=True)
+        return tf.reshape(total, self.variable.shape)
 
 
 class _Outer(Gradient):

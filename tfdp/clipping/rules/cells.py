@@ -16,6 +16,15 @@ from tfdp.clipping.rules.gate_kernels import ConvKernel, DenseKernel
 
 CELLS = {}
 
+# Activations of which each output depends on one input.
+_ELEMENTWISE = frozenset(
+    getattr(keras.activations, name)
+    for name in (
+        "elu", "exponential", "gelu", "hard_sigmoid", "hard_silu", "leaky_relu", "linear",
+        "mish", "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softsign", "tanh",
+    )
+)  # fmt: skip
+
 
 def describes(cell_class):
     """Decorator: makes a class the description of a Keras cell."""
@@ -65,6 +74,12 @@ class Cell:
         """Whether a cell computes what is described here, with all masks that it draws."""
         return True
 
+    @property
+    def is_elementwise(self):
+        """Whether an entry of new states needs that entry of states and gates alone."""
+        functions = [self.cell.activation, getattr(self.cell, "recurrent_activation", None)]
+        return all(f is None or f in _ELEMENTWISE for f in functions)
+
     def weights(self):
         """What the loop reads."""
         return [tf.convert_to_tensor(self.cell.recurrent_kernel.value)]
@@ -82,8 +97,8 @@ class Cell:
         return self.recurrent_kernel(h, weights[0], self.recurrent_masks)
 
     def update(self, z, m, states, weights):
-        """The new states."""
-        return [self.cell.activation(z + m)]
+        """The new states, from lists of the gates' parts."""
+        return [self.cell.activation(z[0] + m[0])]
 
     def contributions(self, inputs, z, m, before, s):
         """Pairs of variable and contribution.
@@ -126,7 +141,7 @@ class LSTM(_Gated):
 
     def update(self, z, m, states, weights):
         cell = self.cell
-        i, f, g, o = tf.split(z + m, 4, axis=-1)
+        i, f, g, o = (of_input + of_state for of_input, of_state in zip(z, m, strict=True))
         c = cell.recurrent_activation(f) * states[1]
         c += cell.recurrent_activation(i) * cell.activation(g)
         return [cell.recurrent_activation(o) * cell.activation(c), c]
@@ -156,6 +171,10 @@ class GRU(_Gated):
 
     gates = 3
 
+    @property
+    def is_elementwise(self):
+        return self.cell.reset_after and super().is_elementwise
+
     def weights(self):
         after = self.cell.reset_after and self.cell.bias is not None
         return super().weights() + ([tf.convert_to_tensor(self.cell.bias[1])] if after else [])
@@ -172,14 +191,13 @@ class GRU(_Gated):
 
     def update(self, z, m, states, weights):
         cell, (h,) = self.cell, states
-        z_u, z_r, z_c = tf.split(z, 3, axis=-1)
+        (z_u, z_r, z_c), (m_u, m_r, *m_c) = z, m
+        reset = cell.recurrent_activation(z_r + m_r)
         if cell.reset_after:
-            m_u, m_r, m_c = tf.split(m, 3, axis=-1)
-            inner = cell.recurrent_activation(z_r + m_r) * m_c
+            inner = reset * m_c[0]
         else:
-            m_u, m_r = tf.split(m, 2, axis=-1)
             kernel, masks = self._last(weights[0])
-            inner = DenseKernel(1)(cell.recurrent_activation(z_r + m_r) * h, kernel, masks)
+            inner = DenseKernel(1)(reset * h, kernel, masks)
         u = cell.recurrent_activation(z_u + m_u)
         return [u * h + (1 - u) * cell.activation(z_c + inner)]
 
