@@ -26,6 +26,7 @@ def grams(x, ids):
 @pytest.mark.parametrize(("where", "together"), [("CPU", 1), ("TPU", 2), ("TPU", B), ("GPU", 0)])
 def test_grams_and_values_at_ids_are_those_of_each_example(looks_up, where, together, monkeypatch):
     monkeypatch.setattr(products, "_APART_UNDER_XLA", T * P)
+    monkeypatch.setattr(products, "_TOGETHER_ON_CPU", (P, T * P - 1))
     if together:
         monkeypatch.setitem(products._TOGETHER_UNDER_XLA, where, together)
     generator = np.random.default_rng(looks_up)

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import logits_of
-from tfdp.runtime.xla import is_compiling
+from tfdp.runtime.xla import is_compiling, platform
 
 _MANY_CLASSES = 256
 
@@ -62,19 +62,41 @@ def _fused(logits, labels, counts, spoil):
     def values(logits):
         at_label = tf.equal(tf.range(logits.shape[-1], dtype=labels.dtype), labels[..., None])
         top = tf.reduce_max(logits, axis=-1, keepdims=True)
-        log_sum = tf.math.log(tf.reduce_sum(tf.exp(logits - top), axis=-1, keepdims=True))
-        # A select, not a product: other logits may be −inf.
-        label_logit = tf.reduce_sum(tf.where(at_label, logits - top, 0.0), axis=-1)
+        total = _sum(tf.exp(logits - top))
+        log_sum = tf.math.log(total)
+        if platform() == "CPU":
+            label_logit = tf.gather(logits, labels, axis=-1, batch_dims=len(labels.shape))
+            label_logit -= top[..., 0]
+        else:  # a select, not a product: other logits may be −inf
+            label_logit = tf.reduce_sum(tf.where(at_label, logits - top, 0.0), axis=-1)
 
         def gradient(upstream):
+            weight, counted = upstream + spoil, counts[..., None]
             # −(top − logits), or XLA would keep logits − top from the loss until here.
-            p = tf.exp(-((top - logits) + log_sum))
-            z = (upstream + spoil)[..., None] * tf.where(at_label, p - 1.0, p)
-            return tf.where(counts[..., None], z, 0.0)
+            if platform() == "CPU":
+                # A quotient in the end: XLA would compute all else for each product that reads it.
+                p = tf.exp(-(top - logits))
+                p = tf.where(at_label, p - total[..., None], p)
+                per_weight = tf.where(counted, (total / weight)[..., None], 1.0)
+                return tf.where(counted, p, 0.0) / per_weight
+            p = tf.exp(-((top - logits) + log_sum[..., None]))
+            z = weight[..., None] * tf.where(at_label, p - 1.0, p)
+            return tf.where(counted, z, 0.0)
 
-        return log_sum[..., 0] - label_logit + spoil, gradient
+        return log_sum - label_logit + spoil, gradient
 
     return values(logits)
+
+
+def _sum(powers):
+    """(...) sums over the last axis."""
+    if platform() != "CPU":
+        return tf.reduce_sum(powers, axis=-1)
+    # XLA for CPUs writes all powers to memory before it sums them up; not before a product.
+    rows = tf.reshape(powers, [-1, powers.shape[-1]])
+    return tf.reshape(
+        tf.linalg.matvec(rows, tf.ones(rows.shape[1:], rows.dtype)), tf.shape(powers)[:-1]
+    )
 
 
 def _in_passes(logits, labels, counts, spoil, all_count):

@@ -19,7 +19,7 @@ from tfdp.clipping.products import (
     sum_of_squares,
     sum_of_squares_of_rows,
 )
-from tfdp.runtime.xla import is_compiling
+from tfdp.runtime.xla import is_compiling, platform
 
 # From so many look-ups of an example on, comparing all pairs of them takes longer than hashing.
 _MANY_IDS = 100
@@ -71,7 +71,10 @@ class Gradient:
     Attributes:
         variable: the variable.
         parts: tuple of tensors (B, ...) of which the gradients are made, example by example.
+        is_product: whether `sum_of` multiplies the parts with each other.
     """
+
+    is_product = False
 
     def squared_norm(self):
         """(B,) float64 squared norms and (B,) bounds of their rounding error."""
@@ -94,10 +97,24 @@ def clipped_sums_of(gradients, factors, finite):
         factors: list of (B,) factors, one for each gradient.
         finite: (B,) bool.
     """
-    parts = iter(only_finite(finite, *(part for g in gradients for part in g.parts)))
-    return [
-        g.sum_of([next(parts) for _ in g.parts], f) for g, f in zip(gradients, factors, strict=True)
-    ]
+    pairs = list(zip(gradients, factors, strict=True))
+    if not is_compiling() or platform() != "CPU":
+        return _sums(pairs, finite)
+    # What goes into a product is selected in memory of its own: in a branch that hardly ever runs.
+    products = [pair for pair in pairs if pair[0].is_product]
+    in_branch = products and tf.cond(
+        tf.reduce_all(finite), lambda: _sums(products, None), lambda: _sums(products, finite)
+    )
+    others = _sums([pair for pair in pairs if not pair[0].is_product], finite)
+    in_branch, others = iter(in_branch), iter(others)
+    return [next(in_branch if g.is_product else others) for g in gradients]
+
+
+def _sums(pairs, finite):
+    """Clipped sums of (gradient, factors); with `finite` None, all examples are known to be."""
+    parts = [part for gradient, _ in pairs for part in gradient.parts]
+    parts = iter(parts if finite is None else only_finite(finite, *parts))
+    return [g.sum_of([next(parts) for _ in g.parts], factors) for g, factors in pairs]
 
 
 class _PerExample(Gradient):
@@ -124,6 +141,8 @@ class _PerExample(Gradient):
 
 class _Outer(Gradient):
     """Sums of outer products, kept as their factors."""
+
+    is_product = True
 
     def __init__(self, variable, contributions):
         self.variable = variable
@@ -225,6 +244,8 @@ class _Tied(Gradient):
     for each example. Where sequences are longer than the table is wide, the head's own matrix is
     formed for one example at a time instead, which is less work than the grams.
     """
+
+    is_product = True
 
     def __init__(self, rows, outer):
         self.variable = rows.variable
