@@ -67,6 +67,7 @@ CASES = {
     "lstm, own functions": of(
         LSTM, U, activation=lambda x: tf.sin(x), recurrent_activation="hard_sigmoid"
     ),
+    "lstm, gates that share": of(LSTM, U, activation="softmax", masked=True),
     "gru, all options": of(GRU, U, states=[U], **BACK, **BOTH),
     "gru, no bias": of(GRU, U, use_bias=False, dropout=0.4),
     "gru, reset before": of(GRU, U, reset_after=False, masked=True, states=[U], **BOTH),

@@ -278,8 +278,11 @@ def model_and_data(name):
     return keras.Sequential([keras.Input(shape), *body]), x
 
 
-@pytest.mark.parametrize("name", ["tied", "gru", "conv"])
-def test_examples_that_are_not_finite_contribute_zero(brute_force, name):
+@pytest.mark.parametrize(
+    ("name", "jit_compile"),
+    [("tied", False), ("gru", False), ("conv", False), ("tied", True), ("conv", True)],
+)
+def test_examples_that_are_not_finite_contribute_zero(brute_force, name, jit_compile):
     model, x = model_and_data(name)
     # Example 1 has an infinite loss, example 3 a NaN loss; the others are as if alone.
     factor = np.array([1.0, np.inf, 2.0, np.nan, 0.5], np.float32)
@@ -290,7 +293,7 @@ def test_examples_that_are_not_finite_contribute_zero(brute_force, name):
 
     check = brute_force(lambda: model, x, losses, float64=False)
     clippings = ("flat", "normalized", "automatic", "per_layer")
-    _, found = check.private(0.3, *clippings)
+    _, found = check.private(0.3, *clippings, jit_compile=jit_compile)
     example_mask = [True, False, True, False, True]
     _, without = check.private(0.3, *clippings, example_mask=example_mask)
     for (sums, factors), (others, _) in zip(found, without, strict=True):
