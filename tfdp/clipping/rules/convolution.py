@@ -5,9 +5,10 @@ import math
 import keras
 import tensorflow as tf
 
+from tfdp.clipping import cost
 from tfdp.clipping.contributions import Layout, OuterProduct, PerExampleGradients, flatten_time
 from tfdp.clipping.cost import LARGEST_PER_EXAMPLE
-from tfdp.clipping.patches import patches, shifted
+from tfdp.clipping.patches import LARGEST_SLICED, patches, shifted
 from tfdp.clipping.registry import register_rule
 from tfdp.clipping.rules.dense import KernelAndBias
 
@@ -22,6 +23,14 @@ def _layout(layer):
     return Layout(tuple(range(spatial + 1)), (spatial + 1,))
 
 
+def _is_formed(layer, right):
+    """Whether norms come from the kernel's own gradient of each example."""
+    *size, channels, filters = layer.kernel.shape
+    rows = math.prod(size) * channels
+    formed = cost.strategy(right.shape[1], rows, filters) == "per_example"
+    return formed and math.prod(size) <= LARGEST_SLICED
+
+
 class _Convolution(KernelAndBias):
     def accepts(self, layer, args, kwargs):
         return layer.data_format == "channels_last"
@@ -30,10 +39,16 @@ class _Convolution(KernelAndBias):
 @register_rule(keras.layers.Conv1D, keras.layers.Conv2D)
 class ConvolutionRule(_Convolution):
     def kernel_contribution(self, layer, inputs, s):
+        right = flatten_time(s, 1)
+        if layer.groups == 1 and _is_formed(layer, right):
+            # Place by place of the kernel: patches would be as many times as large as the inputs.
+            places = shifted(inputs, *_geometry(layer))
+            parts = [tf.matmul(flatten_time(x, 1), right, transpose_a=True) for x in places]
+            return PerExampleGradients(tf.reshape(tf.stack(parts, 1), [-1, *layer.kernel.shape]))
         left = flatten_time(patches(inputs, *_geometry(layer)), 1)
         if layer.groups > 1:
             return _of_groups(layer, left, s)
-        return OuterProduct(left, flatten_time(s, 1), _layout(layer))
+        return OuterProduct(left, right, _layout(layer))
 
 
 @register_rule(keras.layers.Conv3D)
