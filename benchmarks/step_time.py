@@ -20,6 +20,8 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 VOCABULARY, WIDTH, BATCH = 3417, 64, 64
+# Of memory: a tied head over a large vocabulary, where the logits are most of it.
+LARGE, ENOUGH, GRAIN = {"tied": True, "length": 50, "vocabulary": 23_715}, 8 << 30, 16
 
 
 def transformer(length, tied, vocabulary=VOCABULARY, width=WIDTH):
@@ -91,11 +93,25 @@ def measure(length, tied, jit, policy, repeats):
     }  # fmt: skip
 
 
-def peak_memory(which, tied, length, batch, vocabulary):
+def largest_batch(which):
+    """The largest batch, a multiple of `GRAIN`, whose steps stay within `ENOUGH` bytes."""
+    fits, fails = 0, 32
+    while peak_memory(which, GRAIN * fails) <= ENOUGH:
+        fits, fails = fails, 2 * fails
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if peak_memory(which, GRAIN * middle) <= ENOUGH:
+            fits = middle
+        else:
+            fails = middle
+    return GRAIN * fits
+
+
+def peak_memory(which, batch):
     """Peak resident bytes of a process that runs two steps."""
     code = (
         "import sys; sys.path.insert(0, 'benchmarks'); import step_time\n"
-        f"step = step_time.steps({length}, {tied}, False, {batch}, {vocabulary}, ['{which}'])\n"
+        f"step = step_time.steps(jit=False, batch={batch}, which=['{which}'], **step_time.LARGE)\n"
         f"step['{which}'](); step['{which}']()\n"
         "print(step_time.peak_of_this_process())"
     )
@@ -121,6 +137,7 @@ def main():
     parser.add_argument("--jit", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--policies", nargs="+", default=["float32"], help="dtype policies")
     parser.add_argument("--memory", action="store_true", help="peak memory at B 512, V 23,715")
+    parser.add_argument("--largest-batch", action="store_true", help="in 8 GiB, V 23,715")
     parser.add_argument("--out")
     args = parser.parse_args()
     import keras
@@ -139,9 +156,13 @@ def main():
               f"  ratio {row['ratio']:.2f} (pairs {row['ratio_of_pairs']:.2f},"
               f" fastest {row['ratio_of_fastest']:.2f})", flush=True)  # fmt: skip
     if args.memory:
-        peaks = {w: peak_memory(w, True, 50, 512, 23_715) for w in ("plain", "private")}
+        peaks = {w: peak_memory(w, 512) for w in ("plain", "private")}
         result["peak_bytes"] = {**peaks, "ratio": peaks["private"] / peaks["plain"]}
         print(f"peak memory, B 512, vocabulary 23,715, T 50, tied: {result['peak_bytes']}")
+    if args.largest_batch:
+        largest = {w: largest_batch(w) for w in ("plain", "private")}
+        result["largest_batch"] = {**largest, "ratio": largest["private"] / largest["plain"]}
+        print(f"largest batch of it in 8 GiB: {result['largest_batch']}")
     if args.out:
         with open(args.out, "w") as file:
             json.dump(result, file, indent=1)

@@ -47,7 +47,14 @@ def step_time():
         cells = [f"{s[key]:.2f}" for s in pair for key in ("ratio", "ratio_of_fastest")]
         head = "tied to the look-up" if tied else "separate"
         lines.append(row(length, head, policy.replace("_", " "), *cells))
-    peak = found["peak_bytes"]
+    peak, largest = found["peak_bytes"], found.get("largest_batch")
+    most = []
+    if largest:
+        most = [
+            f"Largest batch of it whose steps stay within 8 GiB: {largest['private']}, of the "
+            f"plain step {largest['plain']} ({largest['ratio']:.2f}).",
+            "",
+        ]
     return [
         *lines,
         "",
@@ -55,6 +62,7 @@ def step_time():
         f"times the plain step's ({peak['private'] / 2**30:.2f} GiB). Measured with TensorFlow "
         f"{found['tensorflow']} and Keras {found['keras']}.",
         "",
+        *most,
     ]
 
 
@@ -130,7 +138,8 @@ def start_and_noise():
         "",
         f"The noise of a budget is found in {slowest['seconds']:.2f} s at most, over "
         f"{len(found['budgets'])} settings (ε from 0.5 to 8, 10 to 20,000 steps). `import tfdp` "
-        f"takes {1e3 * imports['tfdp']:.0f} ms; the first use of an optimizer loads dp-accounting "
-        f"and SciPy, {imports['with the optimizer']:.1f} s.",
+        f"takes {1e3 * imports['tfdp']:.0f} ms, the first use of an optimizer and of batches "
+        f"{imports['with the optimizer']:.2f} s, and the first charge, which loads dp-accounting "
+        f"and SciPy, {imports['with a charge'] - imports['with the optimizer']:.2f} s.",
         "",
     ]
