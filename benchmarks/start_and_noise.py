@@ -27,7 +27,7 @@ import time, tensorflow, keras
 start = time.perf_counter()
 import tfdp
 bare = time.perf_counter() - start
-tfdp.optimizers.DPOptimizer, tfdp.make_private, tfdp.data.poisson_batches, tfdp.serving
+tfdp.optimizers.DPOptimizer, tfdp.make_private, tfdp.data.poisson_batches
 used = time.perf_counter() - start
 tfdp.accounting.Ledger
 print(bare, used, time.perf_counter() - start)
