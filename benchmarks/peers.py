@@ -8,6 +8,7 @@ Prints a table and writes JSON.
 """
 
 import argparse
+import contextlib
 import datetime
 import itertools
 import json
@@ -93,7 +94,8 @@ class Worker:
         return self._answer()
 
     def close(self):
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it may have ended by itself
+            self.process.stdin.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:  # threads of a library that outlive its work

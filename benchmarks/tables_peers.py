@@ -67,8 +67,10 @@ def steps():
         mark = "\\*" if "note" in cell else ""
         best = any(cell is other for other in fastest)
         plain = cells[cell["architecture"], cell["library"], cell["baseline"]]
-        ratio = cell["fastest_seconds"] / plain["fastest_seconds"]
-        return f"{f'**{time}**' if best else time}{mark} · {ratio:.2f}"
+        time = f"**{time}**" if best else time
+        if "error" in plain:
+            return f"{time}{mark}"
+        return f"{time}{mark} · {cell['fastest_seconds'] / plain['fastest_seconds']:.2f}"
 
     for library, method in dict.fromkeys(key[1:] for key in cells):
         noted |= any("note" in r for key, r in cells.items() if key[1:] == (library, method))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 
@@ -14,6 +15,21 @@ _REGISTRY = {
     for name, cls in inspect.getmembers(dp_accounting.dp_event, inspect.isclass)
     if issubclass(cls, dp_accounting.DpEvent) and cls is not dp_accounting.DpEvent
 }
+# tfdp's own event classes, and the modules that register them: a ledger may name any of them in a
+# process that has imported none.
+_HOMES = {
+    "PoissonSampledConcentratedDpEvent": "tfdp.accounting.concentrated",
+    "RandomAllocationGaussianDpEvent": "tfdp.accounting.random_allocation",
+    "VisiblySampledGaussianDpEvent": "tfdp.accounting.visible_sampling",
+    "WishartDpEvent": "tfdp.accounting.wishart",
+}
+
+
+def _class_of(name):
+    """The event class of a name; None if there is none."""
+    if name in _HOMES and name not in _REGISTRY:
+        importlib.import_module(_HOMES[name])
+    return _REGISTRY.get(name)
 
 
 def register_event(cls: type) -> type:
@@ -44,7 +60,7 @@ def register_event(cls: type) -> type:
             "Argument `cls` must be decorated with attr.s(frozen=True, auto_attribs=True) before "
             f"it is registered. Received: cls={cls!r}"
         )
-    known = _REGISTRY.get(cls.__name__)
+    known = _class_of(cls.__name__)
     if known is not None and (known.__module__, known.__qualname__) != (
         cls.__module__,
         cls.__qualname__,
@@ -93,13 +109,14 @@ def event_from_dict(encoded):
         ValueError: if the class is unknown here.
     """
     name = encoded.get("class_name")
-    if name not in _REGISTRY:
+    cls = _class_of(name)
+    if cls is None:
         raise ValueError(
             "Argument `encoded` must name a registered event class; import the module that "
             "defines it, or install a dp_accounting that has it. "
             f"Received: encoded={encoded!r}"
         )
-    return _REGISTRY[name](**{k: _decode(v) for k, v in encoded.items() if k != "class_name"})
+    return cls(**{k: _decode(v) for k, v in encoded.items() if k != "class_name"})
 
 
 def _encode(value):
