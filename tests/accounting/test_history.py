@@ -151,6 +151,22 @@ def test_what_is_charged_beside_a_run_is_everything_but_its_steps():
     assert seen[0] < seen[1] < seen[2]
 
 
+def test_what_is_charged_beside_a_run_asks_every_counter_but_its_own():
+    class Counter:
+        def __init__(self, history):
+            self.history, self.run, self.flushed = history, history.start(_training()), 0
+            history.attach(self)
+
+        def flush(self):
+            self.flushed += 1
+            self.history.count(self.run, 5)
+
+    history = ChargeHistory()
+    own, other = Counter(history), Counter(history)
+    assert history.charges_beside(own.run) == 5
+    assert (own.flushed, other.flushed) == (0, 1)
+
+
 def test_looking_ahead_goes_on_with_the_pass_of_the_run():
     history = ChargeHistory()
     run = history.start(_training(_SHUFFLED))

@@ -6,7 +6,9 @@ import pytest
 from scipy import stats
 
 import tfdp
+from tfdp.data import batches as sampled_batches
 from tfdp.data.poisson import draw_poisson
+from tfdp.data.records import Records
 
 FALSE_ALARM = 1e-6
 
@@ -160,6 +162,39 @@ def test_a_seed_repeats_the_whole_run_for_tests():
     first, second = (tfdp.data.poisson_batches(numbered(200), 50, seed=3) for _ in range(2))
     for _ in range(2):
         np.testing.assert_array_equal(draws(first), draws(second))
+
+
+@pytest.mark.parametrize("steps", [1, 15, 16, 33])
+@pytest.mark.parametrize("persons", [False, True])
+def test_batches_that_are_made_together_are_those_that_are_made_one_by_one(
+    monkeypatch, steps, persons
+):
+    x, y = numbered(200)
+    ids = {"privacy_ids": x // 3, "max_records_per_unit": 2} if persons else {}
+
+    def two_passes(x):
+        sampled = tfdp.data.poisson_batches((x, y), 20, None, steps, seed=3, **ids)
+        assert sampled.cardinality() == steps
+        passes = [[tuple(map(np.array, batch)) for batch in sampled] for _ in range(2)]
+        assert [len(found) for found in passes] == [steps, steps]
+        return passes[0] + passes[1]
+
+    together = two_passes(x)
+    words = two_passes(np.char.mod("%d", x).astype(object))  # of no known size: one by one
+    monkeypatch.setattr(sampled_batches, "_AT_ONCE", 1)
+    for batch, worded, alone in zip(together, words, two_passes(x), strict=True):
+        for one, other in zip(batch, alone, strict=True):
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(worded[2], alone[2])
+        assert [int(word or 0) for word in worded[0]] == alone[0].tolist()
+
+
+def test_no_more_is_made_ahead_than_fits():
+    rows = np.zeros((40, 1 << 16), np.float32)
+    records = Records((rows, np.zeros(40, np.int32)))
+    row = 4 * (1 << 16) + 4 + 4
+    assert records.batches_in_bytes(10 * row, 3) == 3
+    assert records.batches_in_bytes(row, 3) == 0
 
 
 def test_processes_draw_differently_even_after_the_same_global_seeds():

@@ -190,12 +190,32 @@ def test_a_release_of_a_size_that_only_the_step_knows(compiled):
     run = source.release_any
     if compiled:
         run = tf.function(run, autograph=False, reduce_retracing=True)
-    for count in (0, 1, 16_384, 40_000):
+    seen = []
+    # The last place of a small draw and the first past it, of a block and past it, of many.
+    for count in (0, 1, 2_048, 2_048, 2_049, 16_383, 16_384, 40_000):
         values = tf.range(count, dtype=tf.float32) / 256.0
-        found = run(values, Grid(3.0, 1.0, 40_000)).numpy() - values.numpy()
+        found = run(values, Grid(3.0, 1.0, 40_000), tf.float64).numpy() - values.numpy()
         assert len(found) == count
+        assert np.abs(found).max(initial=0.0) < 3.0 * 7  # each place has its own value
+        seen.append(found)
+    noise = np.concatenate(seen)
     # False alarm: 5 standard deviations of the estimate.
-    assert abs(found.std() / 3.0 - 1) < 5 / np.sqrt(2 * 40_000) and len(set(found)) > 39_000
+    assert abs(noise.std() / 3.0 - 1) < 5 / np.sqrt(2 * len(noise))
+    assert len(set(noise)) > 0.999 * len(noise)
+    assert len(set(seen[2]) & set(seen[3])) <= 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_normal_values_whose_number_only_the_step_knows(compiled):
+    source = NoiseSource(1)
+    run = source.normal_any
+    if compiled:
+        run = tf.function(run, autograph=False)
+    seen = [run(tf.constant(n)).numpy() for n in (0, 1, 2_048, 2_048, 2_049, 16_384, 40_000)]
+    assert [len(one) for one in seen] == [0, 1, 2_048, 2_048, 2_049, 16_384, 40_000]
+    values = np.concatenate(seen)
+    assert values.dtype == np.float64 and len(np.unique(np.abs(values))) == len(values)
+    assert stats.kstest(values, "norm").pvalue > 1e-8
 
 
 def test_rounding_of_float32_sums_is_within_what_is_charged():

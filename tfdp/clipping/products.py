@@ -26,6 +26,8 @@ _RAISED, _SHORTEST = 1.8e-3, 256
 _APART_UNDER_XLA = 1 << 16
 _TOGETHER_ON_CPU = 1 << 12, 3 << 16
 _TOGETHER_UNDER_XLA = {"CPU": 1, "TPU": 128}
+# So many numbers are squared by themselves: one pass is no shorter then, and waits for its threads.
+_FEW = 1 << 17
 # Squares below this are flushed to zero.
 UNDERFLOW = 1.2e-38
 
@@ -37,7 +39,7 @@ def sum_of_squares(x):
     rows = tf.reshape(x, [-1, width])
     if width == 1:
         partial = tf.square(tf.cast(rows[:, 0], tf.float64))
-    elif is_compiling():
+    elif is_compiling() or x.shape.num_elements() <= _FEW:
         partial = tf.cast(tf.linalg.matvec(rows * rows, tf.ones([width])), tf.float64)
     else:  # one pass over x, which needs no memory for its squares
         norms = tf.math.reduce_euclidean_norm(rows, axis=1)

@@ -91,6 +91,10 @@ class SourceRecords:
         specs = [tf.TensorSpec((capacity, *s), tf.as_dtype(d)) for s, d in self._specs]
         return tf.nest.pack_sequence_as(self._structure, specs)
 
+    def batches_in_bytes(self, size, capacity):
+        """0, as `Records.batches_in_bytes`: a step need not wait until other batches are read."""
+        return 0
+
     def batch(self, chosen, capacity, places=None):
         """The records of indices `chosen`, and rows of zeros with weight 0; as `Records.batch`."""
         chosen = np.asarray(chosen)

@@ -2,8 +2,6 @@
 
 import tensorflow as tf
 
-from tfdp.noise.gaussian import standard_normal_from_bits
-
 _PHILOX = 1  # tf.random.Algorithm.PHILOX
 _RANGE = 2**63 - 1
 
@@ -27,7 +25,7 @@ def random_bits(source, count):
 
 def standard_normal(source, count):
     """(count,) float64 standard normal values with true tails."""
-    return standard_normal_from_bits(random_bits(source, count))
+    return source.normal_any(tf.cast(count, tf.int32))
 
 
 def standard_exponential(source, count):

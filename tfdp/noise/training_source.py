@@ -21,7 +21,8 @@ _LARGEST_DRAW = 1 << 22
 # Tensors that begin at such a place share the memory of the draw: TensorFlow aligns to 64 bytes.
 _LINE = 16
 _ADVANCING = threading.Lock()
-_SMALL_DRAW = 1 << 14  # compiled once, for draws whose number is not known beforehand
+# Compiled once, for draws whose number is not known beforehand.
+_FEW, _SMALL_DRAW = 1 << 11, 1 << 14
 # XLA compiles Philox for a TPU in 3 s for this many values, and in minutes for 20 times as many.
 _PART_OF_A_COMPILED_DRAW = 1 << 13
 
@@ -120,15 +121,41 @@ class NoiseSource:
 
     def release_any(self, values, grid, dtype=tf.float32):
         """As `release`, of one tensor (n,) of any size, without compiling for that size."""
-        number = tf.size(values) // _SMALL_DRAW + 1
-        padded = tf.pad(values, [[0, number * _SMALL_DRAW - tf.size(values)]])
-        blocks = self._blocks(
-            number,
-            _SMALL_DRAW,
-            lambda start, size: self._release(tf.slice(padded, [start], [size]), grid, dtype=dtype),
-            dtype,
-        )
-        return blocks.concat()[: tf.size(values)]
+
+        def block(start, size):
+            part = values[start : start + size]
+            part = tf.ensure_shape(tf.pad(part, [[0, size - tf.size(part)]]), [size])
+            return self._release(part, grid, dtype=dtype)
+
+        return self._of_any_size(tf.size(values), block, dtype)
+
+    def normal_any(self, count):
+        """(count,) float64 standard normal values, without compiling for that number.
+
+        Args:
+            count: scalar int32 tensor.
+        """
+
+        def block(_, size):
+            return self.normal((size,), 1.0, tf.float64)
+
+        return self._of_any_size(count, block, tf.float64)
+
+    def _of_any_size(self, count, block, dtype):
+        """(count,) values, drawn in blocks of one of two static sizes.
+
+        Args:
+            count: scalar int32 tensor.
+            block: function of the first place and a number of places, which gives the values of
+                these places, and anything for places past `count`.
+            dtype: of the values.
+        """
+
+        def many():
+            number = count // _SMALL_DRAW + 1
+            return self._blocks(number, _SMALL_DRAW, block, dtype).concat()
+
+        return tf.cond(count <= _FEW, lambda: block(0, _FEW), many)[:count]
 
     def _release(self, values, grid, quantile=normal_of_tail, dtype=tf.float32):
         """(n,) values of a static size."""

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tfdp.noise import draws
 
 
-@dataclasses.dataclass(frozen=True)
 class Survivors:
-    """What a step releases about its rows: private, and all that may be shown of them.
+    """What a step may release about its rows: private, and all that may be shown of them.
+
+    Args:
+        rows: (S,) int64, the surviving rows, sorted.
+        contributions: function that gives the attribute of this name, when it is first read: to
+            train the rows nobody needs it.
 
     Attributes:
-        rows: (S,) int64, the surviving rows, sorted.
+        rows: as given.
         contributions: (S,) float64, their noisy contributions V, each at least the threshold.
     """
 
-    rows: tf.Tensor
-    contributions: tf.Tensor
+    def __init__(self, rows: tf.Tensor, contributions: Callable[[], tf.Tensor]):
+        self.rows = rows
+        self._contributions = contributions
+
+    @functools.cached_property
+    def contributions(self) -> tf.Tensor:
+        return self._contributions()
 
 
 def activations(rows, example_mask, contribution_norm):
@@ -101,15 +111,13 @@ class ContributionMap:
         tail = 0.5 * tf.math.erfc(threshold / stddev / tf.sqrt(tf.constant(2.0, tf.float64)))
         untouched = self._untouched_survivors(tail, source)
         rows = tf.concat([tf.boolean_mask(self._touched, survives), untouched], 0)
-        contributions = tf.concat(
-            [
-                tf.boolean_mask(noisy, survives),
-                _above(threshold, stddev, tail, tf.size(untouched), source),
-            ],
-            0,
-        )
         order = tf.argsort(rows)
-        return Survivors(tf.gather(rows, order), tf.gather(contributions, order))
+
+        def contributions():
+            above = _above(threshold, stddev, tail, tf.size(untouched), source)
+            return tf.gather(tf.concat([tf.boolean_mask(noisy, survives), above], 0), order)
+
+        return Survivors(tf.gather(rows, order), contributions)
 
     def _untouched_survivors(self, probability, source):
         num_touched = tf.size(self._touched, out_type=tf.int64)

@@ -35,6 +35,7 @@ _BOTH, _FIRST, _SECOND = slice(0, 3), slice(3, 5), slice(5, 7)
 _TOLERANCE = 1e-4
 # Steps of a loop from which on to trace two runs takes less time than to make them eagerly.
 _EAGER_STEPS = 40
+_VALUES_AT_ONCE = 2**22
 #: What the statement lists where the check was not made, or could not see everything.
 NOT_CHECKED = (
     "the examples of a batch do not depend on each other, in the model and in its loss: this was "
@@ -307,15 +308,21 @@ def _warn_of_zero_gradients(model, events):
     Not where a matrix or a factor of the model is zero throughout: behind one that training has yet
     to move (LoRA's second) all gradients are zero at first.
     """
-    weights = [v.numpy() for v in model.trainable_variables if len(v.shape) != 1]
-    if not all(np.any(w) for w in weights):
-        return
     at_probes = [e for e in events if e.what == "gradient" and e.call is not None]
     moved = {id(v) for e in at_probes if np.any(_numbers(e.value)) for v in e.call.variables}
     still = {id(v): v for e in at_probes for v in e.call.variables if id(v) not in moved}
+    if not still or any(_is_zero(v) for v in model.trainable_variables if len(v.shape) != 1):
+        return
     warn_of_still_variables(
         list(still.values()), f"all of the {ROWS} examples that were watched before training"
     )
+
+
+def _is_zero(variable):
+    """Whether all values are zero; part by part: memory may have no room for a table's copy."""
+    values = tf.reshape(variable.value, [-1])
+    parts = range(0, values.shape[0], _VALUES_AT_ONCE)
+    return not any(np.any(_numbers(values[i : i + _VALUES_AT_ONCE])) for i in parts)
 
 
 def _place_of(layer):

@@ -146,13 +146,14 @@ class _StepsWithoutPrivacy:
     """Counts the steps of plain optimizers that the wrapped model is compiled with.
 
     Attributes:
+        run: their run in the history.
         public: steps before the model was made private, which are taken to have used public data.
     """
 
     def __init__(self, model, history):
         self._model = model
         self._history = history
-        self._run = history.start(accounting.mechanisms.NoPrivacy())
+        self.run = history.start(accounting.mechanisms.NoPrivacy())
         self.public = self._steps()
         self._counted = -self.public  # by optimizers that were replaced since
         self._watch_compile(model.compile)
@@ -162,7 +163,7 @@ class _StepsWithoutPrivacy:
         """Writes the steps into the history."""
         steps = self._counted + self._steps()
         if steps > 0:
-            self._history.count(self._run, steps)
+            self._history.count(self.run, steps)
 
     def _steps(self):
         optimizer = getattr(self._model, "optimizer", None)
