@@ -42,6 +42,7 @@ BENCHMARKS = {
 #: The tables of each page, by their marks.
 PAGES = {
     "benchmarks.md": BENCHMARKS,
+    "sparse_embeddings.md": {"what a step costs": tables.sparse_step},
     "data.md": {"files": tables_data.files},
     "persons.md": {
         "persons or records": tables_data.persons_or_records,
