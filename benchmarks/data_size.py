@@ -110,10 +110,11 @@ def step_times(paths, repeats):
     step = tf.function(trained.train_step, autograph=False, reduce_retracing=True)
     iterators = {name: iter(data) for name, data in made.items()}
     seconds = {name: [] for name in made}
-    part = 10
+    part, ahead = 50, 40
     for turn in range(repeats + 1):
         for name, iterator in iterators.items():
-            next(iterator), next(iterator), next(iterator)  # what was made ahead in another's turn
+            for _ in range(ahead):  # more than was made ahead in another's turn
+                next(iterator)
             start = time.perf_counter()
             for _ in range(part):
                 [float(v) for v in step(next(iterator)).values()]

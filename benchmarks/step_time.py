@@ -95,9 +95,8 @@ def measure(length, tied, jit, policy, repeats):
 
 def largest_batch(which):
     """The largest batch, a multiple of `GRAIN`, whose steps stay within `ENOUGH` bytes."""
-    fits, fails = 0, 32
-    while peak_memory(which, GRAIN * fails) <= ENOUGH:
-        fits, fails = fails, 2 * fails
+    # One float32 for each logit is more than that; TensorFlow cannot even address so many.
+    fits, fails = 0, ENOUGH // (4 * LARGE["length"] * LARGE["vocabulary"] * GRAIN) + 1
     while fails - fits > 1:
         middle = (fits + fails) // 2
         if peak_memory(which, GRAIN * middle) <= ENOUGH:

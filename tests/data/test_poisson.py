@@ -3,12 +3,12 @@
 import numpy as np
 import processes
 import pytest
+import tensorflow as tf
 from scipy import stats
 
 import tfdp
 from tfdp.data import batches as sampled_batches
 from tfdp.data.poisson import draw_poisson
-from tfdp.data.records import Records
 
 FALSE_ALARM = 1e-6
 
@@ -190,11 +190,10 @@ def test_batches_that_are_made_together_are_those_that_are_made_one_by_one(
 
 
 def test_no_more_is_made_ahead_than_fits():
-    rows = np.zeros((40, 1 << 16), np.float32)
-    records = Records((rows, np.zeros(40, np.int32)))
-    row = 4 * (1 << 16) + 4 + 4
-    assert records.batches_in_bytes(10 * row, 3) == 3
-    assert records.batches_in_bytes(row, 3) == 0
+    wide = tf.TensorSpec((3, 1 << 16), tf.float32), tf.TensorSpec((3,), tf.float32)
+    assert sampled_batches._batches_of_bytes(wide) == (1 << 21) // (12 * (1 << 16) + 12) == 2
+    strings = *wide, tf.TensorSpec((3,), tf.string)
+    assert sampled_batches._batches_of_bytes(strings) == 0
 
 
 def test_processes_draw_differently_even_after_the_same_global_seeds():

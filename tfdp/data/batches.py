@@ -1,6 +1,7 @@
 """From indices drawn in numpy to a `tf.data.Dataset` of padded, static batches."""
 
 import itertools
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -9,9 +10,10 @@ from tfdp.data.exits import ended_at_exit
 from tfdp.data.padding import guard_padding
 from tfdp.data.provenance import tag
 
-# Batches that go from Python to TensorFlow at once: so many, of so many bytes, at most. Each time
-# takes 0.2 ms, as long as a small step.
-_AT_ONCE, _BYTES_AT_ONCE = 16, 1 << 20
+# What is read and goes from Python to TensorFlow at once: as many batches as take so many seconds,
+# so that no step waits long for batches after its own, of so many bytes at most. One crossing takes
+# 0.4 ms, and a call of a source for many records is shorter than several for a few.
+_AT_ONCE, _SECONDS_AT_ONCE, _BYTES_AT_ONCE = 16, 0.03, 1 << 21
 
 
 def dataset_of_batches(records, sampling, draw_epoch, persons=None, source=None):
@@ -29,37 +31,62 @@ def dataset_of_batches(records, sampling, draw_epoch, persons=None, source=None)
     Returns:
         Tagged `tf.data.Dataset` of `(x, y, sample_weight)` with a known cardinality.
     """
-    capacity = sampling.rows
 
     def one_epoch():
         generator = None if persons is None else source.fresh()
         for chosen in draw_epoch():
-            places = None
-            if persons is not None:
-                chosen, places = persons.rows(generator, chosen)
-            yield records.batch(chosen, capacity, places)
+            if persons is None:
+                yield chosen, np.arange(len(chosen))
+            else:
+                yield persons.rows(generator, chosen)
 
-    dataset = _from_generator(
-        one_epoch, records.signature(capacity), records.batches_in_bytes(_BYTES_AT_ONCE, capacity)
-    )
+    dataset = _batches(records, one_epoch, sampling.rows)
     steps = tf.data.experimental.assert_cardinality(sampling.steps_per_epoch)
     tagged = tag(dataset.apply(steps).prefetch(2), sampling, records.origin)
     return guard_padding(tagged, sampling.rows_per_unit)
 
 
-def _from_generator(one_epoch, signature, at_once):
-    """As `tf.data.Dataset.from_generator`, of which it asks for `at_once` batches, or fewer."""
-    at_once = min(at_once, _AT_ONCE)
-    if at_once <= 1:
-        return tf.data.Dataset.from_generator(ended_at_exit(one_epoch), output_signature=signature)
+def _batches(records, one_epoch, capacity):
+    """The batches of what `one_epoch()` gives: (indices of records, the rows that they take)."""
+    signature = records.signature(capacity)
+    most = min(_AT_ONCE, _batches_of_bytes(signature))
+    if most <= 1:
+
+        def one_by_one():
+            for chosen, places in one_epoch():
+                yield records.batch(chosen, capacity, places)
+
+        return tf.data.Dataset.from_generator(ended_at_exit(one_by_one), output_signature=signature)
 
     def several_at_once():
-        batches = one_epoch()
-        while several := list(itertools.islice(batches, at_once)):
-            yield tf.nest.map_structure(lambda *parts: np.stack(parts), *several)
+        draws, at_once = one_epoch(), 1
+        while several := list(itertools.islice(draws, at_once)):
+            start = time.monotonic()
+            batches = _together(records, several, capacity)
+            seconds = (time.monotonic() - start) / len(several)
+            at_once = int(min(most, max(1.0, _SECONDS_AT_ONCE / max(seconds, 1e-9))))
+            yield batches
 
     signature = tf.nest.map_structure(lambda s: tf.TensorSpec((None, *s.shape), s.dtype), signature)
     several = tf.data.Dataset.from_generator(
         ended_at_exit(several_at_once), output_signature=signature
     )
     return several.unbatch()
+
+
+def _batches_of_bytes(signature):
+    """How many batches have `_BYTES_AT_ONCE`; 0 for strings, whose size nobody knows."""
+    specs = tf.nest.flatten(signature)
+    if any(spec.dtype == tf.string for spec in specs):
+        return 0
+    return _BYTES_AT_ONCE // sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+
+
+def _together(records, several, capacity):
+    """Arrays (number of batches, capacity, ...)."""
+    chosen = np.concatenate([chosen for chosen, _ in several])
+    places = [places + capacity * k for k, (_, places) in enumerate(several)]
+    rows = records.batch(chosen, capacity * len(several), np.concatenate(places))
+    return tf.nest.map_structure(
+        lambda array: array.reshape(len(several), capacity, *array.shape[1:]), rows
+    )

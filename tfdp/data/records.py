@@ -60,13 +60,6 @@ class Records:
             self._arrays,
         )
 
-    def batches_in_bytes(self, size, capacity):
-        """How many batches of `capacity` rows may be made ahead in `size` bytes; 0 for strings."""
-        arrays = tf.nest.flatten(self._arrays)
-        if any(array.dtype.hasobject for array in arrays):
-            return 0
-        return size // (capacity * sum(array[:1].nbytes for array in arrays))
-
     def batch(self, chosen, capacity, places=None):
         """The records of indices `chosen`, and rows of zeros with weight 0.
 

@@ -1,5 +1,6 @@
 """Records that do not fit in memory: any random-access source, of which drawn records are read."""
 
+import operator
 import threading
 
 import numpy as np
@@ -11,6 +12,7 @@ from tfdp.data.provenance import Origin
 from tfdp.data.records import Records, lists_as_tuples
 from tfdp.data.whole_dataset import records_of_dataset
 
+_SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 _BY_ITSELF = "the source and `parse` give of each record what depends on it alone"
 
 
@@ -91,10 +93,6 @@ class SourceRecords:
         specs = [tf.TensorSpec((capacity, *s), tf.as_dtype(d)) for s, d in self._specs]
         return tf.nest.pack_sequence_as(self._structure, specs)
 
-    def batches_in_bytes(self, size, capacity):
-        """0, as `Records.batches_in_bytes`: a step need not wait until other batches are read."""
-        return 0
-
     def batch(self, chosen, capacity, places=None):
         """The records of indices `chosen`, and rows of zeros with weight 0; as `Records.batch`."""
         chosen = np.asarray(chosen)
@@ -107,13 +105,13 @@ class SourceRecords:
         indices = chosen[order].tolist()
         if indices:
             with self._lock:
-                parsed = list(self._parsed(indices))
+                parsed = self._parsed(indices)
             for array, column in zip(arrays, self._columns(parsed, indices), strict=True):
                 array[places[order]] = column
         return tf.nest.pack_sequence_as(self._structure, arrays)
 
     def _parsed(self, indices):
-        """What `parse` makes of the records, one after another."""
+        """What `parse` makes of the records, a list."""
         if self._reads_many:
             found = self._source.__getitems__(indices)
             if len(found) != len(indices):
@@ -123,18 +121,19 @@ class SourceRecords:
                 )
         else:
             found = (self._source[i] for i in indices)
-        for index, record in zip(indices, found, strict=True):
-            parsed = self._parse(record)
-            if not isinstance(parsed, tuple) or len(parsed) not in (2, 3):
-                raise ValueError(
-                    "Argument `parse` must return a tuple (x, y) or (x, y, sample_weight). "
-                    f"Received, for record {index}: {type(parsed).__name__}"
-                )
-            yield parsed
+        parsed = list(map(self._parse, found))
+        if not set(map(type, parsed)) <= {tuple} or not set(map(len, parsed)) <= {2, 3}:
+            for index, one in zip(indices, parsed, strict=True):
+                if not isinstance(one, tuple) or len(one) not in (2, 3):
+                    raise ValueError(
+                        "Argument `parse` must return a tuple (x, y) or (x, y, sample_weight). "
+                        f"Received, for record {index}: {type(one).__name__}"
+                    )
+        return parsed
 
     def _columns(self, parsed, indices):
         """The arrays (m, ...) of m parsed records, which must all be like the first one."""
-        if {len(one) for one in parsed} == {self._length} and not self._is_nested:
+        if set(map(len, parsed)) == {self._length} and not self._is_nested:
             columns = [list(column) for column in zip(*parsed, strict=True)]
         else:
             tf.nest.assert_same_structure(parsed, [self._shape] * len(parsed))
@@ -155,8 +154,8 @@ class SourceRecords:
 
 def _stacked(column, shape, dtype, indices):
     """(m, *shape) of the values of m records."""
-    if not dtype.hasobject and all(isinstance(one, (np.ndarray, np.generic)) for one in column):
-        if {(one.shape, one.dtype) for one in column} == {(shape, dtype)}:
+    if not dtype.hasobject and all(map(_is_numpy, set(map(type, column)))):
+        if set(map(_SHAPE, column)) == {shape} and set(map(_DTYPE, column)) == {dtype}:
             # `np.stack` makes a view of each value first, which takes most of its time.
             joined = np.concatenate(column) if shape else np.array(column)
             return joined.reshape(len(column), *shape)
@@ -169,6 +168,10 @@ def _stacked(column, shape, dtype, indices):
                 f"{one.shape}, {one.dtype}"
             )
     return np.stack(column)
+
+
+def _is_numpy(kind):
+    return issubclass(kind, (np.ndarray, np.generic))
 
 
 def _strings_as_objects(array):
