@@ -107,5 +107,9 @@ def test_sums_of_squares_are_off_by_less_than_their_bound(count, jit):
     allowed = exact * products.POSITIVE + count * products.UNDERFLOW
     off = np.abs(found(tf.constant(x)).numpy() - exact)
     assert np.all(off <= allowed)
+    of_any_batch = tf.function(
+        found.python_function, [tf.TensorSpec([None, count])], autograph=False, jit_compile=jit
+    )
+    assert np.all(np.abs(of_any_batch(x).numpy() - exact) <= allowed)
     # Close enough to the bound for one that is too small to be seen.
     assert count < 64 or np.max(off / exact) > products.POSITIVE / 40
