@@ -45,18 +45,31 @@ def parse_bytes(record):
     return parse(np.frombuffer(record, np.float32))
 
 
+def parse_rows(rows):
+    rows = np.stack(rows)
+    return rows[:, :FEATURES], rows[:, FEATURES]
+
+
+def parse_many_bytes(records):
+    rows = np.frombuffer(b"".join(records), np.float32).reshape(len(records), FEATURES + 1)
+    return rows[:, :FEATURES], rows[:, FEATURES]
+
+
 def source_of(path):
+    """A source, a function that parses one record, and one that parses a list of them."""
     if path.endswith(".array_record"):
         from array_record.python import array_record_data_source
 
-        return array_record_data_source.ArrayRecordDataSource([path]), parse_bytes
-    return np.memmap(path, np.float32, "r").reshape(-1, FEATURES + 1), parse
+        source = array_record_data_source.ArrayRecordDataSource([path])
+        return source, parse_bytes, parse_many_bytes
+    return np.memmap(path, np.float32, "r").reshape(-1, FEATURES + 1), parse, parse_rows
 
 
-def batches_of(path, steps):
+def batches_of(path, steps, batched=False):
     import tfdp
 
-    source, how = source_of(path)
+    source, one, many = source_of(path)
+    how = tfdp.data.batched(many) if batched else one
     return tfdp.data.poisson_batches(source, BATCH, steps_per_epoch=steps, parse=how)
 
 
@@ -105,7 +118,9 @@ def step_times(paths, repeats):
     rows = 200_000
     arrays = np.zeros((rows, FEATURES), np.float32), np.zeros(rows, np.float32)
     made = {"memory": tfdp.data.poisson_batches(arrays, BATCH, steps_per_epoch=10**6)}
-    made |= {name: batches_of(path, 10**6) for name, path in paths.items()}
+    for name, path in paths.items():
+        made[name] = batches_of(path, 10**6)
+        made[f"{name}, batched"] = batches_of(path, 10**6, batched=True)
     trained = model(rows)
     step = tf.function(trained.train_step, autograph=False, reduce_retracing=True)
     iterators = {name: iter(data) for name, data in made.items()}

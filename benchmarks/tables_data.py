@@ -9,13 +9,14 @@ def files():
     grown = {}
     for one in found["memory_megabytes"]:
         grown.setdefault(one["source"], []).append(one)
-    lines = table("read from", "sizes", "resident memory grows by, MB", "step / from memory")
+    lines = table("read from", "sizes", "resident memory grows by, MB", "step / from memory",
+                  "with a `batched` parse")  # fmt: skip
     for source, sizes in grown.items():
         cells = (f"{one['records']:,}" for one in sizes)
         megabytes = (f"{one['VmRSS']:g}" for one in sizes)
-        name = source if source in found["step"] else source.split(",")[0]
-        ratio = f"{found['step'][name]['ratio_of_pairs']:.2f}"
-        lines.append(row(source, " / ".join(cells), " / ".join(megabytes), ratio))
+        ratios = (f"{found['step'][name]['ratio_of_pairs']:.2f}"
+                  for name in (source, f"{source}, batched"))  # fmt: skip
+        lines.append(row(source, " / ".join(cells), " / ".join(megabytes), *ratios))
     seconds = found["step"]["memory"]["seconds"]
     said = (
         f"Sizes in records of {found['record_bytes']} bytes; the largest memory map has "

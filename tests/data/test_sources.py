@@ -10,6 +10,7 @@ import tensorflow as tf
 import tfdp
 from tfdp.data.mapped_rows import MappedRows
 from tfdp.data.sources import SourceRecords
+from tfdp.errors import PrivacyError
 
 N = 50
 
@@ -185,3 +186,66 @@ def test_that_records_are_read_one_by_one_is_listed_as_assumed():
     batches = tfdp.data.poisson_batches(list(range(40)), 10, parse=parse)
     (assumed,) = tfdp.data.provenance.assumptions_of(batches)
     assert "depends on it alone" in assumed
+
+
+def parse_together(indices):
+    i = np.asarray(indices, np.int32)
+    return {"b": (i, i.astype(np.float32)), "a": i[:, None] * np.ones(3)}, i
+
+
+@pytest.mark.parametrize("make", [Source, ManyAtOnce])
+def test_records_that_are_parsed_together_are_those_that_are_parsed_one_by_one(make):
+    def one(index):
+        return tf.nest.map_structure(lambda array: array[0], parse_together([index]))
+
+    kwargs = {"steps_per_epoch": 20, "seed": 3}
+    together, alone = (
+        tfdp.data.poisson_batches(make(), 10, parse=how, **kwargs)
+        for how in (tfdp.data.batched(parse_together), one)
+    )
+    assert together.element_spec == alone.element_spec
+    for batch, other in zip(together, alone, strict=True):
+        tf.nest.map_structure(np.testing.assert_array_equal, batch, other)
+
+
+def test_texts_and_weights_may_be_parsed_together():
+    words = tfdp.data.batched(
+        lambda many: (np.array([str(i) for i in many]), np.array(many), np.ones(len(many)) / 2)
+    )
+    x, y, weight = SourceRecords(Source(), words).batch(np.array([7, 12]), 3)
+    assert x.tolist() == ["7", "12", b""] and y.tolist() == [7, 12, 0]
+    np.testing.assert_array_equal(weight, np.float32([0.5, 0.5, 0]))
+
+
+def _mean_removed(records):
+    x = np.float32(records)
+    return x - x.mean(), x
+
+
+def _padded_to_the_longest(records):
+    return np.ones((len(records), 1 + max(records))), np.asarray(records)
+
+
+def _in_another_order(records):
+    return np.asarray(records), np.asarray(records)[::-1]
+
+
+@pytest.mark.parametrize("how", [_mean_removed, _padded_to_the_longest, _in_another_order])
+def test_parsing_that_mixes_records_is_refused(how):
+    with pytest.raises(PrivacyError, match="mixes records.*alone"):
+        tfdp.data.poisson_batches(Source(), 10, parse=tfdp.data.batched(how))
+
+
+def test_records_parsed_together_must_be_as_many_and_like_the_first():
+    lost = tfdp.data.batched(lambda many: (np.zeros(len(many)), np.zeros(max(len(many) - 1, 1))))
+    with pytest.raises(ValueError, match="axis counts the records.*8 records: shape .7,"):
+        tfdp.data.poisson_batches(Source(), 10, parse=lost)
+    wide = tfdp.data.batched(
+        lambda many: (np.zeros((len(many), 2 if max(many) < 9 else 3)), np.array(many))
+    )
+    with pytest.raises(ValueError, match="record 9"):
+        SourceRecords(Source(), wide).batch(np.array([9]), 1)
+    with pytest.raises(ValueError, match="`parse` must be a function.*3"):
+        tfdp.data.batched(3)
+    with pytest.raises(ValueError, match="tuple.*8 records: list"):
+        tfdp.data.poisson_batches(Source(), 10, parse=tfdp.data.batched(lambda many: [many, many]))

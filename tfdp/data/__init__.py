@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # for editors and the documentation
     from tfdp.data.representation_release import Release
     from tfdp.data.representations import release_mixtures, release_once
     from tfdp.data.shuffled import shuffled_epochs
+    from tfdp.data.sources import batched
     from tfdp.data.transitions import TransitionRelease, private_transitions
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "TextData",
     "TransitionRelease",
     "allocated_epochs",
+    "batched",
     "declare_sampling",
     "leave_one_out_split",
     "load_batches",
@@ -87,6 +89,7 @@ __getattr__ = on_demand(
         ".representation_release": ["Release"],
         ".representations": ["release_mixtures", "release_once"],
         ".shuffled": ["shuffled_epochs"],
+        ".sources": ["batched"],
         ".transitions": ["TransitionRelease", "private_transitions"],
     },
 )

@@ -127,7 +127,8 @@ def poisson_batches(
             privacy statement says so.
         parse: function of one record of a source that returns `(x, y)` or `(x, y,
             sample_weight)`: arrays of the same shapes and dtypes for each record, without a batch
-            axis. A lambda that returns its argument does for a source of such tuples.
+            axis. A lambda that returns its argument does for a source of such tuples. Or a
+            `tfdp.data.batched` function of a list of records, which is faster.
         privacy_ids: array (number of records,) of integers or strings: whose record each one is.
             A `tf.data.Dataset` must give its records in this order: not shuffled.
         max_records_per_unit: k, the most records of a person that take part in a step.

@@ -2,6 +2,7 @@
 
 import operator
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -11,8 +12,10 @@ from tfdp.data.mapped_rows import MappedRows
 from tfdp.data.provenance import Origin
 from tfdp.data.records import Records, lists_as_tuples
 from tfdp.data.whole_dataset import records_of_dataset
+from tfdp.errors import PrivacyError
 
 _SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
+_COMPARED = 8  # records that a `batched` parse is compared on
 _BY_ITSELF = "the source and `parse` give of each record what depends on it alone"
 
 
@@ -31,6 +34,45 @@ def records_of(data, parse=None, privacy_ids=None):
     return Records(data)
 
 
+def batched(parse: Callable) -> Callable:
+    """A `parse` for many records at once: a list of records in, arrays with as many rows out.
+
+    Parsing takes a call of Python for each record otherwise. What it makes of a record must depend
+    on that record alone: a batch normalised by its own mean would mix its examples. The samplers
+    compare a few records parsed together with the same ones parsed one by one, and refuse others.
+
+    ```python
+    @tfdp.data.batched
+    def parse(records):                                   # a list of bytes
+        rows = np.frombuffer(b"".join(records), np.float32).reshape(len(records), 40)
+        return rows[:, :39], rows[:, 39]
+
+    batches = tfdp.data.poisson_batches(source, 1024, parse=parse)
+    ```
+
+    Args:
+        parse: function of a list of records that returns `(x, y)` or `(x, y, sample_weight)`,
+            nestings of arrays whose first axis counts the records, in their order.
+
+    Returns:
+        What a sampler takes as `parse`.
+
+    Raises:
+        ValueError: if `parse` is not a function.
+    """
+    if not callable(parse):
+        raise ValueError(f"Argument `parse` must be a function. Received: parse={parse!r}")
+    return _Batched(parse)
+
+
+class _Batched:
+    def __init__(self, parse):
+        self._parse = parse
+
+    def __call__(self, records):
+        return self._parse(records)
+
+
 class SourceRecords:
     """n records behind an object with `__len__` and `__getitem__`, or `__getitems__`.
 
@@ -42,11 +84,12 @@ class SourceRecords:
             is one, a list of records.
         parse: function of one record that returns `(x, y)` or `(x, y, sample_weight)`, nestings of
             arrays or numbers whose shapes and dtypes are the same for every record; record 0 shows
-            them. Bytes and strings become tf.string.
+            them. Bytes and strings become tf.string. Or one that is `batched`.
 
     Raises:
         ValueError: for another kind of source, one without records, or a `parse` that does not
             return such a tuple.
+        PrivacyError: for a `batched` one that mixes records.
     """
 
     def __init__(self, source, parse):
@@ -72,7 +115,8 @@ class SourceRecords:
         self.origin = Origin(origin.releases, (*origin.assumptions, _BY_ITSELF))
         self._source, self._parse, self._reads_many = source, parse, many
         self._lock = threading.Lock()
-        (parsed,) = self._parsed([0])
+        self._is_batched = isinstance(parse, _Batched)
+        parsed = self._first_parsed()
         weight = np.float32(1.0) if len(parsed) == 2 else parsed[2]
         first = lists_as_tuples((*parsed[:2], weight))
         self._structure = tf.nest.map_structure(lambda _: None, first)
@@ -105,35 +149,71 @@ class SourceRecords:
         indices = chosen[order].tolist()
         if indices:
             with self._lock:
-                parsed = self._parsed(indices)
-            for array, column in zip(arrays, self._columns(parsed, indices), strict=True):
-                array[places[order]] = column
+                for array, column in zip(arrays, self._columns(indices), strict=True):
+                    array[places[order]] = column
         return tf.nest.pack_sequence_as(self._structure, arrays)
+
+    def _read(self, indices):
+        if not self._reads_many:
+            return [self._source[i] for i in indices]
+        found = self._source.__getitems__(indices)
+        if len(found) != len(indices):
+            raise ValueError(
+                f"The source returned {len(found)} records for {len(indices)} indices: "
+                "`__getitems__` must return one for each, in their order."
+            )
+        return found
+
+    def _first_parsed(self):
+        """Record 0, parsed by itself."""
+        if not self._is_batched:
+            return self._parsed([0])[0]
+        few = list(range(min(_COMPARED, self.num_examples)))
+        together = tf.nest.flatten(self._parsed_together(few))
+        for i in few:
+            alone = self._parsed_together([i])
+            for one, many in zip(tf.nest.flatten(alone), together, strict=True):
+                if not _alike(one[:1], many[i : i + 1]):
+                    raise PrivacyError(
+                        "Argument `parse` is `batched` and mixes records: what it makes of record "
+                        f"{i} with others is not what it makes of it alone. Received: {many[i]!r} "
+                        f"and {one[0]!r}. It must parse each record by itself."
+                    )
+            if i == 0:
+                first = tf.nest.map_structure(lambda array: array[0], alone)
+        return first
 
     def _parsed(self, indices):
         """What `parse` makes of the records, a list."""
-        if self._reads_many:
-            found = self._source.__getitems__(indices)
-            if len(found) != len(indices):
-                raise ValueError(
-                    f"The source returned {len(found)} records for {len(indices)} indices: "
-                    "`__getitems__` must return one for each, in their order."
-                )
-        else:
-            found = (self._source[i] for i in indices)
-        parsed = list(map(self._parse, found))
+        parsed = list(map(self._parse, self._read(indices)))
         if not set(map(type, parsed)) <= {tuple} or not set(map(len, parsed)) <= {2, 3}:
             for index, one in zip(indices, parsed, strict=True):
-                if not isinstance(one, tuple) or len(one) not in (2, 3):
-                    raise ValueError(
-                        "Argument `parse` must return a tuple (x, y) or (x, y, sample_weight). "
-                        f"Received, for record {index}: {type(one).__name__}"
-                    )
+                _check_tuple(one, f"record {index}")
         return parsed
 
-    def _columns(self, parsed, indices):
-        """The arrays (m, ...) of m parsed records, which must all be like the first one."""
-        if set(map(len, parsed)) == {self._length} and not self._is_nested:
+    def _parsed_together(self, indices):
+        """What a `batched` one makes of them: nestings of arrays (m, ...)."""
+        parsed = self._parse(list(self._read(indices)))
+        _check_tuple(parsed, f"{len(indices)} records")
+        arrays = tf.nest.map_structure(
+            lambda leaf: _strings_as_objects(np.asarray(leaf)), lists_as_tuples(parsed)
+        )
+        for array in tf.nest.flatten(arrays):
+            if array.ndim == 0 or len(array) != len(indices):
+                raise ValueError(
+                    "Argument `parse` is `batched`, and must return arrays whose first axis counts "
+                    "the records; a list of values must be made an array first. Received, for "
+                    f"{len(indices)} records: shape {array.shape}"
+                )
+        return arrays
+
+    def _columns(self, indices):
+        """The arrays (m, ...) of m records, which must all be like the first one."""
+        parsed = self._parsed_together(indices) if self._is_batched else self._parsed(indices)
+        if self._is_batched:
+            tf.nest.assert_same_structure(parsed, self._shape)
+            columns = tf.nest.flatten(parsed)
+        elif set(map(len, parsed)) == {self._length} and not self._is_nested:
             columns = [list(column) for column in zip(*parsed, strict=True)]
         else:
             tf.nest.assert_same_structure(parsed, [self._shape] * len(parsed))
@@ -141,7 +221,7 @@ class SourceRecords:
             count = len(leaves) // len(parsed)
             columns = [leaves[i::count] for i in range(count)]
         if self._length == 2:
-            weights = np.ones(len(parsed), np.float32)
+            weights = np.ones(len(indices), np.float32)
         else:
             weights = [np.asarray(weight, np.float32) for weight in columns.pop()]
             weights = _stacked(weights, *self._specs[-1], indices)
@@ -152,8 +232,24 @@ class SourceRecords:
         return [*found, weights]
 
 
+def _check_tuple(parsed, what):
+    if not isinstance(parsed, tuple) or len(parsed) not in (2, 3):
+        raise ValueError(
+            "Argument `parse` must return a tuple (x, y) or (x, y, sample_weight). "
+            f"Received, for {what}: {type(parsed).__name__}"
+        )
+
+
+def _alike(a, b):
+    if a.dtype.kind in "fc":  # of products, which sum by the size of a batch
+        return a.shape == b.shape and np.allclose(a, b, rtol=1e-4, equal_nan=True)
+    return np.array_equal(a, b)
+
+
 def _stacked(column, shape, dtype, indices):
-    """(m, *shape) of the values of m records."""
+    """(m, *shape) of the values of m records: a list, or an array already."""
+    if isinstance(column, np.ndarray) and (column.shape[1:], column.dtype) == (shape, dtype):
+        return column
     if not dtype.hasobject and all(map(_is_numpy, set(map(type, column)))):
         if set(map(_SHAPE, column)) == {shape} and set(map(_DTYPE, column)) == {dtype}:
             # `np.stack` makes a view of each value first, which takes most of its time.
