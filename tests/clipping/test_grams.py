@@ -111,5 +111,6 @@ def test_sums_of_squares_are_off_by_less_than_their_bound(count, jit):
         found.python_function, [tf.TensorSpec([None, count])], autograph=False, jit_compile=jit
     )
     assert np.all(np.abs(of_any_batch(x).numpy() - exact) <= allowed)
+    assert np.all(np.abs(products.sum_of_squares(tf.constant(x, tf.float64)) - exact) <= allowed)
     # Close enough to the bound for one that is too small to be seen.
     assert count < 64 or np.max(off / exact) > products.POSITIVE / 40

@@ -40,7 +40,7 @@ def sum_of_squares(x):
     if width == 1:
         partial = tf.square(tf.cast(rows[:, 0], tf.float64))
     elif is_compiling() or (x.shape.is_fully_defined() and x.shape.num_elements() <= _FEW):
-        partial = tf.cast(tf.linalg.matvec(rows * rows, tf.ones([width])), tf.float64)
+        partial = tf.cast(tf.linalg.matvec(rows * rows, tf.ones([width], x.dtype)), tf.float64)
     else:  # one pass over x, which needs no memory for its squares
         norms = tf.math.reduce_euclidean_norm(rows, axis=1)
         partial = tf.square(tf.cast(norms, tf.float64))

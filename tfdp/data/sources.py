@@ -145,18 +145,24 @@ class SourceRecords:
         for array in arrays:
             if array.dtype.hasobject:  # byte strings, whose zero is the empty string
                 array.fill(b"")
-        order = np.argsort(chosen, kind="stable")
-        indices = chosen[order].tolist()
-        if indices:
+        # Once each, though several batches at once may have drawn one: a database gives it once.
+        indices, inverse = np.unique(chosen, return_inverse=True)
+        if len(indices):
             with self._lock:
-                for array, column in zip(arrays, self._columns(indices), strict=True):
-                    array[places[order]] = column
+                columns = self._columns(indices.tolist())
+                for array, column in zip(arrays, columns, strict=True):
+                    # Never a row for all of them: one record would be many.
+                    if len(column) != len(indices):
+                        raise ValueError(
+                            f"`parse` gave {len(column)} records for {len(indices)} indices."
+                        )
+                    array[places] = column[inverse]
         return tf.nest.pack_sequence_as(self._structure, arrays)
 
     def _read(self, indices):
         if not self._reads_many:
             return [self._source[i] for i in indices]
-        found = self._source.__getitems__(indices)
+        found = list(self._source.__getitems__(indices))
         if len(found) != len(indices):
             raise ValueError(
                 f"The source returned {len(found)} records for {len(indices)} indices: "
@@ -185,7 +191,8 @@ class SourceRecords:
 
     def _parsed(self, indices):
         """What `parse` makes of the records, a list."""
-        parsed = list(map(self._parse, self._read(indices)))
+        # Not by `map`, which ends without a word where `parse` raises StopIteration.
+        parsed = [self._parse(record) for record in self._read(indices)]
         if not set(map(type, parsed)) <= {tuple} or not set(map(len, parsed)) <= {2, 3}:
             for index, one in zip(indices, parsed, strict=True):
                 _check_tuple(one, f"record {index}")
@@ -193,7 +200,7 @@ class SourceRecords:
 
     def _parsed_together(self, indices):
         """What a `batched` one makes of them: nestings of arrays (m, ...)."""
-        parsed = self._parse(list(self._read(indices)))
+        parsed = self._parse(self._read(indices))
         _check_tuple(parsed, f"{len(indices)} records")
         arrays = tf.nest.map_structure(
             lambda leaf: _strings_as_objects(np.asarray(leaf)), lists_as_tuples(parsed)
