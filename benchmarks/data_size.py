@@ -46,7 +46,6 @@ def parse_bytes(record):
 
 
 def parse_rows(rows):
-    rows = np.stack(rows)
     return rows[:, :FEATURES], rows[:, FEATURES]
 
 

@@ -53,13 +53,13 @@ def _batches(records, one_epoch, capacity):
     if most <= 1:
 
         def one_by_one():
-            for chosen, places in one_epoch():
+            for chosen, places in _announced(records, one_epoch()):
                 yield records.batch(chosen, capacity, places)
 
         return tf.data.Dataset.from_generator(ended_at_exit(one_by_one), output_signature=signature)
 
     def several_at_once():
-        draws, at_once = one_epoch(), 1
+        draws, at_once = _announced(records, one_epoch()), 1
         while several := list(itertools.islice(draws, at_once)):
             start = time.monotonic()
             batches = _together(records, several, capacity)
@@ -72,6 +72,18 @@ def _batches(records, one_epoch, capacity):
         ended_at_exit(several_at_once), output_signature=signature
     )
     return several.unbatch()
+
+
+def _announced(records, draws):
+    """The draws, each one when the records of the next have been asked for."""
+    waiting = None
+    for draw in draws:
+        records.will_read(draw[0])
+        if waiting is not None:
+            yield waiting
+        waiting = draw
+    if waiting is not None:
+        yield waiting
 
 
 def _batches_of_bytes(signature):

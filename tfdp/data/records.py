@@ -60,6 +60,9 @@ class Records:
             self._arrays,
         )
 
+    def will_read(self, chosen):
+        """Records in memory need no reading ahead."""
+
     def batch(self, chosen, capacity, places=None):
         """The records of indices `chosen`, and rows of zeros with weight 0.
 

@@ -52,7 +52,8 @@ def batched(parse: Callable) -> Callable:
 
     Args:
         parse: function of a list of records that returns `(x, y)` or `(x, y, sample_weight)`,
-            nestings of arrays whose first axis counts the records, in their order.
+            nestings of arrays whose first axis counts the records, in their order. Of an np.memmap
+            and other sources whose `__getitems__` gives an array, it gets the array of rows.
 
     Returns:
         What a sampler takes as `parse`.
@@ -114,6 +115,7 @@ class SourceRecords:
         origin = origin if isinstance(origin, Origin) else Origin()
         self.origin = Origin(origin.releases, (*origin.assumptions, _BY_ITSELF))
         self._source, self._parse, self._reads_many = source, parse, many
+        self._reads_ahead = isinstance(source, MappedRows)
         self._lock = threading.Lock()
         self._is_batched = isinstance(parse, _Batched)
         parsed = self._first_parsed()
@@ -136,6 +138,11 @@ class SourceRecords:
         """Nested `tf.TensorSpec` of a batch of `capacity` rows."""
         specs = [tf.TensorSpec((capacity, *s), tf.as_dtype(d)) for s, d in self._specs]
         return tf.nest.pack_sequence_as(self._structure, specs)
+
+    def will_read(self, chosen):
+        """Lets a source that can read ahead begin with these records."""
+        if self._reads_ahead:
+            self._source.will_read(np.asarray(chosen).tolist())
 
     def batch(self, chosen, capacity, places=None):
         """The records of indices `chosen`, and rows of zeros with weight 0; as `Records.batch`."""
@@ -162,7 +169,9 @@ class SourceRecords:
     def _read(self, indices):
         if not self._reads_many:
             return [self._source[i] for i in indices]
-        found = list(self._source.__getitems__(indices))
+        found = self._source.__getitems__(indices)
+        if not (isinstance(found, np.ndarray) and found.ndim):
+            found = list(found)
         if len(found) != len(indices):
             raise ValueError(
                 f"The source returned {len(found)} records for {len(indices)} indices: "
