@@ -1,5 +1,6 @@
 """Batches from random-access sources: the records that were drawn, and no others, are read."""
 
+import os
 import threading
 import time
 
@@ -8,6 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp
+from tfdp.data import mapped_rows
+from tfdp.data.batches import _announced
 from tfdp.data.mapped_rows import MappedRows
 from tfdp.data.sources import SourceRecords
 from tfdp.errors import PrivacyError
@@ -118,6 +121,77 @@ def test_rows_of_a_map_and_of_its_parts_are_those_of_the_file(tmp_path, mode):
         np.testing.assert_array_equal(MappedRows.of(rows)[2], rows[2])
     for other in (np.asarray(rows), rows[::-1], rows.T, rows[[1, 2]], [1, 2]):
         assert MappedRows.of(other) is other
+
+
+def _mapped(tmp_path):
+    rows = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
+    rows.tofile(tmp_path / "rows")
+    return rows, np.memmap(tmp_path / "rows", np.float32, "r").reshape(N, 3)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_rows_of_a_disk_are_asked_for_a_batch_ahead(tmp_path, monkeypatch, on_disk):
+    rows, mapped = _mapped(tmp_path)
+    records = SourceRecords(mapped, lambda row: (row, row[0]))
+    records._source._on_disk, happened = False, []
+    # As slow a clock as a disk makes it, or one that stands still.
+    times = iter(range(10**6))
+    monkeypatch.setattr(mapped_rows.time, "monotonic", lambda: next(times) * on_disk)
+    monkeypatch.setattr(mapped_rows.os, "POSIX_FADV_WILLNEED", 3, raising=False)
+    monkeypatch.setattr(
+        mapped_rows.os,
+        "posix_fadvise",
+        lambda file, start, size, advice: happened.append(("asked", start // 12, size, advice)),
+        raising=False,
+    )
+    read = os.pread
+
+    def pread(file, size, start):
+        happened.append(("read", start // 12))
+        return read(file, size, start)
+
+    monkeypatch.setattr(mapped_rows.os, "pread", pread)
+    draws = [np.array([4, 9]), np.array([1]), np.array([], int), np.array([2, 40])]
+    found = []
+    for chosen, places in _announced(records, ((d, np.arange(len(d))) for d in draws)):
+        found.append(records.batch(chosen, 3, places)[0][: len(chosen)])
+    for one, draw in zip(found, draws, strict=True):
+        np.testing.assert_array_equal(one, rows[draw])
+    reads = [("read", i) for i in (4, 9, 1, 2, 40)]
+    # The second draw was announced before anything was known of the file; the third is empty.
+    ahead = [*reads[:3], ("asked", 2, 12, 3), ("asked", 40, 12, 3), *reads[3:]]
+    assert happened == (ahead if on_disk else reads)
+
+
+@pytest.mark.parametrize("kind", ["refused", "missing"])
+def test_a_system_without_advice_reads_the_same(tmp_path, monkeypatch, kind):
+    rows, mapped = _mapped(tmp_path)
+
+    def refused(*_):
+        raise OSError(22, "Invalid argument")
+
+    if kind == "refused":
+        monkeypatch.setattr(mapped_rows.os, "posix_fadvise", refused, raising=False)
+    else:
+        monkeypatch.delattr(mapped_rows.os, "posix_fadvise", raising=False)
+    source = MappedRows.of(mapped)
+    source._on_disk = True
+    source.will_read([3, 5])
+    np.testing.assert_array_equal(source.__getitems__([3, 5]), rows[[3, 5]])
+
+
+def test_a_batched_parse_gets_the_array_of_a_maps_rows(tmp_path):
+    rows, mapped = _mapped(tmp_path)
+    kinds = set()
+
+    def together(records):
+        kinds.add(type(records))
+        return records[:, :2], records[:, 2]
+
+    x, y, _ = SourceRecords(mapped, tfdp.data.batched(together)).batch(np.array([7, 2, 7]), 4)
+    np.testing.assert_array_equal(x, [*rows[[7, 2, 7], :2], [0, 0]])
+    np.testing.assert_array_equal(y, [*rows[[7, 2, 7], 2], 0])
+    assert kinds == {np.ndarray}
 
 
 def test_one_thread_reads_at_a_time():

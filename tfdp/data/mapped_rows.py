@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
-# Rows that took so many seconds each came from a disk; from the system's cache it is 1e-6.
-_OF_A_DISK = 3e-5
-
+# Rows that took so many seconds each came from a disk; from the system's cache it is 1e-6. A read
+# of fewer rows than this tells nothing.
+_OF_A_DISK, _ENOUGH = 3e-5, 32
 
 
 class MappedRows:
@@ -76,7 +76,7 @@ class MappedRows:
         file, size, offset, stride = self._file.fileno(), self._bytes, self._offset, self._stride
         start = time.monotonic()
         found = b"".join([os.pread(file, size, offset + i * stride) for i in indices])
-        self._on_disk |= time.monotonic() - start > _OF_A_DISK * len(indices)
+        self._on_disk |= time.monotonic() - start > _OF_A_DISK * max(len(indices), _ENOUGH)
         if len(found) != size * len(indices):
             raise ValueError(f"The file {self._file.name} has become shorter than its map.")
         return np.frombuffer(found, self._dtype).reshape(len(indices), *self._shape)
