@@ -3,14 +3,15 @@
 import os
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdp
+from tfdp.data import batches as cutting
 from tfdp.data import mapped_rows
-from tfdp.data.batches import _announced
 from tfdp.data.mapped_rows import MappedRows
 from tfdp.data.sources import SourceRecords
 from tfdp.errors import PrivacyError
@@ -129,38 +130,49 @@ def _mapped(tmp_path):
     return rows, np.memmap(tmp_path / "rows", np.float32, "r").reshape(N, 3)
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_rows_of_a_disk_are_asked_for_a_batch_ahead(tmp_path, monkeypatch, on_disk):
+def test_rows_of_a_disk_are_asked_for_ahead(tmp_path, monkeypatch, on_disk, large):
     rows, mapped = _mapped(tmp_path)
+    if large:
+        monkeypatch.setattr(mapped_rows, "_memory", lambda: 2 * rows.nbytes - 1)
     records = SourceRecords(mapped, lambda row: (row, row[0]))
     records._source._on_disk, happened = False, []
     # As slow a clock as a disk makes it, or one that stands still.
     times = iter(range(10**6))
-    monkeypatch.setattr(mapped_rows.time, "monotonic", lambda: next(times) * on_disk)
-    monkeypatch.setattr(mapped_rows.os, "POSIX_FADV_WILLNEED", 3, raising=False)
-    monkeypatch.setattr(
-        mapped_rows.os,
-        "posix_fadvise",
-        lambda file, start, size, advice: happened.append(("asked", start // 12, size, advice)),
-        raising=False,
-    )
-    read = os.pread
+    clock = types.SimpleNamespace(monotonic=lambda: next(times) * on_disk)
+    monkeypatch.setattr(mapped_rows, "time", clock)
+    monkeypatch.setattr(cutting, "_AT_ONCE", 1)
+    monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
+    monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *a: happened.append(a[1:]), raising=False)
+    pread = os.pread
 
-    def pread(file, size, start):
-        happened.append(("read", start // 12))
-        return read(file, size, start)
+    def read(file, size, start):
+        happened.append(start // 12)
+        return pread(file, size, start)
 
-    monkeypatch.setattr(mapped_rows.os, "pread", pread)
-    draws = [np.array([4, 9]), np.array([1]), np.array([], int), np.array([2, 40])]
-    found = []
-    for chosen, places in _announced(records, ((d, np.arange(len(d))) for d in draws)):
-        found.append(records.batch(chosen, 3, places)[0][: len(chosen)])
-    for one, draw in zip(found, draws, strict=True):
-        np.testing.assert_array_equal(one, rows[draw])
-    reads = [("read", i) for i in (4, 9, 1, 2, 40)]
-    # The second draw was announced before anything was known of the file; the third is empty.
-    ahead = [*reads[:3], ("asked", 2, 12, 3), ("asked", 40, 12, 3), *reads[3:]]
-    assert happened == (ahead if on_disk else reads)
+    monkeypatch.setattr(os, "pread", read)
+    draws = [np.array([4, 9]), np.array([1]), np.array([], int), np.array([40, 2])]
+    dataset = cutting._batches(records, lambda: ((d, np.arange(len(d))) for d in draws), 3)
+    for (x, _, weight), draw in zip(dataset.as_numpy_iterator(), draws, strict=True):
+        np.testing.assert_array_equal(x[weight == 1], rows[draw])
+    # Before the first rows were read nothing is known of the file; the third draw is empty.
+    asked = lambda i: [(12 * i, 12, 3)] * on_disk  # noqa: E731
+    dropped = [(0, 0, 4)] * large
+    first = [4, 9, *dropped, *asked(1), 1, *dropped]
+    assert happened == [*first, *asked(2), *asked(40), 2, 40, *dropped]
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 16])
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_no_draw_is_lost_however_many_are_read_at_once(monkeypatch, at_once, steps):
+    monkeypatch.setattr(cutting, "_AT_ONCE", at_once)
+    records = SourceRecords(Source(), lambda i: (i, np.int32(i)))
+    draws = [np.array([k, k + 9]) for k in range(steps)]
+    dataset = cutting._batches(records, lambda: ((d, np.arange(2)) for d in draws), 2)
+    found = [y.tolist() for _, y, _ in dataset.as_numpy_iterator()]
+    assert found == [draw.tolist() for draw in draws]
 
 
 @pytest.mark.parametrize("kind", ["refused", "missing"])

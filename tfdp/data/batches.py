@@ -50,23 +50,24 @@ def _batches(records, one_epoch, capacity):
     """The batches of what `one_epoch()` gives: (indices of records, the rows that they take)."""
     signature = records.signature(capacity)
     most = min(_AT_ONCE, _batches_of_bytes(signature))
-    if most <= 1:
-
-        def one_by_one():
-            for chosen, places in _announced(records, one_epoch()):
-                yield records.batch(chosen, capacity, places)
-
-        return tf.data.Dataset.from_generator(ended_at_exit(one_by_one), output_signature=signature)
 
     def several_at_once():
-        draws, at_once = _announced(records, one_epoch()), 1
-        while several := list(itertools.islice(draws, at_once)):
+        draws = one_epoch()
+        following, at_once = _drawn(records, draws, 1), 1
+        while several := following:
             start = time.monotonic()
             batches = _together(records, several, capacity)
             seconds = (time.monotonic() - start) / len(several)
-            at_once = int(min(most, max(1.0, _SECONDS_AT_ONCE / max(seconds, 1e-9))))
+            at_once = max(1, int(min(most, _SECONDS_AT_ONCE / max(seconds, 1e-9))))
+            following = _drawn(records, draws, at_once)
             yield batches
 
+    def one_by_one():
+        for batches in several_at_once():
+            yield tf.nest.map_structure(lambda array: array[0], batches)
+
+    if most <= 1:
+        return tf.data.Dataset.from_generator(ended_at_exit(one_by_one), output_signature=signature)
     signature = tf.nest.map_structure(lambda s: tf.TensorSpec((None, *s.shape), s.dtype), signature)
     several = tf.data.Dataset.from_generator(
         ended_at_exit(several_at_once), output_signature=signature
@@ -74,16 +75,12 @@ def _batches(records, one_epoch, capacity):
     return several.unbatch()
 
 
-def _announced(records, draws):
-    """The draws, each one when the records of the next have been asked for."""
-    waiting = None
-    for draw in draws:
-        records.will_read(draw[0])
-        if waiting is not None:
-            yield waiting
-        waiting = draw
-    if waiting is not None:
-        yield waiting
+def _drawn(records, draws, count):
+    """The next draws, at most `count`, whose records a disk may begin to read."""
+    several = list(itertools.islice(draws, count))
+    if several:
+        records.will_read(np.concatenate([chosen for chosen, _ in several]))
+    return several
 
 
 def _batches_of_bytes(signature):

@@ -1,10 +1,12 @@
 """Rows of an np.memmap, read by their place in the file.
 
 Pages of a mapped file that were read once count as the process' memory, and each brings those
-around it: sampling from a large file would come to hold all of it. Reads of single rows do not.
+around it: sampling from a large file would come to hold all of it. Reads of single rows do not. The
+system's cache keeps what they read, but nothing of a file that would fill half of the memory.
 """
 
 import contextlib
+import math
 import mmap
 import os
 import time
@@ -14,6 +16,14 @@ import numpy as np
 # Rows that took so many seconds each came from a disk; from the system's cache it is 1e-6. A read
 # of fewer rows than this tells nothing.
 _OF_A_DISK, _ENOUGH = 3e-5, 32
+
+
+def _memory():
+    """Bytes of the machine's memory; infinity where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return math.inf
 
 
 class MappedRows:
@@ -30,6 +40,7 @@ class MappedRows:
         self._file = open(path, "rb", buffering=0)  # open as long as the source lives
         self._advise("POSIX_FADV_RANDOM", 0, 0)
         self._on_disk = False  # until rows took long
+        self._fills_memory = os.fstat(self._file.fileno()).st_size > _memory() / 2
         self._offset, self._stride, self._size = offset, stride, len(array)
         self._dtype, self._shape = array.dtype, array.shape[1:]
         self._bytes = array.dtype.itemsize * int(np.prod(self._shape))
@@ -77,6 +88,8 @@ class MappedRows:
         start = time.monotonic()
         found = b"".join([os.pread(file, size, offset + i * stride) for i in indices])
         self._on_disk |= time.monotonic() - start > _OF_A_DISK * max(len(indices), _ENOUGH)
+        if self._fills_memory:
+            self._advise("POSIX_FADV_DONTNEED", 0, 0)
         if len(found) != size * len(indices):
             raise ValueError(f"The file {self._file.name} has become shorter than its map.")
         return np.frombuffer(found, self._dtype).reshape(len(indices), *self._shape)

@@ -142,7 +142,7 @@ class SourceRecords:
     def will_read(self, chosen):
         """Lets a source that can read ahead begin with these records."""
         if self._reads_ahead:
-            self._source.will_read(np.asarray(chosen).tolist())
+            self._source.will_read(np.unique(chosen).tolist())
 
     def batch(self, chosen, capacity, places=None):
         """The records of indices `chosen`, and rows of zeros with weight 0; as `Records.batch`."""
