@@ -1,5 +1,6 @@
 """Batches from random-access sources: the records that were drawn, and no others, are read."""
 
+import itertools
 import os
 import threading
 import time
@@ -137,14 +138,15 @@ def test_rows_of_a_disk_are_asked_for_ahead(tmp_path, monkeypatch, on_disk, larg
     if large:
         monkeypatch.setattr(mapped_rows, "_memory", lambda: 2 * rows.nbytes - 1)
     records = SourceRecords(mapped, lambda row: (row, row[0]))
-    records._source._on_disk, happened = False, []
-    # As slow a clock as a disk makes it, or one that stands still.
-    times = iter(range(10**6))
-    clock = types.SimpleNamespace(monotonic=lambda: next(times) * on_disk)
+    happened = []
+    # Two rows in a time in which a disk gives them, or in one a little shorter.
+    times, length = itertools.count(), 1e-3 if on_disk else 0.9e-3
+    clock = types.SimpleNamespace(monotonic=lambda: next(times) * length)
     monkeypatch.setattr(mapped_rows, "time", clock)
-    monkeypatch.setattr(cutting, "_AT_ONCE", 1)
-    monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
-    monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
+    monkeypatch.setattr(mapped_rows, "_FAR", 12 * 10)
+    advice = {"RANDOM": 1, "WILLNEED": 3, "DONTNEED": 4}
+    for name, number in advice.items():
+        monkeypatch.setattr(os, f"POSIX_FADV_{name}", number, raising=False)
     monkeypatch.setattr(os, "posix_fadvise", lambda *a: happened.append(a[1:]), raising=False)
     pread = os.pread
 
@@ -153,15 +155,21 @@ def test_rows_of_a_disk_are_asked_for_ahead(tmp_path, monkeypatch, on_disk, larg
         return pread(file, size, start)
 
     monkeypatch.setattr(os, "pread", read)
-    draws = [np.array([4, 9]), np.array([1]), np.array([], int), np.array([40, 2])]
-    dataset = cutting._batches(records, lambda: ((d, np.arange(len(d))) for d in draws), 3)
-    for (x, _, weight), draw in zip(dataset.as_numpy_iterator(), draws, strict=True):
-        np.testing.assert_array_equal(x[weight == 1], rows[draw])
-    # Before the first rows were read nothing is known of the file; the third draw is empty.
-    asked = lambda i: [(12 * i, 12, 3)] * on_disk  # noqa: E731
-    dropped = [(0, 0, 4)] * large
-    first = [4, 9, *dropped, *asked(1), 1, *dropped]
-    assert happened == [*first, *asked(2), *asked(40), 2, 40, *dropped]
+    draws = [np.array(draw, int) for draw in ([4, 9], [1], [], [40, 2], [7])]
+    found = []
+    for x, _, weight in cutting._windows(records, ((d, np.arange(len(d))) for d in draws), 3, 2):
+        happened.append("handed over")
+        found += [one[there == 1] for one, there in zip(x, weight, strict=True)]
+    for one, draw in zip(found, draws, strict=True):
+        np.testing.assert_array_equal(one, rows[draw])
+    asked = lambda *rows: [(12 * i, 12, 3) for i in rows] * on_disk  # noqa: E731
+    dropped = [(0, 12 * N, 4)] * large
+    assert happened == [
+        *(4, 9, *dropped, *asked(1), "handed over"),
+        *(1, *dropped, *asked(2, 7, 40), "handed over"),
+        # From 2 to 40 there are more than 10 rows for each of the three.
+        *((0, 0, 1), 2, 7, 40, *dropped, "handed over"),
+    ]
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 16])

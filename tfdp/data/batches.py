@@ -52,15 +52,7 @@ def _batches(records, one_epoch, capacity):
     most = min(_AT_ONCE, _batches_of_bytes(signature))
 
     def several_at_once():
-        draws = one_epoch()
-        following, at_once = _drawn(records, draws, 1), 1
-        while several := following:
-            start = time.monotonic()
-            batches = _together(records, several, capacity)
-            seconds = (time.monotonic() - start) / len(several)
-            at_once = max(1, int(min(most, _SECONDS_AT_ONCE / max(seconds, 1e-9))))
-            following = _drawn(records, draws, at_once)
-            yield batches
+        yield from _windows(records, one_epoch(), capacity, most)
 
     def one_by_one():
         for batches in several_at_once():
@@ -73,6 +65,18 @@ def _batches(records, one_epoch, capacity):
         ended_at_exit(several_at_once), output_signature=signature
     )
     return several.unbatch()
+
+
+def _windows(records, draws, capacity, most):
+    """Arrays (at most `most`, capacity, ...), each when the next records have been asked for."""
+    following = _drawn(records, draws, 1)
+    while several := following:
+        start = time.monotonic()
+        batches = _together(records, several, capacity)
+        seconds = (time.monotonic() - start) / len(several)
+        at_once = max(1, int(min(most, _SECONDS_AT_ONCE / max(seconds, 1e-9))))
+        following = _drawn(records, draws, at_once)
+        yield batches
 
 
 def _drawn(records, draws, count):

@@ -2,7 +2,7 @@
 
 Pages of a mapped file that were read once count as the process' memory, and each brings those
 around it: sampling from a large file would come to hold all of it. Reads of single rows do not. The
-system's cache keeps what they read, but nothing of a file that would fill half of the memory.
+system's cache keeps what they read, but nothing of rows that would fill half of the memory.
 """
 
 import contextlib
@@ -16,12 +16,15 @@ import numpy as np
 # Rows that took so many seconds each came from a disk; from the system's cache it is 1e-6. A read
 # of fewer rows than this tells nothing.
 _OF_A_DISK, _ENOUGH = 3e-5, 32
+# Between rows that are so many bytes apart there is nothing worth reading with them.
+_FAR = 1 << 20
 
 
 def _memory():
     """Bytes of the machine's memory; infinity where the system does not say."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        pages = os.sysconf("SC_PHYS_PAGES")
+        return pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else math.inf
     except (AttributeError, OSError, ValueError):
         return math.inf
 
@@ -38,9 +41,9 @@ class MappedRows:
 
     def __init__(self, path, offset, stride, array):
         self._file = open(path, "rb", buffering=0)  # open as long as the source lives
-        self._advise("POSIX_FADV_RANDOM", 0, 0)
         self._on_disk = False  # until rows took long
-        self._fills_memory = os.fstat(self._file.fileno()).st_size > _memory() / 2
+        self._are_far = False  # until some were
+        self._fills_memory = stride * len(array) > _memory() / 2
         self._offset, self._stride, self._size = offset, stride, len(array)
         self._dtype, self._shape = array.dtype, array.shape[1:]
         self._bytes = array.dtype.itemsize * int(np.prod(self._shape))
@@ -83,13 +86,16 @@ class MappedRows:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices):
-        """Array (m, ...) of the rows of these numbers."""
+        """Array (m, ...) of the rows of these numbers, which ascend."""
         file, size, offset, stride = self._file.fileno(), self._bytes, self._offset, self._stride
+        if not self._are_far and stride * (indices[-1] - indices[0]) > _FAR * len(indices):
+            self._are_far = True
+            self._advise("POSIX_FADV_RANDOM", 0, 0)
         start = time.monotonic()
         found = b"".join([os.pread(file, size, offset + i * stride) for i in indices])
         self._on_disk |= time.monotonic() - start > _OF_A_DISK * max(len(indices), _ENOUGH)
         if self._fills_memory:
-            self._advise("POSIX_FADV_DONTNEED", 0, 0)
+            self._advise("POSIX_FADV_DONTNEED", offset, stride * len(self))
         if len(found) != size * len(indices):
             raise ValueError(f"The file {self._file.name} has become shorter than its map.")
         return np.frombuffer(found, self._dtype).reshape(len(indices), *self._shape)
