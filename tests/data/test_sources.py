@@ -143,7 +143,7 @@ def test_rows_of_a_disk_are_asked_for_ahead(tmp_path, monkeypatch, on_disk, larg
     times, length = itertools.count(), 1e-3 if on_disk else 0.9e-3
     clock = types.SimpleNamespace(monotonic=lambda: next(times) * length)
     monkeypatch.setattr(mapped_rows, "time", clock)
-    monkeypatch.setattr(mapped_rows, "_FAR", 12 * 10)
+    monkeypatch.setattr(mapped_rows, "_FAR", 12 * 4)
     advice = {"RANDOM": 1, "WILLNEED": 3, "DONTNEED": 4}
     for name, number in advice.items():
         monkeypatch.setattr(os, f"POSIX_FADV_{name}", number, raising=False)
@@ -155,7 +155,7 @@ def test_rows_of_a_disk_are_asked_for_ahead(tmp_path, monkeypatch, on_disk, larg
         return pread(file, size, start)
 
     monkeypatch.setattr(os, "pread", read)
-    draws = [np.array(draw, int) for draw in ([4, 9], [1], [], [40, 2], [7])]
+    draws = [np.array(draw, int) for draw in ([4, 9], [1], [], [40, 2], [7], [0, 49])]
     found = []
     for x, _, weight in cutting._windows(records, ((d, np.arange(len(d))) for d in draws), 3, 2):
         happened.append("handed over")
@@ -167,8 +167,9 @@ def test_rows_of_a_disk_are_asked_for_ahead(tmp_path, monkeypatch, on_disk, larg
     assert happened == [
         *(4, 9, *dropped, *asked(1), "handed over"),
         *(1, *dropped, *asked(2, 7, 40), "handed over"),
-        # From 2 to 40 there are more than 10 rows for each of the three.
-        *((0, 0, 1), 2, 7, 40, *dropped, "handed over"),
+        # From 2 to 40 there are more than 4 rows for each of the three; it is said once.
+        *((0, 0, 1), 2, 7, 40, *dropped, *asked(0, 49), "handed over"),
+        *(0, 49, *dropped, "handed over"),
     ]
 
 
