@@ -1,8 +1,9 @@
 """Batches from a file that does not fit in memory: resident memory by size, and step time.
 
 A sparse file of float32 rows (64 features and a label) is read by `np.memmap`; every size is
-measured in a process of its own. Step times are against the same model on arrays in memory,
-alternately, in one process. With `--array-record` the same of array_record files
+measured in a process of its own. Step times are those of `fit`, against the same model on arrays in
+memory, alternately, in one process: of a small perceptron, whose step is short, and of the click
+model pCTR on 26 ids and 13 counts of each row. With `--array-record` the same of array_record files
 (`pip install array_record`). Writes JSON.
 
     python benchmarks/data_size.py [--out benchmarks/results/data_size.json] [--array-record]
@@ -21,9 +22,16 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import keras
 import numpy as np
+import tensorflow as tf
+
+import tfdp
 
 FEATURES, BATCH, STEPS = 64, 1024, 60
+# Steps of a turn that are not timed, more than were made ahead, and all of them.
+AHEAD, TURN = 40, 90
+IDS, COUNTS, VOCABULARY = 26, 13, 10_000
 RECORD = 4 * (FEATURES + 1)
 # Records that array_record writes together. Every read copies the index of all groups of the file.
 GROUPS = (8, 16, 1)
@@ -37,38 +45,42 @@ def sparse_file(path, gigabytes):
     return records
 
 
-def parse(row):
-    return row[:FEATURES], row[FEATURES]
-
-
-def parse_bytes(record):
-    return parse(np.frombuffer(record, np.float32))
-
-
 def parse_rows(rows):
     return rows[:, :FEATURES], rows[:, FEATURES]
 
 
-def parse_many_bytes(records):
-    rows = np.frombuffer(b"".join(records), np.float32).reshape(len(records), FEATURES + 1)
-    return rows[:, :FEATURES], rows[:, FEATURES]
+def clicks_of_rows(rows):
+    x = {"integers": np.abs(rows[:, :COUNTS])}
+    for i in range(IDS):
+        x[f"c{i}"] = (np.abs(rows[:, COUNTS + i]) * VOCABULARY).astype(np.int64) % VOCABULARY
+    return x, (rows[:, FEATURES] > 0).astype(np.float32)
+
+
+def parse(row):
+    return row[:FEATURES], row[FEATURES]
+
+
+def as_rows(records):
+    """(m, 65) of what a source gives for m records."""
+    if isinstance(records, np.ndarray):
+        return records
+    return np.frombuffer(b"".join(records), np.float32).reshape(len(records), FEATURES + 1)
 
 
 def source_of(path):
-    """A source, a function that parses one record, and one that parses a list of them."""
+    """A source, and a function that parses one record of it."""
     if path.endswith(".array_record"):
         from array_record.python import array_record_data_source
 
         source = array_record_data_source.ArrayRecordDataSource([path])
-        return source, parse_bytes, parse_many_bytes
-    return np.memmap(path, np.float32, "r").reshape(-1, FEATURES + 1), parse, parse_rows
+        return source, lambda record: parse(np.frombuffer(record, np.float32))
+    return np.memmap(path, np.float32, "r").reshape(-1, FEATURES + 1), parse
 
 
-def batches_of(path, steps, batched=False):
-    import tfdp
-
-    source, one, many = source_of(path)
-    how = tfdp.data.batched(many) if batched else one
+def batches_of(path, steps, many=None):
+    """Batches of a file, by a function of many rows, or else of each record."""
+    source, one = source_of(path)
+    how = one if many is None else tfdp.data.batched(lambda records: many(as_rows(records)))
     return tfdp.data.poisson_batches(source, BATCH, steps_per_epoch=steps, parse=how)
 
 
@@ -80,8 +92,6 @@ def status(*names):
 
 def resident(path):
     """Of this process: megabytes before the source is opened, and after all steps of a pass."""
-    import tfdp  # noqa: F401
-
     for _ in tfdp.data.poisson_batches((np.zeros((9, 65)), np.zeros(9)), 3):
         pass
     before = status("VmRSS", "RssAnon", "RssFile")
@@ -91,57 +101,75 @@ def resident(path):
     print(json.dumps({name: round(after[name] - before[name], 1) for name in after}))
 
 
-def model(n):
-    import keras
+def perceptron():
+    # Of the zeros of a sparse file, too, every weight has a gradient.
+    hidden = [keras.layers.Dense(512, "relu", bias_initializer="ones") for _ in range(2)]
+    layers = [keras.Input((FEATURES,)), *hidden, keras.layers.Dense(1)]
+    return tfdp.make_private(keras.Sequential(layers)), "mse", {}
 
-    import tfdp
 
-    hidden = [keras.layers.Dense(512, "relu") for _ in range(2)]
-    made = tfdp.make_private(
-        keras.Sequential([keras.Input((FEATURES,)), *hidden, keras.layers.Dense(1)])
-    )
+def clicks():
+    features = {f"c{i}": VOCABULARY for i in range(IDS)}
+    sparse = {"selection": tfdp.selection.AdaFEST(threshold=23.0),
+              "embedding_optimizer": tfdp.optimizers.RowAdagrad(0.05)}  # fmt: skip
+    return tfdp.models.PrivateCTR(features, COUNTS), None, sparse
+
+
+# Of each model, what makes it and how it reads many rows.
+MODELS = {"perceptron": (perceptron, parse_rows), "pCTR": (clicks, clicks_of_rows)}
+
+
+def private(made, loss, arguments, n):
     optimizer = tfdp.optimizers.DPOptimizer(
-        keras.optimizers.Adam(1e-3), noise_multiplier=1.0, num_examples=n, expected_batch_size=BATCH
-    )
-    made.compile(optimizer, loss="mse")
-    optimizer.build(made.trainable_variables)
+        keras.optimizers.Adam(1e-3), noise_multiplier=1.0, num_examples=n,
+        expected_batch_size=BATCH, **arguments,
+    )  # fmt: skip
+    made.compile(optimizer, loss, weighted_metrics=[])
     return made
 
 
-def step_times(paths, repeats):
-    """Seconds of a step, batch included, from memory and from each file, alternately."""
-    import tensorflow as tf
+class Ends(keras.callbacks.Callback):
+    """When each step of the last `fit` ended."""
 
-    import tfdp
+    def on_train_begin(self, logs=None):
+        self.ends = []
 
-    rows = 200_000
-    arrays = np.zeros((rows, FEATURES), np.float32), np.zeros(rows, np.float32)
-    made = {"memory": tfdp.data.poisson_batches(arrays, BATCH, steps_per_epoch=10**6)}
-    for name, path in paths.items():
-        made[name] = batches_of(path, 10**6)
-        made[f"{name}, batched"] = batches_of(path, 10**6, batched=True)
-    trained = model(rows)
-    step = tf.function(trained.train_step, autograph=False, reduce_retracing=True)
-    iterators = {name: iter(data) for name, data in made.items()}
-    seconds = {name: [] for name in made}
-    part, ahead = 50, 40
+    def on_train_batch_end(self, batch, logs=None):
+        self.ends.append(time.perf_counter())
+
+    def seconds(self):
+        """Of a step, batch included."""
+        return (self.ends[-1] - self.ends[AHEAD - 1]) / (len(self.ends) - AHEAD)
+
+
+def step_times(name, paths, repeats):
+    """Seconds of a step of `fit`, from memory and from each file, alternately."""
+    make, many = MODELS[name]
+    rows = np.random.default_rng(0).normal(size=(200_000, FEATURES + 1)).astype(np.float32)
+    made = {"memory": tfdp.data.poisson_batches(many(rows), BATCH, steps_per_epoch=TURN)}
+    for source, path in paths.items():
+        if name == "perceptron":
+            made[source] = batches_of(path, TURN)
+        made[f"{source}, batched"] = batches_of(path, TURN, many)
+    # One for each: n is part of what they charge.
+    models = {
+        source: private(*make(), tfdp.data.sampling_of(data).num_examples)
+        for source, data in made.items()
+    }
+    seconds, ends = {source: [] for source in made}, Ends()
     for turn in range(repeats + 1):
-        for name, iterator in iterators.items():
-            for _ in range(ahead):  # more than was made ahead in another's turn
-                next(iterator)
-            start = time.perf_counter()
-            for _ in range(part):
-                [float(v) for v in step(next(iterator)).values()]
+        for source, data in made.items():
+            models[source].fit(data, verbose=0, callbacks=[ends])
             if turn:
-                seconds[name].append((time.perf_counter() - start) / part)
+                seconds[source].append(ends.seconds())
     return {
-        name: {
+        source: {
             "seconds": statistics.median(found),
             "ratio_of_pairs": statistics.median(
                 b / a for a, b in zip(seconds["memory"], found, strict=True)
             ),
         }
-        for name, found in seconds.items()
+        for source, found in seconds.items()
     }
 
 
@@ -166,9 +194,6 @@ def main():
     args = parser.parse_args()
     if args.resident:
         return resident(args.resident)
-    import keras
-    import tensorflow as tf
-
     result = {"machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
               "tensorflow": tf.__version__, "keras": keras.__version__, "batch": BATCH,
               "steps": STEPS, "record_bytes": RECORD, "memory_megabytes": []}  # fmt: skip
@@ -191,8 +216,10 @@ def main():
             result["memory_megabytes"].append(row)
             print(row, flush=True)
         largest = {kind: path for (kind, _, _), path in files.items()}
-        result["step"] = step_times(largest, args.repeats)
-        print(result["step"])
+        result["step"] = {}
+        for name in MODELS:
+            result["step"][name] = step_times(name, largest, args.repeats)
+            print(name, result["step"][name], flush=True)
     if args.out:
         with open(args.out, "w") as file:
             json.dump(result, file, indent=1)

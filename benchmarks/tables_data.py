@@ -9,19 +9,29 @@ def files():
     grown = {}
     for one in found["memory_megabytes"]:
         grown.setdefault(one["source"], []).append(one)
-    lines = table("read from", "sizes", "resident memory grows by, MB", "step / from memory",
-                  "with a `batched` parse")  # fmt: skip
+    lines = table("read from", "sizes", "resident memory grows by, MB", "perceptron",
+                  "perceptron, `batched` parse", "pCTR, `batched` parse")  # fmt: skip
     for source, sizes in grown.items():
         cells = (f"{one['records']:,}" for one in sizes)
         megabytes = (f"{one['VmRSS']:g}" for one in sizes)
-        ratios = (f"{found['step'][name]['ratio_of_pairs']:.2f}"
-                  for name in (source, f"{source}, batched"))  # fmt: skip
+        ratios = (
+            f"{found['step'][model][name]['ratio_of_pairs']:.2f}"
+            for model, name in (
+                ("perceptron", source),
+                ("perceptron", f"{source}, batched"),
+                ("pCTR", f"{source}, batched"),
+            )
+        )
         lines.append(row(source, " / ".join(cells), " / ".join(megabytes), *ratios))
-    seconds = found["step"]["memory"]["seconds"]
+    steps = (
+        f"{1e3 * times['memory']['seconds']:.0f} ms ({model})"
+        for model, times in found["step"].items()
+    )
     said = (
         f"Sizes in records of {found['record_bytes']} bytes; the largest memory map has "
-        f"{grown['memmap'][-1]['size']}. Batches of {found['batch']:,}; a step from memory takes "
-        f"{1e3 * seconds:.0f} ms; steps of all kinds in turns. {found['machine']}."
+        f"{grown['memmap'][-1]['size']}. Steps of `fit` by steps from memory, of all kinds in "
+        f"turns: batches of {found['batch']:,}, from memory {', '.join(steps)}. "
+        f"{found['machine']}."
     )
     return [*lines, "", said]
 
