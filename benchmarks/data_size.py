@@ -148,7 +148,7 @@ def step_times(name, paths, repeats):
     rows = np.random.default_rng(0).normal(size=(200_000, FEATURES + 1)).astype(np.float32)
     made = {"memory": tfdp.data.poisson_batches(many(rows), BATCH, steps_per_epoch=TURN)}
     for source, path in paths.items():
-        if name == "perceptron":
+        if name == "perceptron":  # nobody parses 27 features record by record
             made[source] = batches_of(path, TURN)
         made[f"{source}, batched"] = batches_of(path, TURN, many)
     # One for each: n is part of what they charge.
