@@ -155,9 +155,9 @@ def noise_of_the_map_forgotten():
 def untouched_rows_never_survive():
     import tensorflow as tf
 
-    from tfdp.selection.contribution_map import ContributionMap
+    from tfdp.noise import draws
 
-    ContributionMap._untouched_survivors = lambda self, p, source: tf.zeros([0], tf.int64)
+    draws.each_with_probability = lambda source, probability, bound: tf.zeros([0], tf.int64)
 
 
 def noised_only_where_touched():

@@ -5,7 +5,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp.noise import NoiseSource
-from tfdp.selection import FEST, AdaFEST, TableActivity
+from tfdp.selection import FEST, NO_ROW, AdaFEST, TableActivity
 
 
 def table(name, num_rows, ids):
@@ -48,6 +48,25 @@ def test_all_tables_share_one_contribution_norm():
     np.testing.assert_array_equal(found[24], [2, 6])
     np.testing.assert_array_equal(found[25], [0, 8])
     assert all(len(r) == 0 for r in found[:24])
+
+
+@pytest.mark.parametrize("capacity", [None, 10])
+@pytest.mark.parametrize("length", [1, 2])
+def test_an_example_that_repeats_an_id_counts_once_whatever_the_other_tables_hold(length, capacity):
+    # Where every table is looked up once, nobody looks for repetitions.
+    selection = AdaFEST(1.5, contribution_norm=9.0, capacity=capacity)
+    choose = selection.select if capacity is None else selection.select_padded
+    tables = [table("a", 5, [[3] * length] * 2), table("b", 5, [[1], [2]])]
+    rows, others = choose(tables, tf.ones(2, tf.bool), 0.0, NoiseSource(0))
+    np.testing.assert_array_equal(rows[rows < NO_ROW], [3])  # of two examples
+    assert not np.any(others < NO_ROW)
+    rows, others = choose(tables, tf.constant([True, False]), 0.0, NoiseSource(0))
+    assert not np.any(rows < NO_ROW) and not np.any(others < NO_ROW)
+
+
+def test_a_row_whose_contribution_is_the_threshold_survives():
+    (rows,) = select(AdaFEST(2.0), [table("t", 9, [[4], [4], [7]])])
+    np.testing.assert_array_equal(rows, [4])
 
 
 def test_the_same_id_of_two_tables_is_two_rows():

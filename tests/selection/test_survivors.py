@@ -11,7 +11,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp.noise import NoiseSource
-from tfdp.noise.draws import distinct_below
+from tfdp.noise.draws import AtOnce, distinct_below, each_with_probability
 from tfdp.selection import ContributionMap
 
 FALSE_ALARM = 1e-6
@@ -172,6 +172,46 @@ def test_every_subset_is_as_likely_as_every_other(count, bound):
         assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
+@pytest.mark.parametrize("probability", [0.15, 0.6])
+def test_every_integer_is_in_the_set_with_its_probability_independently(probability):
+    source, draws = NoiseSource(6), 4000
+
+    @tf.function(autograph=False)
+    def many():
+        def one(_):
+            found = each_with_probability(source, tf.constant(probability, tf.float64), 3)
+            return tf.math.bincount(tf.cast(found, tf.int32), minlength=3, maxlength=3)
+
+        return tf.map_fn(one, tf.range(draws), parallel_iterations=1)
+
+    kinds = (many().numpy() > 0) @ [1, 2, 4]
+    members = np.array([bin(kind).count("1") for kind in range(8)])
+    law = probability**members * (1 - probability) ** (3 - members)
+    assert stats.chisquare(np.bincount(kinds, minlength=8), law * draws).pvalue > FALSE_ALARM
+
+
+def test_what_cannot_be_used_of_the_bits_is_drawn_again():
+    bound = 2**62 + 1  # half of the integers below 2^63 would favour small ones
+    found = each_with_probability(NoiseSource(2), tf.constant(1e4 / bound, tf.float64), bound)
+    assert abs(len(found) - 1e4) < 100 * stats.norm.isf(FALSE_ALARM / 2)
+
+
+def test_words_drawn_at_once_are_used_once_and_in_no_loop():
+    words = AtOnce(NoiseSource(3), 5)
+    drawn = np.concatenate([words.bits((2,)), words.bits((3,))])
+    assert len(np.unique(drawn)) == 5
+    with pytest.raises(RuntimeError, match="1 more random words, 5 used"):
+        words.bits((1,))
+
+    @tf.function(autograph=False)
+    def in_a_loop():
+        words = AtOnce(NoiseSource(3), 100)
+        return tf.map_fn(lambda _: words.bits((1,)), tf.range(3), fn_output_signature=tf.uint64)
+
+    with pytest.raises(RuntimeError, match="inside=True"):
+        in_a_loop()
+
+
 def test_integers_below_a_bound_that_does_not_divide_the_range_of_bits_are_uniform():
     bound = 3 * 2**61  # a plain remainder would double the weight of the first third
     drawn = distinct_below(
@@ -179,6 +219,19 @@ def test_integers_below_a_bound_that_does_not_divide_the_range_of_bits_are_unifo
     )
     assert len(drawn) == 2000
     assert stats.kstest(drawn.numpy() / bound, "uniform").pvalue > FALSE_ALARM
+
+
+def test_contributions_of_touched_survivors_are_those_of_their_noise():
+    # A row that two examples share stands out of the noise: V ~ N(2, 2²) above the threshold.
+    draws, threshold = 20_000, 1.0
+    rows = np.repeat(np.arange(draws), 2)[:, None]
+    found, contributions = survivors(rows, [True] * len(rows), draws, threshold, 2.0, seed=9)
+    share = stats.norm.sf((threshold - 2.0) / 2.0)
+    z = (len(found) - draws * share) / math.sqrt(draws * share * (1 - share))
+    assert abs(z) < stats.norm.isf(FALSE_ALARM / 2)
+    law = stats.truncnorm((threshold - 2.0) / 2.0, np.inf, 2.0, 2.0)
+    assert stats.kstest(contributions, law.cdf).pvalue > FALSE_ALARM
+    assert contributions.min() >= threshold
 
 
 def test_contributions_of_untouched_survivors_are_the_tail_of_the_noise():

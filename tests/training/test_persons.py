@@ -10,6 +10,7 @@ from tfdp.accounting import Ledger, LedgerEntry, Sampling
 from tfdp.accounting.mechanisms import PrivateTraining
 from tfdp.data.provenance import tag
 from tfdp.errors import PrivacyError
+from tfdp.noise import NoiseSource
 from tfdp.selection.contribution_map import ContributionMap
 
 RATE = 1.0
@@ -315,5 +316,6 @@ def test_the_contribution_map_is_that_of_persons(monkeypatch, on_host):
     assert rows.shape == (2, 8) and mask.shape == (2,)
     owner = int(np.argmax([len(set(r) - {-1}) for r in rows.numpy()]))
     assert set(rows.numpy()[owner]) == {1, 2, 3, -1} and set(rows.numpy()[1 - owner]) == {1, -1}
-    found = ContributionMap(rows, mask, 30, 1.0)
-    np.testing.assert_allclose(found._sums, [1 + 3**-0.5, 3**-0.5, 3**-0.5])
+    found = ContributionMap(rows, mask, 30, 1.0).survivors(1e-9, 0.0, NoiseSource())
+    np.testing.assert_array_equal(found.rows, [1, 2, 3])
+    np.testing.assert_allclose(found.contributions, [1 + 3**-0.5, 3**-0.5, 3**-0.5])

@@ -158,6 +158,22 @@ def test_gradients_are_masked_then_clipped_jointly_with_the_dense_parameters(sha
     assert batch == 1 or difference > 0.02  # clipping before masking gives another answer
 
 
+def test_a_gradient_that_is_not_finite_is_left_out_of_the_rows_that_survived():
+    # Kept look-ups are no longer one after another of the examples: 1 and 3 of 0 to 3 are kept.
+    x = [np.array([[3], [1], [4], [2]])]
+    y = np.array([[1.0], [np.nan], [2.0], [-1.0]], "float32")
+    selection = FEST(3, frequencies={"first": rows_of(1, 2, 5)})
+    model = one_table()
+    gradients = gradients_of_examples(model, x, y)
+    gradients[1] = [np.zeros_like(g) for g in gradients[1]]
+    gradients[1][-1] += 1e-30  # brute force divides by the norm
+    exact = brute_force(model, gradients, {"first": [1, 2, 5]}, 0.1)
+    found = step(compiled(model, selection, clip_norm=0.1), x, y)
+    for a, b in zip(found.values(), exact, strict=True):
+        np.testing.assert_allclose(a, b / 8, rtol=1e-4, atol=2e-7)
+    assert np.any(found[TABLE][2]) and not np.any(found[TABLE][[0, 1, 3, 4, 5]])
+
+
 def test_adafest_survivors_are_those_of_the_contribution_map():
     x, y = make_data(8, rows=6)
     x[0][:], x[1][:] = 0, 0

@@ -49,16 +49,25 @@ def variable_gradient(variable, contributions):
 
 def scale(x, factors):
     """Multiplies example i of (B, ...) by factors[i]."""
-    return x * tf.reshape(factors, [-1] + [1] * (len(x.shape) - 1))
+    return x * _along(factors, x)
 
 
-def only_finite(finite, *tensors):
-    """Zeros in place of the examples whose gradient is not finite (0·NaN is NaN)."""
+def _along(per_example, x):
+    """(B,) as (B, 1, ...) of the rank of x."""
+    return tf.reshape(per_example, [-1] + [1] * (len(x.shape) - 1))
+
+
+def _only_finite(finite, gradients):
+    """The parts of gradients, zeros for examples whose gradient is not finite (0·NaN is NaN)."""
+    tensors = [part for gradient in gradients for part in gradient.parts]
 
     def select():
-        shaped = [tf.reshape(finite, [-1] + [1] * (len(t.shape) - 1)) for t in tensors]
         # A scalar zero: zeros_like would be materialised whether this branch runs or not.
-        return [tf.where(f, t, tf.zeros([], t.dtype)) for f, t in zip(shaped, tensors, strict=True)]
+        return [
+            tf.where(_along(gradient.of_parts(finite), t), t, tf.zeros([], t.dtype))
+            for gradient in gradients
+            for t in gradient.parts
+        ]
 
     if is_compiling():
         return select()  # fused into what follows; a branch would copy its operands
@@ -72,9 +81,15 @@ class Gradient:
         variable: the variable.
         parts: tuple of tensors (B, ...) of which the gradients are made, example by example.
         is_product: whether `sum_of` multiplies the parts with each other.
+        examples: None; or (K,), where the parts are (K, ...), the example of each entry.
     """
 
     is_product = False
+    examples = None
+
+    def of_parts(self, per_example):
+        """What is given for each example (B,), for each entry of the parts."""
+        return per_example if self.examples is None else tf.gather(per_example, self.examples)
 
     def squared_norm(self):
         """(B,) float64 squared norms and (B,) bounds of their rounding error."""
@@ -86,7 +101,7 @@ class Gradient:
 
     def clipped_sum(self, factors, finite):
         """The sum over the examples that are `finite` (B,), each times its factor (B,)."""
-        return self.sum_of(only_finite(finite, *self.parts), factors)
+        return self.sum_of(_only_finite(finite, [self]), factors)
 
 
 def clipped_sums_of(gradients, factors, finite):
@@ -112,8 +127,11 @@ def clipped_sums_of(gradients, factors, finite):
 
 def _sums(pairs, finite):
     """Clipped sums of (gradient, factors); with `finite` None, all examples are known to be."""
-    parts = [part for gradient, _ in pairs for part in gradient.parts]
-    parts = iter(parts if finite is None else only_finite(finite, *parts))
+    gradients = [gradient for gradient, _ in pairs]
+    if finite is None:
+        parts = iter([part for gradient in gradients for part in gradient.parts])
+    else:
+        parts = iter(_only_finite(finite, gradients))
     return [g.sum_of([next(parts) for _ in g.parts], factors) for g, factors in pairs]
 
 

@@ -6,8 +6,10 @@ import dataclasses
 import tensorflow as tf
 
 from tfdp.clipping.gradients import Gradient, RowGradients, scale
+from tfdp.clipping.products import POSITIVE, UNDERFLOW, sum_of_squares
 from tfdp.clipping.recording import trained_variables
 from tfdp.errors import PrivacyError
+from tfdp.runtime.xla import is_compiling
 
 _BEYOND = tf.int64.max
 
@@ -78,7 +80,7 @@ def restrict(result, survivors):
         A `Backward` whose `clipped_sums` are `SurvivorSums` for these variables.
     """
     gradients = [
-        (i, SurvivingRows(g, survivors[i]) if i in survivors else g, group)
+        (i, _surviving(g, survivors[i]) if i in survivors else g, group)
         for i, g, group in result.gradients
     ]
     return dataclasses.replace(result, gradients=gradients)
@@ -91,15 +93,27 @@ def place_among(survivors, ids):
         survivors: (S,) sorted int64 rows.
         ids: integers of any shape; negative ones are no rows.
     """
+    place, survived = _search(survivors, ids)
+    return tf.where(survived, place, -1)
+
+
+def _search(survivors, ids):
+    """The first place of the survivors that is not before each id; whether it is that id's."""
     ids = tf.cast(ids, tf.int64)
     # The sentinel keeps an empty set of survivors an ordinary case.
     sorted_rows = tf.concat([survivors, [_BEYOND]], 0)
     place = tf.reshape(tf.searchsorted(sorted_rows, tf.reshape(ids, [-1])), tf.shape(ids))
-    return tf.where(tf.gather(sorted_rows, place) == ids, place, -1)
+    return place, tf.gather(sorted_rows, place) == ids
 
 
-class SurvivingRows(Gradient):
-    """Look-ups as `RowGradients`, without the rows that did not survive."""
+def _surviving(gradient, survivors):
+    """The `Gradient` of look-ups that is left of a `RowGradients`."""
+    # XLA compiles for a number of look-ups that is known, and fuses the choice with what follows.
+    return (_MaskedRows if is_compiling() else _KeptRows)(gradient, survivors)
+
+
+class _MaskedRows(Gradient):
+    """Look-ups as `RowGradients`, with zeros for rows that did not survive."""
 
     def __init__(self, gradient, survivors):
         self.variable = gradient.variable
@@ -108,19 +122,46 @@ class SurvivingRows(Gradient):
         values = tf.where(self.place[:, :, tf.newaxis] >= 0, gradient.values, 0.0)
         self.masked = copy.copy(gradient)
         self.masked.values = tf.ensure_shape(values, gradient.values.shape)
+        self.parts = self.masked.parts
 
     def squared_norm(self):
         return self.masked.squared_norm()
 
-    @property
-    def parts(self):
-        return self.masked.parts
-
     def sum_of(self, parts, factors):
         values = scale(parts[0], factors)
-        sums = tf.math.unsorted_segment_sum(
-            tf.reshape(values, [-1, values.shape[2]]),
-            tf.reshape(self.place, [-1]),
-            tf.size(self.survivors),
+        flat = tf.reshape(values, [-1, values.shape[2]])
+        return _sums_of_rows(flat, tf.reshape(self.place, [-1]), self.survivors)
+
+
+class _KeptRows(Gradient):
+    """Only the look-ups of rows that survived: mostly few of all (K, in the shapes below)."""
+
+    def __init__(self, gradient, survivors):
+        self.variable = gradient.variable
+        self.survivors = survivors
+        self.num_examples = tf.shape(gradient.ids)[0]
+        length = gradient.ids.shape[1]  # None for ragged ids
+        self.length = tf.shape(gradient.ids, tf.int64)[1] if length is None else length
+        place, survived = _search(survivors, tf.reshape(gradient.ids, [-1]))
+        kept = tf.reshape(tf.where(survived), [-1])
+        self.place = tf.gather(place, kept)
+        self.examples = kept if length == 1 else kept // self.length
+        width = gradient.values.shape[2]
+        self.parts = (tf.gather(tf.reshape(gradient.values, [-1, width]), kept),)
+
+    def squared_norm(self):
+        (values,) = self.parts
+        norm = tf.math.unsorted_segment_sum(
+            sum_of_squares(values), self.examples, self.num_examples
         )
-        return SurvivorSums(self.survivors, sums)
+        lost = tf.cast(self.length * values.shape[1], tf.float64) * UNDERFLOW
+        return norm, norm * POSITIVE + lost
+
+    def sum_of(self, parts, factors):
+        values = scale(parts[0], self.of_parts(factors))
+        return _sums_of_rows(values, self.place, self.survivors)
+
+
+def _sums_of_rows(values, place, survivors):
+    sums = tf.math.unsorted_segment_sum(values, place, tf.size(survivors))
+    return SurvivorSums(survivors, sums)

@@ -6,6 +6,32 @@ _PHILOX = 1  # tf.random.Algorithm.PHILOX
 _RANGE = 2**63 - 1
 
 
+class AtOnce:
+    """Bits of a `tfdp.noise.NoiseSource` for several draws, from one draw of it.
+
+    Args:
+        source: the `NoiseSource`.
+        number: uint64 words, in all.
+    """
+
+    def __init__(self, source, number):
+        self._words, self._used = source.bits((number,)), 0
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def bits(self, shape):
+        """uint64 tensor of shape (n,); no two calls share a bit.
+
+        Raises:
+            RuntimeError: past the last word, or inside of a loop or a branch: each turn of a loop
+                would get the same bits.
+        """
+        first, self._used = self._used, self._used + shape[0]
+        inside = tf.compat.v1.get_default_graph() is not self._graph
+        if self._used > self._words.shape[0] or inside:
+            raise RuntimeError(f"{shape[0]} more random words, {first} used, inside={inside}")
+        return self._words[first : self._used]
+
+
 def random_bits(source, count):
     """(count,) independent uniform uint64 values.
 
@@ -30,9 +56,13 @@ def standard_normal(source, count):
 
 def standard_exponential(source, count):
     """(count,) float64 exponential values of mean 1, small ones at full precision."""
+    return -tf.math.log1p(-tf.minimum(uniform(source, count), 1.0 - 2.0**-53))
+
+
+def uniform(source, count):
+    """(count,) float64 values in (0, 1], multiples of 2⁻⁶⁴ as far as float64 has them."""
     bits = tf.bitwise.right_shift(random_bits(source, count), tf.constant(1, tf.uint64))
-    uniform = (tf.cast(tf.cast(bits, tf.int64), tf.float64) + 0.5) * 2.0**-63
-    return -tf.math.log1p(-tf.minimum(uniform, 1.0 - 2.0**-53))
+    return (tf.cast(tf.cast(bits, tf.int64), tf.float64) + 0.5) * 2.0**-63
 
 
 def binomial(source, count, probability):
@@ -50,6 +80,31 @@ def binomial(source, count, probability):
         probs=probability,
         output_dtype=tf.int64,
     )
+
+
+def each_with_probability(source, probability, bound):
+    """A random set, which each integer in [0, bound) is in with a probability, independently.
+
+    A Poisson number of uniform integers with replacement: how often each is drawn is then Poisson
+    distributed, independently of the others. Memory and time are those of the result.
+
+    Args:
+        source: a `tfdp.noise.NoiseSource`, or `AtOnce` with 5 words.
+        probability: scalar float64 tensor in [0, 1).
+        bound: a Python integer, at most 2^53.
+
+    Returns:
+        (m,) int64, the members of the set, in any order; a few of them more than once.
+    """
+    # `_below` uses this share of what is drawn.
+    share = _RANGE // bound * bound / 2**63
+    number = tf.raw_ops.StatelessRandomPoisson(
+        shape=tf.zeros([0], tf.int32),
+        seed=tf.bitcast(source.bits((2,)), tf.int64),
+        lam=-tf.math.log1p(-probability) * (bound / share),
+        dtype=tf.int64,
+    )
+    return _below(source, number, bound)
 
 
 def distinct_below(source, count, bound):

@@ -13,7 +13,7 @@ from tfdp.selection.fest import FEST
 from tfdp.selection.forecast import SelectionForecast
 from tfdp.selection.padded import NO_ROW, padded_survivors
 from tfdp.selection.row_selection import RowSelection
-from tfdp.selection.tables import joint_rows, offsets, split_padded_rows, split_rows
+from tfdp.selection.tables import are_distinct, joint_rows, offsets, split_padded_rows, split_rows
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -152,10 +152,12 @@ class AdaFEST(RowSelection):
 
     def select(self, tables, example_mask, noise_multiplier, source):
         rows, num_rows, candidates = self._rows(tables)
-        survivors = ContributionMap(rows, example_mask, num_rows, self.contribution_norm).survivors(
-            self.threshold, self.contribution_noise_multiplier(noise_multiplier), source
+        contributions = ContributionMap(
+            rows, example_mask, num_rows, self.contribution_norm, are_distinct(tables)
         )
-        rows = survivors.rows
+        rows = contributions.survivors(
+            self.threshold, self.contribution_noise_multiplier(noise_multiplier), source
+        ).rows
         if candidates is not None:
             rows = tf.gather(candidates, rows)
         return split_rows(rows, tables)
@@ -165,6 +167,7 @@ class AdaFEST(RowSelection):
         rows = padded_survivors(
             rows, example_mask, num_rows, self.contribution_norm, self.threshold,
             self.contribution_noise_multiplier(noise_multiplier), self.capacity, source,
+            are_distinct(tables),
         )  # fmt: skip
         if candidates is not None:
             among = tf.gather(candidates, tf.minimum(rows, num_rows - 1))

@@ -32,25 +32,27 @@ class Survivors:
         return self._contributions()
 
 
-def activations(rows, example_mask, contribution_norm):
+def activations(rows, example_mask, contribution_norm, distinct=False):
     """What each example contributes to which rows.
 
     Args:
-        rows, example_mask, contribution_norm: as for `ContributionMap`.
+        rows, example_mask, contribution_norm, distinct: as for `ContributionMap`.
 
     Returns:
-        (B, T) int64 rows, sorted within examples; (B, T) bool, which of them count: each row once
-        for an example that is there; (B, T) float64 contributions, min(1, C₁/‖v_i‖₂).
+        (B, T) int64 rows, in any order within examples; (B, T) bool, which of them count: each row
+        once for an example that is there; (B, T) float64 contributions, min(1, C₁/‖v_i‖₂).
     """
-    ordered = tf.sort(tf.cast(rows, tf.int64), axis=1)
-    first = tf.concat(
-        [tf.ones_like(ordered[:, :1], tf.bool), ordered[:, 1:] != ordered[:, :-1]], axis=1
-    )
-    active = first & (ordered >= 0) & example_mask[:, tf.newaxis]
+    rows = tf.cast(rows, tf.int64)
+    if not distinct:
+        rows = tf.sort(rows, axis=1)
+    active = (rows >= 0) & example_mask[:, tf.newaxis]
+    if not distinct:
+        once = tf.ones_like(active[:, :1])
+        active &= tf.concat([once, rows[:, 1:] != rows[:, :-1]], axis=1)
     activated = tf.reduce_sum(tf.cast(active, tf.float64), axis=1)
     bound = tf.constant(contribution_norm, tf.float64)
     weight = tf.minimum(tf.constant(1.0, tf.float64), bound / tf.sqrt(activated))
-    return ordered, active, tf.broadcast_to(weight[:, tf.newaxis], tf.shape(active))
+    return rows, active, tf.broadcast_to(weight[:, tf.newaxis], tf.shape(active))
 
 
 class ContributionMap:
@@ -69,6 +71,8 @@ class ContributionMap:
         example_mask: (B,) bool, false for the padding of a batch.
         num_rows: total number of rows, at most 2^53.
         contribution_norm: C₁.
+        distinct: whether no example can have a row twice, whatever its ids (see
+            `tables.are_distinct`): then nobody has to look for repetitions.
     """
 
     def __init__(
@@ -77,24 +81,21 @@ class ContributionMap:
         example_mask: tf.Tensor,
         num_rows: int,
         contribution_norm: float,
+        distinct: bool = False,
     ):
         self.num_rows = num_rows
         self.contribution_norm = contribution_norm
-        ordered, active, weights = activations(rows, example_mask, contribution_norm)
-        touched, index = tf.unique(tf.boolean_mask(ordered, active))
-        sums = tf.math.unsorted_segment_sum(
-            tf.boolean_mask(weights, active), index, tf.size(touched)
-        )
-        order = tf.argsort(touched)
-        self._touched = tf.gather(touched, order)
-        self._sums = tf.gather(sums, order)
+        rows, active, weights = activations(rows, example_mask, contribution_norm, distinct)
+        self._rows = tf.boolean_mask(rows, active)
+        self._weights = tf.boolean_mask(weights, active)
 
     def survivors(self, threshold, noise_multiplier, source):
         """The rows with V_j ≥ threshold, where V = V̂ + N(0, (noise_multiplier·C₁)²) on every row.
 
-        Rows that no example touched are not visited: their survivors are a Binomial number of
-        uniform positions, and their V a Gaussian above the threshold (appendix B.2). The paper
-        prints σ₁²C₁² where the standard deviation is σ₁·C₁.
+        A row survives with probability Ψ((threshold − V̂_j)/(noise_multiplier·C₁)), Ψ the survival
+        function of a normal variable, independently of the others. Those that no example touched
+        are not visited: all of them survive with the same probability (appendix B.2; the paper
+        prints σ₁²C₁² where the standard deviation is σ₁·C₁).
 
         Args:
             threshold: τ.
@@ -106,28 +107,29 @@ class ContributionMap:
         """
         threshold = tf.constant(threshold, tf.float64)
         stddev = tf.cast(noise_multiplier, tf.float64) * self.contribution_norm
-        noisy = self._sums + stddev * draws.standard_normal(source, tf.size(self._sums))
-        survives = noisy >= threshold
-        tail = 0.5 * tf.math.erfc(threshold / stddev / tf.sqrt(tf.constant(2.0, tf.float64)))
-        untouched = self._untouched_survivors(tail, source)
-        rows = tf.concat([tf.boolean_mask(self._touched, survives), untouched], 0)
+        words = draws.AtOnce(source, 8)
+        by_noise = _survival(threshold / stddev)
+        # Also of rows that are touched, which have draws of their own: there these are ignored.
+        untouched = draws.each_with_probability(words, by_noise, self.num_rows)
+        rows, index = tf.unique(tf.concat([self._rows, untouched], 0))
+        sums = tf.math.unsorted_segment_sum(
+            self._weights, index[: tf.size(self._weights)], tf.size(rows)
+        )
+        uniform = draws.uniform(words, tf.size(sums))
+        # The survival function at the noise; of an untouched row, given that it survives.
+        uniform = tf.where(sums > 0.0, uniform, by_noise * uniform)
+        # Without noise the quotient may be 0/0: V̂_j = threshold survives.
+        survives = ~(uniform > _survival((threshold - sums) / stddev))
+        rows = tf.boolean_mask(rows, survives)
         order = tf.argsort(rows)
 
         def contributions():
-            above = _above(threshold, stddev, tail, tf.size(untouched), source)
-            return tf.gather(tf.concat([tf.boolean_mask(noisy, survives), above], 0), order)
+            noisy = tf.boolean_mask(sums - stddev * tf.math.ndtri(uniform), survives)
+            return tf.gather(tf.maximum(threshold, noisy), order)
 
         return Survivors(tf.gather(rows, order), contributions)
 
-    def _untouched_survivors(self, probability, source):
-        num_touched = tf.size(self._touched, out_type=tf.int64)
-        num_untouched = self.num_rows - num_touched
-        count = draws.binomial(source, num_untouched, probability)
-        return draws.distinct_outside(source, count, self._touched, self.num_rows)
 
-
-def _above(threshold, stddev, tail, count, source):
-    """(count,) values of N(0, stddev²) given that they are at least `threshold`."""
-    bits = tf.bitwise.right_shift(draws.random_bits(source, count), tf.constant(1, tf.uint64))
-    uniform = (tf.cast(tf.cast(bits, tf.int64), tf.float64) + 0.5) * 2.0**-63
-    return tf.maximum(threshold, -stddev * tf.math.ndtri(tail * uniform))
+def _survival(z):
+    """Ψ(z), the probability that a standard normal variable is larger."""
+    return 0.5 * tf.math.erfc(z * 0.5**0.5)

@@ -16,8 +16,9 @@ _NEVER = float("-inf")
 
 
 def padded_survivors(
-    rows, example_mask, num_rows, contribution_norm, threshold, noise_multiplier, capacity, source
-):
+    rows, example_mask, num_rows, contribution_norm, threshold, noise_multiplier, capacity, source,
+    distinct=False,
+):  # fmt: skip
     """The survivors of `ContributionMap.survivors` with the largest V, in a fixed size.
 
     Formal guarantees: the rows are distributed as those of the naive algorithm (noise on all
@@ -31,6 +32,7 @@ def padded_survivors(
         rows, example_mask, num_rows, contribution_norm: as for `ContributionMap`.
         threshold, noise_multiplier, source: as for its `survivors`.
         capacity: largest number of rows, a Python integer.
+        distinct: as for `ContributionMap`.
 
     Returns:
         (capacity,) int64, the surviving rows, sorted, then `NO_ROW`.
@@ -38,7 +40,7 @@ def padded_survivors(
     capacity = min(capacity, num_rows)
     threshold = tf.constant(threshold, tf.float64)
     stddev = tf.cast(noise_multiplier, tf.float64) * contribution_norm
-    touched, sums, count = _touched(rows, example_mask, contribution_norm)
+    touched, sums, count = _touched(rows, example_mask, contribution_norm, distinct)
     noisy = sums + source.normal(tuple(sums.shape), stddev, tf.float64)
     noisy = tf.where((touched < NO_ROW) & (noisy >= threshold), noisy, _NEVER)
     others, of_others = _untouched(touched, count, num_rows, threshold, stddev, capacity, source)
@@ -48,10 +50,10 @@ def padded_survivors(
     return tf.sort(kept)
 
 
-def _touched(rows, example_mask, contribution_norm):
+def _touched(rows, example_mask, contribution_norm, distinct):
     """Distinct touched rows, sorted and padded with NO_ROW; their V̂; and their number."""
-    ordered, active, weights = activations(rows, example_mask, contribution_norm)
-    flat = tf.reshape(tf.where(active, ordered, NO_ROW), [-1])
+    rows, active, weights = activations(rows, example_mask, contribution_norm, distinct)
+    flat = tf.reshape(tf.where(active, rows, NO_ROW), [-1])
     size = flat.shape[0]
     order = tf.argsort(flat)
     flat = tf.gather(flat, order)
