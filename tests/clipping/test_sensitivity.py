@@ -1,6 +1,7 @@
 """What one example adds to a clipped sum never has a norm beyond C(1 + 1e-6), but for float32."""
 
 import functools
+import types
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tfdp.clipping import OuterProduct, PerExampleGradients, Rows
+from tfdp.clipping import OuterProduct, PerExampleGradients, Rows, surviving_rows
 from tfdp.clipping.factors import CLIPPING, clip_factors
 from tfdp.clipping.gradients import variable_gradient
 from tfdp.clipping.products import UNDERFLOW
@@ -226,6 +227,23 @@ def test_long_positive_sums(jit_compile):
         values = np.full((1, 1 << 18), value, np.float32)
         case = [PerExampleGradients(tf.constant(values))], values.astype(np.float64)
         assert excess(*case, jit_compile=jit_compile) <= 1e-6
+
+
+@pytest.mark.parametrize("size", [1e-21, 9e-20, 1.0])
+@pytest.mark.parametrize("now", [False, True])
+def test_norms_of_look_ups_that_survived_are_not_underestimated(size, now):
+    generator = np.random.default_rng(0)
+    ids = generator.permutation(60).reshape(3, 20)
+    values = (size * generator.normal(size=(3, 20, 7))).astype(np.float32)
+    variable = types.SimpleNamespace(shape=(60, 7))
+    gradient = variable_gradient(variable, [Rows(tf.constant(ids), tf.constant(values))])
+    survivors = np.flatnonzero(generator.random(60) < 0.4)
+    with compiling(now):
+        left = surviving_rows._surviving(gradient, tf.constant(survivors))
+        norm, bound = (t.numpy() for t in left.squared_norm())
+    true = np.sum((values.astype(np.float64) * np.isin(ids, survivors)[:, :, None]) ** 2, (1, 2))
+    assert np.all(norm + bound >= true)
+    assert size < 1.0 or np.all(norm + bound <= true * 1.0001)
 
 
 def test_rounding_bounds_leave_ordinary_gradients_alone():

@@ -137,9 +137,13 @@ def brute_force(model, gradients, survivors, clip_norm, mask_first=True):
     return sums
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("shared", [False, True])
-def test_gradients_are_masked_then_clipped_jointly_with_the_dense_parameters(shared, batch):
+@pytest.mark.parametrize(
+    "shared, batch, jit_compile",
+    [(False, 1, False), (False, 8, False), (False, 8, True), (True, 1, False), (True, 8, False)],
+)
+def test_gradients_are_masked_then_clipped_jointly_with_the_dense_parameters(
+    shared, batch, jit_compile
+):
     survivors = {"first": [1, 2, 5, 9]}
     if not shared:
         survivors["second"] = [3, 5]
@@ -151,7 +155,8 @@ def test_gradients_are_masked_then_clipped_jointly_with_the_dense_parameters(sha
     other = brute_force(model, gradients, survivors, 2.0, mask_first=False)
     fest = FEST(4 if shared else {"first": 4, "second": 2},
                 frequencies={name: rows_of(*rows) for name, rows in survivors.items()})  # fmt: skip
-    found = step(compiled(model, fest, clip_norm=2.0, expected_batch_size=8), x, y)
+    model = compiled(model, fest, clip_norm=2.0, expected_batch_size=8, jit_compile=jit_compile)
+    found = step(model, x, y)
     for a, b in zip(found.values(), exact, strict=True):
         np.testing.assert_allclose(a, b / 8, rtol=1e-4, atol=2e-6)
     difference = max(np.abs(a - b).max() for a, b in zip(exact, other, strict=True))
