@@ -23,7 +23,7 @@ ARGUMENTS = {
     "step_time": ["--lengths", "50", "--repeats", "9", "--memory"],
     "cliffs": ["--seconds", "2"],
     "start_and_noise": [],
-    "sparse_step": ["--rows", "1000000", "--steps", "10"],
+    "sparse_step": ["--rows", "1000000", "--steps", "10", "--rounds", "1"],
     "person_step": ["--repeats", "5"],
     "replicas": ["--repeats", "3"],
     "data_size": ["--gigabytes", "1", "--repeats", "5"],

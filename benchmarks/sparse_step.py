@@ -10,11 +10,14 @@ One table of V rows × 64, a batch of 1,024 single-valued ids (Zipf), a linear h
 - adafest, many rows: the same at 1e-4, so that 1,000 rows of 10 million survive by noise alone;
 - plain: a `SparseEmbedding` under Keras's SGD without privacy, which scatters rows, on batches of
   a shuffled `tf.data.Dataset` of records;
-- plain, arrays: the same on the arrays themselves, of which Keras takes a batch in one operation.
+- plain, arrays: the same on the arrays themselves, of which Keras takes a batch in one operation;
+- plain, drawn: the same on the Poisson batches that private training needs.
 
 Each is timed over whole epochs of `fit`, with the data pipeline it would have. Steps of
 milliseconds run ten at a time (`steps_per_execution`), as Keras advises for them: one by one, what
-`fit` does between two takes up to a third of the time, with and without privacy.
+`fit` does between two takes up to a third of the time, with and without privacy. They are measured
+in several processes each, in turns, of which the median counts: where the memory of a process lies
+moves such a step by a tenth.
 
     python benchmarks/sparse_step.py [--rows 100000 1000000 10000000] [--big] [--out FILE]
 
@@ -39,7 +42,9 @@ import tensorflow as tf
 import tfdp
 
 WIDTH, BATCH, EXAMPLES = 64, 1024, 200_000
-METHODS = ("plain", "plain, arrays", "adafest", "adafest, many rows", "dense, cut tails", "dense")
+PLAIN = ("plain", "plain, arrays", "plain, drawn")
+SPARSE = (*PLAIN, "adafest", "adafest, many rows")
+DENSE = ("dense, cut tails", "dense")
 SIGMA = 1.0
 AT_ONCE = 10  # steps of milliseconds
 # σ₁ = √2·σ at noise ratio 1, times the normal quantile of the probability.
@@ -151,8 +156,9 @@ def summary(results):
     table = {}
     for v in rows:
         adafest = seconds["adafest", v]
-        table[v] = {f"{m} / adafest": seconds[m, v] / adafest for m in METHODS if m != "adafest"}
-        for plain in ("plain", "plain, arrays"):
+        others = [m for m in (*SPARSE, *DENSE) if m != "adafest"]
+        table[v] = {f"{m} / adafest": seconds[m, v] / adafest for m in others}
+        for plain in PLAIN:
             table[v][f"adafest / {plain}"] = adafest / seconds[plain, v]
         table[v]["adafest / adafest at fewest rows"] = adafest / seconds["adafest", rows[0]]
     return table
@@ -162,6 +168,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[10**5, 10**6, 10**7])
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--big", action="store_true")
     parser.add_argument("--out")
     args = parser.parse_args()
@@ -181,15 +188,20 @@ def main():
     if args.big:
         note(measure("adafest", 10**8, 100, width=16))
         return
-    # Rounds, so that what else the machine does meets all of them alike.
-    for method in METHODS:
-        for rows in args.rows:
-            # Dense steps take up to ten thousand times as long.
-            steps = args.steps
-            if method.startswith("dense"):
-                steps = 6 if rows >= 10**6 else 60
-            with _fresh_process() as pool:  # a dense step on the largest table needs 13 GiB
-                note(pool.submit(measure, method, rows, steps).result())
+
+    def measured(method, rows, steps):
+        with _fresh_process() as pool:  # a dense step on the largest table needs 13 GiB
+            return pool.submit(measure, method, rows, steps).result()
+
+    for rows in args.rows:
+        # Rounds, so that what else the machine does meets all of them alike.
+        rounds = [{m: measured(m, rows, args.steps) for m in SPARSE} for _ in range(args.rounds)]
+        for method in SPARSE:
+            runs = sorted((found[method] for found in rounds), key=lambda r: r["seconds_per_step"])
+            each = [run["seconds_per_step"] for run in runs]
+            note({**runs[len(runs) // 2], "seconds_per_step_of_runs": each})
+        for method in DENSE:  # steps take up to ten thousand times as long
+            note(measured(method, rows, 6 if rows >= 10**6 else 60))
     result["ratios"] = summary(result["measured"])
     print(json.dumps(result["ratios"], indent=2))
     if args.out:

@@ -13,7 +13,7 @@ from tfdp.data.provenance import tag
 # What is read and goes from Python to TensorFlow at once: as many batches as take so many seconds,
 # so that no step waits long for batches after its own, of so many bytes at most. One crossing takes
 # 0.4 ms, and a call of a source for many records is shorter than several for a few.
-_AT_ONCE, _SECONDS_AT_ONCE, _BYTES_AT_ONCE = 16, 0.03, 1 << 21
+_AT_ONCE, _SECONDS_AT_ONCE, _BYTES_AT_ONCE = 16, 0.06, 1 << 22
 
 
 def dataset_of_batches(records, sampling, draw_epoch, persons=None, source=None):
@@ -64,7 +64,8 @@ def _batches(records, one_epoch, capacity):
     several = tf.data.Dataset.from_generator(
         ended_at_exit(several_at_once), output_signature=signature
     )
-    return several.unbatch()
+    # While the batches that were read together are trained on, the next ones are read.
+    return several.prefetch(1).unbatch()
 
 
 def _windows(records, draws, capacity, most):

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import is_integer
+from tfdp.data.array_records import ArrayRecords
 from tfdp.data.mapped_rows import MappedRows
 from tfdp.data.provenance import Origin
 from tfdp.data.records import Records, lists_as_tuples
@@ -94,7 +95,7 @@ class SourceRecords:
     """
 
     def __init__(self, source, parse):
-        source = MappedRows.of(source)
+        source = ArrayRecords.of(MappedRows.of(source))
         many, one = (hasattr(type(source), name) for name in ("__getitems__", "__getitem__"))
         if isinstance(source, (tuple, dict)) or not (many or one) or not hasattr(source, "__len__"):
             raise ValueError(
