@@ -191,7 +191,7 @@ def test_batches_that_are_made_together_are_those_that_are_made_one_by_one(
 
 def test_no_more_is_made_ahead_than_fits():
     wide = tf.TensorSpec((3, 1 << 16), tf.float32), tf.TensorSpec((3,), tf.float32)
-    assert sampled_batches._batches_of_bytes(wide) == (1 << 21) // (12 * (1 << 16) + 12) == 2
+    assert sampled_batches._batches_of_bytes(wide) == (1 << 22) // (12 * (1 << 16) + 12) == 5
     strings = *wide, tf.TensorSpec((3,), tf.string)
     assert sampled_batches._batches_of_bytes(strings) == 0
 

@@ -1,11 +1,11 @@
 """Records of array_record files, read without a loop of Python over each of them."""
 
 import itertools
-import os
 
 import numpy as np
 
-_SOURCE = "array_record.python.array_record_data_source", "ArrayRecordDataSource"
+from tfdp._compat import array_record
+
 # Drawn records lie far from each other: what a larger buffer reads beside them is for nobody.
 _BUFFER = 1 << 12
 
@@ -34,19 +34,15 @@ class ArrayRecords:
             The source itself, if it is something else, or keeps its files in another way than
             array_record 0.8 does.
         """
-        if (type(source).__module__, type(source).__qualname__) != _SOURCE or not len(source):
+        known = array_record.files_of(source)
+        if known is None or not len(source):
             return source
-        ends = [0, len(source) - 1]
+        records, ends = cls(*known), [0, len(source) - 1]
+        if len(records) != len(source):
+            return source
         try:
-            files = [
-                (os.fspath(part.filename), int(part.start), int(part.end))
-                for part in source._read_instructions
-            ]
-            records = cls(files, f"readahead_buffer_size:0,{source._reader_options_string}")
-            if len(records) != len(source):
-                return source
             found = records.__getitems__(ends)
-        except (AttributeError, TypeError):
+        except TypeError:  # of another version's readers
             return source
         return records if found == [source[i] for i in ends] else source
 
@@ -73,9 +69,5 @@ class ArrayRecords:
 
     def _reader(self, k):
         if self._readers[k] is None:
-            from array_record.python import array_record_module
-
-            self._readers[k] = array_record_module.ArrayRecordReader(
-                self._files[k][0], options=self._options, file_reader_buffer_size=_BUFFER
-            )
+            self._readers[k] = array_record.reader(self._files[k][0], self._options, _BUFFER)
         return self._readers[k]
