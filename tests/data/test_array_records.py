@@ -124,7 +124,9 @@ def test_what_may_read_otherwise_is_read_by_itself(source):
         pass
 
     decoded = Decoded(("a", 0, 7))
-    assert ArrayRecords.of(decoded) is decoded
+    for module in (__name__, ArrayRecordDataSource.__module__):
+        Decoded.__module__ = module
+        assert ArrayRecords.of(decoded) is decoded
     rows = np.zeros((3, 2))
     assert ArrayRecords.of(rows) is rows
 
