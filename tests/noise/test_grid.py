@@ -205,19 +205,6 @@ def test_a_release_of_a_size_that_only_the_step_knows(compiled):
     assert len(set(seen[2]) & set(seen[3])) <= 2
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_normal_values_whose_number_only_the_step_knows(compiled):
-    source = NoiseSource(1)
-    run = source.normal_any
-    if compiled:
-        run = tf.function(run, autograph=False)
-    seen = [run(tf.constant(n)).numpy() for n in (0, 1, 2_048, 2_048, 2_049, 16_384, 40_000)]
-    assert [len(one) for one in seen] == [0, 1, 2_048, 2_048, 2_049, 16_384, 40_000]
-    values = np.concatenate(seen)
-    assert values.dtype == np.float64 and len(np.unique(np.abs(values))) == len(values)
-    assert stats.kstest(values, "norm").pvalue > 1e-8
-
-
 def test_rounding_of_float32_sums_is_within_what_is_charged():
     # Neighbouring sums of equal vectors, the worst sign pattern of a mean gradient: what one
     # record moves the computed sum by, beyond its norm.

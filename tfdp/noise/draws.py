@@ -49,11 +49,6 @@ def random_bits(source, count):
     )
 
 
-def standard_normal(source, count):
-    """(count,) float64 standard normal values with true tails."""
-    return source.normal_any(tf.cast(count, tf.int32))
-
-
 def standard_exponential(source, count):
     """(count,) float64 exponential values of mean 1, small ones at full precision."""
     return -tf.math.log1p(-tf.minimum(uniform(source, count), 1.0 - 2.0**-53))

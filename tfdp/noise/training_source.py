@@ -127,29 +127,8 @@ class NoiseSource:
             part = tf.ensure_shape(tf.pad(part, [[0, size - tf.size(part)]]), [size])
             return self._release(part, grid, dtype=dtype)
 
-        return self._of_any_size(tf.size(values), block, dtype)
-
-    def normal_any(self, count):
-        """(count,) float64 standard normal values, without compiling for that number.
-
-        Args:
-            count: scalar int32 tensor.
-        """
-
-        def block(_, size):
-            return self.normal((size,), 1.0, tf.float64)
-
-        return self._of_any_size(count, block, tf.float64)
-
-    def _of_any_size(self, count, block, dtype):
-        """(count,) values, drawn in blocks of one of two static sizes.
-
-        Args:
-            count: scalar int32 tensor.
-            block: function of the first place and a number of places, which gives the values of
-                these places, and anything for places past `count`.
-            dtype: of the values.
-        """
+        # In blocks of one of two static sizes; what is past the values is thrown away.
+        count = tf.size(values)
 
         def many():
             number = count // _SMALL_DRAW + 1
