@@ -28,7 +28,7 @@ def files():
         for model, times in found["step"].items()
     )
     said = (
-        f"Sizes in records of {found['record_bytes']} bytes; the largest memory map has "
+        f"Sizes in records of {found['record_bytes']} bytes; the largest are of "
         f"{grown['memmap'][-1]['size']}. Steps of `fit` by steps from memory, of all kinds in "
         f"turns: batches of {found['batch']:,}, from memory {', '.join(steps)}. "
         f"{found['machine']}."

@@ -1,6 +1,8 @@
 """Records of array_record files, read by the files' own readers."""
 
 import sys
+import threading
+import time
 import types
 
 import numpy as np
@@ -18,13 +20,20 @@ def record(path, place):
 
 class Reader:
     def __init__(self, path, options="", file_reader_buffer_size=0):
-        assert options.startswith("readahead_buffer_size:0,") and file_reader_buffer_size == 4096
-        self.path, self.reads = path, []
+        assert options.startswith("readahead_buffer_size:0,") and file_reader_buffer_size == 256
+        self.path, self.reads, self.seconds = path, [], 0.0
 
-    def read(self, places):
-        self.reads.append(places)
-        assert all(type(i) is int and 0 <= i < FILES[self.path] for i in places)
-        return [record(self.path, i) for i in places]
+    def read(self, first, last):
+        """A range: reads of a list take the longer, the larger the file."""
+        assert type(first) is type(last) is int and 0 <= first < last <= FILES[self.path]
+        if self.seconds:
+            time.sleep(self.seconds)
+        self.reads.append((first, threading.current_thread().name))
+        return [record(self.path, i) for i in range(first, last)]
+
+
+class Records(list):
+    closed = False
 
 
 class ArrayRecordDataSource:
@@ -35,7 +44,8 @@ class ArrayRecordDataSource:
             types.SimpleNamespace(filename=path, start=start, end=end) for path, start, end in parts
         ]
         self._reader_options_string = "max_parallelism:1"
-        self.records = [record(path, i) for path, *ends in parts for i in range(*ends)]
+        self.records = Records(record(path, i) for path, *ends in parts for i in range(*ends))
+        self.is_copy = False
 
     def __len__(self):
         return len(self.records)
@@ -45,6 +55,19 @@ class ArrayRecordDataSource:
 
     def __getitems__(self, indices):
         raise AssertionError("the slow way")
+
+    def __copy__(self):
+        again = object.__new__(type(self))
+        vars(again).update(vars(self), is_copy=True)
+        return again
+
+    def __enter__(self):
+        assert self.is_copy
+        return self
+
+    def __exit__(self, *error):
+        """Closes the readers, whose index of a large file takes memory."""
+        self.records.closed = True
 
 
 ArrayRecordDataSource.__module__ = "array_record.python.array_record_data_source"
@@ -72,12 +95,48 @@ def test_every_record_in_any_order(source):
     assert [records[i] for i in range(15)] == source.records
 
 
-def test_one_read_for_what_one_file_has_of_a_batch(source):
+def test_the_index_of_a_file_is_held_once(source):
+    class AfterTheOther(Reader):
+        def __init__(self, *args, **kwargs):
+            assert source.records.closed
+            super().__init__(*args, **kwargs)
+
+    sys.modules["array_record.python.array_record_module"].ArrayRecordReader = AfterTheOther
+    assert isinstance(ArrayRecords.of(source), ArrayRecords)
+    assert source.records.closed
+
+
+def names_of_threads(records):
+    readers = [reader for reader in records._readers if reader]
+    names = {name for reader in readers for _, name in reader.reads}
+    for reader in readers:
+        reader.reads.clear()
+    return names
+
+
+def test_threads_wait_for_a_disk_together_as_long_as_there_is_one(source):
     records = ArrayRecords.of(source)
-    before = [0 if reader is None else len(reader.reads) for reader in records._readers]
-    records.__getitems__([1, 2, 5, 9, 10, 14])
-    reads = [r.reads[n:] if r else [] for r, n in zip(records._readers, before, strict=True)]
-    assert reads == [[[1, 2, 5]], [], [[4, 5]], [[2]]]
+    indices = list(range(15)) * 4
+    expected = [source.records[i] for i in indices]
+    assert records.__getitems__(indices) == expected
+    mine = threading.current_thread().name
+    assert names_of_threads(records) == {mine}
+    for reader in records._readers:
+        reader.seconds = 1e-3
+    assert records.__getitems__(indices) == expected  # only now it is known
+    assert names_of_threads(records) == {mine}
+    for _ in range(2):
+        assert records.__getitems__([]) == [] and records.__getitems__([3]) == [source.records[3]]
+        start = time.monotonic()
+        assert records.__getitems__(indices) == expected
+        assert time.monotonic() - start < 0.75 * 60e-3
+        assert mine not in (names := names_of_threads(records)) and 2 <= len(names) <= 8
+    for reader in records._readers:
+        reader.seconds = 0.0
+    assert records.__getitems__(indices) == expected
+    assert mine not in names_of_threads(records)
+    assert records.__getitems__(indices) == expected
+    assert names_of_threads(records) == {mine}
 
 
 @pytest.mark.parametrize("index", [-1, 15])

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.data import batches as cutting
-from tfdp.data import mapped_rows
+from tfdp.data import mapped_rows, sources
 from tfdp.data.mapped_rows import MappedRows
 from tfdp.data.sources import SourceRecords
 from tfdp.errors import PrivacyError
@@ -265,6 +265,53 @@ def test_a_record_of_another_form_is_refused(other):
     records.batch(np.arange(5), 5)
     with pytest.raises(ValueError, match="record 5"):
         records.batch(np.arange(6), 6)
+
+
+@pytest.mark.parametrize(
+    "other", [np.zeros((3, 2), np.float32), np.zeros((2, 3), ">f4"), np.float32(0), "text"]
+)
+def test_a_record_of_as_many_bytes_is_refused_in_any_part(other):
+    many = 3 * sources._PARSED_AT_ONCE
+    place = many - 7
+    first = np.zeros((2, 3), np.float32)
+    for one in (first, first.copy("F")):
+        records = SourceRecords(Source(many), lambda i: (one if i != place else other, i))  # noqa: B023
+        with pytest.raises(ValueError, match=f"record {place}"):
+            records.batch(np.arange(many), many)
+
+
+def _views(i):
+    """Values of record i that lie in memory in every way there is."""
+    square = np.arange(6, dtype=np.float32).reshape(2, 3) + i
+    return {
+        "as it is": square,
+        "by columns": square.T,
+        "columns, copied": square.copy("F"),
+        "every other": np.repeat(square, 2, axis=1)[:, ::2],
+        "backwards": square[::-1, ::-1],
+        "one for all": np.broadcast_to(np.int64(i), (4,)),
+        "nothing": np.zeros((2, 0), np.float32),
+        "without axes": np.asarray(i, np.int16),
+        "scalar": np.float64(i),
+        "truth": np.bool_(i % 2),
+        "Python's": i,
+        "short": square.astype(tf.bfloat16.as_numpy_dtype),
+    }
+
+
+def test_records_are_parsed_in_parts_and_lie_in_memory_as_they_like():
+    many = 2 * sources._PARSED_AT_ONCE + 5
+    chosen = np.random.default_rng(0).permutation(many)
+    records = SourceRecords(Source(many), lambda i: (_views(i), np.float32(i), np.float32(i + 1)))
+    x, y, weight = records.batch(chosen, many + 2)
+    np.testing.assert_array_equal(y, [*chosen, 0, 0])
+    np.testing.assert_array_equal(weight, [*(chosen + 1), 0, 0])
+    expected = [_views(i) for i in chosen.tolist()]
+    for name, array in x.items():
+        values = [np.asarray(one[name]) for one in expected]
+        assert array.dtype == values[0].dtype
+        np.testing.assert_array_equal(array[:many], np.stack(values))
+        assert not array[many:].any()
 
 
 class OfTwo(list):

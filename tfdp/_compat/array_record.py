@@ -26,7 +26,7 @@ def files_of(source):
 
 
 def reader(path, options, buffer_size):
-    """A reader of one file, whose `read` takes a list of the records' places.
+    """A reader of one file, whose `read(i, j)` gives the list of records i to j - 1.
 
     Raises:
         TypeError: by a version that makes readers in another way.

@@ -13,9 +13,8 @@ import time
 
 import numpy as np
 
-# Rows that took so many seconds each came from a disk; from the system's cache it is 1e-6. A read
-# of fewer rows than this tells nothing.
-_OF_A_DISK, _ENOUGH = 3e-5, 32
+from tfdp.data.disks import was_from_disk
+
 # Between rows that are so many bytes apart there is nothing worth reading with them.
 _FAR = 1 << 20
 
@@ -93,7 +92,7 @@ class MappedRows:
             self._advise("POSIX_FADV_RANDOM", 0, 0)
         start = time.monotonic()
         found = b"".join([os.pread(file, size, offset + i * stride) for i in indices])
-        self._on_disk |= time.monotonic() - start > _OF_A_DISK * max(len(indices), _ENOUGH)
+        self._on_disk |= was_from_disk(time.monotonic() - start, len(indices))
         if self._fills_memory:
             self._advise("POSIX_FADV_DONTNEED", offset, stride * len(self))
         if len(found) != size * len(indices):

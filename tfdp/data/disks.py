@@ -1,0 +1,10 @@
+"""Whether records come from a disk, or from what the system keeps of it in memory."""
+
+# Records that took so many seconds each came from a disk; from memory it is 1e-6 to 5e-6. A read
+# of fewer records than this tells nothing.
+_OF_A_DISK, ENOUGH = 3e-5, 32
+
+
+def was_from_disk(seconds, records):
+    """Whether a read of so many records that took so long waited for a disk."""
+    return seconds > _OF_A_DISK * max(records, ENOUGH)
