@@ -280,6 +280,32 @@ def test_a_record_of_as_many_bytes_is_refused_in_any_part(other):
             records.batch(np.arange(many), many)
 
 
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [(np.zeros(sources._PARSED_AT_ONCE, np.float32), np.float32(1)), (np.float32(0), 1.0),
+     (np.float32(0), np.float64(1)), (np.int32(0), np.int64(1)), (np.int32(0), np.bool_(1))],
+)  # fmt: skip
+def test_a_part_of_other_numbers_is_refused(first, other):
+    """As many numbers as a record has values would be each of these records; others, cast."""
+    size = sources._PARSED_AT_ONCE
+    records = SourceRecords(Source(2 * size), lambda i: (first if i < size else other, i))
+    with pytest.raises(ValueError, match=f"record {size}: "):
+        records.batch(np.arange(2 * size), 2 * size)
+
+
+@pytest.mark.parametrize("how", [parse, tfdp.data.batched(lambda many: (np.array(many),) * 2)])
+def test_nothing_is_read_for_a_batch_of_no_record(how):
+    source = ManyAtOnce()
+    records = SourceRecords(source, how)
+    source.read.clear()
+    batch = records.batch(np.zeros(0, np.int64), 3)
+    assert source.read == [] and not batch[-1].any()
+    tf.nest.map_structure(
+        lambda array, spec: spec.shape.assert_is_compatible_with(array.shape),
+        batch, records.signature(3),
+    )  # fmt: skip
+
+
 def _views(i):
     """Values of record i that lie in memory in every way there is."""
     square = np.arange(6, dtype=np.float32).reshape(2, 3) + i

@@ -166,7 +166,7 @@ class SourceRecords:
         found = self._source.__getitems__(indices)
         if not (isinstance(found, np.ndarray) and found.ndim):
             found = list(found)
-        if len(found) != len(indices):
+        if len(found) != len(indices):  # never one record for all of them
             raise ValueError(
                 f"The source returned {len(found)} records for {len(indices)} indices: "
                 "`__getitems__` must return one for each, in their order."
@@ -254,10 +254,6 @@ class SourceRecords:
             _stacked(column, *spec, indices)
             for column, spec in zip(values, self._specs[:-1], strict=True)
         ]
-        for column in (*found, weights):
-            # Never a row for all of them: one record would be many.
-            if len(column) != len(indices):
-                raise ValueError(f"`parse` gave {len(column)} records for {len(indices)} indices.")
         return [*found, weights]
 
 
