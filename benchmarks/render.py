@@ -42,7 +42,10 @@ BENCHMARKS = {
 #: The tables of each page, by their marks.
 PAGES = {
     "benchmarks.md": BENCHMARKS,
-    "sparse_embeddings.md": {"what a step costs": tables.sparse_step},
+    "sparse_embeddings.md": {
+        "what a step costs": tables.sparse_step,
+        "what a step of the click model costs": tables.click_step,
+    },
     "data.md": {"files": tables_data.files},
     "persons.md": {
         "persons or records": tables_data.persons_or_records,

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import statistics
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -57,6 +58,23 @@ def sparse_step():
         f"{cut / adafest:,.0f} times by the noise of other libraries, and takes "
         f"{adafest / tf_data:.2f} of a step without privacy on a shuffled `tf.data.Dataset`, "
         f"{adafest / arrays:.2f} on arrays, {adafest / drawn:.2f} on the same Poisson batches.",
+        "",
+    ]
+
+
+def click_step():
+    found = read("click_step")
+    names = {"plain": "not private, tf.data", "plain, arrays": "not private, arrays",
+             "plain, drawn": "not private, Poisson batches", "adafest": "AdaFEST"}  # fmt: skip
+    lines = table("", "milliseconds a step", "AdaFEST takes so many times as long")
+    for method, name in names.items():
+        seconds = 1e3 * statistics.median(found["seconds"][method])
+        lines.append(row(name, f"{seconds:.0f}", f"{found['adafest / plain'][method]:.2f}"))
+    return [
+        *lines,
+        "",
+        f"{found['rows']:,} rows × {found['width']} in all, {found['dense_parameters']:,} dense "
+        f"parameters, batches of {found['batch']:,}.",
         "",
     ]
 

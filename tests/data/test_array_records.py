@@ -1,14 +1,15 @@
 """Records of array_record files, read by the files' own readers."""
 
+import concurrent.futures
 import sys
 import threading
-import time
 import types
 
 import numpy as np
 import pytest
 
 import tfdp
+from tfdp.data import array_records
 from tfdp.data.array_records import ArrayRecords
 
 FILES = {"a": 7, "b": 4, "c": 9}  # records of each
@@ -19,17 +20,29 @@ def record(path, place):
 
 
 class Reader:
+    options = "group_size:1,uncompressed"  # of the writer
+
     def __init__(self, path, options="", file_reader_buffer_size=0):
         assert options.startswith("readahead_buffer_size:0,") and file_reader_buffer_size == 256
-        self.path, self.reads, self.seconds = path, [], 0.0
+        self.path, self.reads, self.wait = path, [], lambda: None
 
-    def read(self, first, last):
-        """A range: reads of a list take the longer, the larger the file."""
-        assert type(first) is type(last) is int and 0 <= first < last <= FILES[self.path]
-        if self.seconds:
-            time.sleep(self.seconds)
-        self.reads.append((first, threading.current_thread().name))
-        return [record(self.path, i) for i in range(first, last)]
+    def num_records(self):
+        return FILES[self.path]
+
+    def writer_options_string(self):
+        return self.options
+
+    def read(self, *places):
+        self.wait()
+        self.reads.append((places, threading.current_thread().name))
+        if len(places) == 1:
+            places = places[0]
+            assert isinstance(places, list)
+        else:
+            places = range(*places)
+            assert places
+        assert all(type(i) is int and 0 <= i < FILES[self.path] for i in places)
+        return [record(self.path, i) for i in places]
 
 
 class Records(list):
@@ -106,37 +119,96 @@ def test_the_index_of_a_file_is_held_once(source):
     assert source.records.closed
 
 
-def names_of_threads(records):
-    readers = [reader for reader in records._readers if reader]
-    names = {name for reader in readers for _, name in reader.reads}
-    for reader in readers:
-        reader.reads.clear()
-    return names
+def reads_of(records):
+    """What was read since the last call, and by which threads."""
+    found = [read for reader in records._readers if reader for read in reader.reads]
+    for reader in records._readers:
+        if reader:
+            reader.reads.clear()
+    return [places for places, _ in found], {name for _, name in found}
 
 
-def test_threads_wait_for_a_disk_together_as_long_as_there_is_one(source):
+def test_few_groups_are_read_at_once_and_records_of_many_one_by_one(source, monkeypatch):
+    monkeypatch.setitem(FILES, "c", 160)
     records = ArrayRecords.of(source)
-    indices = list(range(15)) * 4
+    records.__getitems__(list(range(15)))
+    reads_of(records)
+    records.__getitems__([1, 2, 5, 9, 14])
+    assert reads_of(records)[0] == [([1, 2, 5],), (4, 5), ([2],)]
+    for options, at_once in (
+        ("group_size:10", True), ("group_size:9", False), ("", False), (None, False),
+    ):  # fmt: skip
+        monkeypatch.setattr(Reader, "options", options)
+        assert records.__getitems__([9]) == [source.records[9]]
+        assert reads_of(records)[0] == [([4],) if at_once else (4, 5)]
+
+
+class Disk:
+    """A clock on which a read takes a while, 0.3 of it by threads that wait together."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.seconds, self.main = 0.0, 0.0, threading.current_thread()
+        self.arrived, self.all_are_there = set(), threading.Barrier(8, timeout=20)
+        self.one_by_one = threading.Lock()
+        monkeypatch.setattr(array_records, "time", types.SimpleNamespace(monotonic=self.time))
+        monkeypatch.setattr(Reader, "options", "group_size:1")
+        monkeypatch.setitem(FILES, "a", 10**6)
+
+    def time(self):
+        return self.now
+
+    def wait(self):
+        thread = threading.current_thread()
+        if thread is self.main:
+            self.now += self.seconds
+            return
+        if thread not in self.arrived:
+            self.arrived.add(thread)
+            self.all_are_there.wait()  # each of eight threads has a part
+        with self.one_by_one:
+            self.now += 0.3 * self.seconds
+
+
+def test_threads_wait_for_a_disk_together_as_long_as_there_is_one(source, monkeypatch):
+    disk = Disk(monkeypatch)
+    source = ArrayRecordDataSource(("a", 0, 7))
+    records = ArrayRecords.of(source)
+    records._readers[0].wait = disk.wait
+    indices = list(range(7)) * 10
     expected = [source.records[i] for i in indices]
-    assert records.__getitems__(indices) == expected
-    mine = threading.current_thread().name
-    assert names_of_threads(records) == {mine}
-    for reader in records._readers:
-        reader.seconds = 1e-3
-    assert records.__getitems__(indices) == expected  # only now it is known
-    assert names_of_threads(records) == {mine}
-    for _ in range(2):
-        assert records.__getitems__([]) == [] and records.__getitems__([3]) == [source.records[3]]
-        start = time.monotonic()
+    reads_of(records)
+
+    def names():
         assert records.__getitems__(indices) == expected
-        assert time.monotonic() - start < 0.75 * 60e-3
-        assert mine not in (names := names_of_threads(records)) and 2 <= len(names) <= 8
-    for reader in records._readers:
-        reader.seconds = 0.0
-    assert records.__getitems__(indices) == expected
-    assert mine not in names_of_threads(records)
-    assert records.__getitems__(indices) == expected
-    assert names_of_threads(records) == {mine}
+        return reads_of(records)[1]
+
+    mine = {disk.main.name}
+    assert names() == mine
+    disk.seconds = 4e-5
+    assert names() == mine  # only now it is known
+    for _ in range(2):
+        assert records.__getitems__([]) == []
+        assert not mine & names()
+        assert records.__getitems__([3]) == [source.records[3]]
+        assert not mine & reads_of(records)[1]
+    disk.seconds = 1e-6
+    assert not mine & names()
+    assert names() == mine
+
+
+def test_a_thread_that_outlives_the_main_one_reads_on(source, monkeypatch):
+    disk = Disk(monkeypatch)
+    records = ArrayRecords.of(ArrayRecordDataSource(("a", 0, 7)))
+    records._on_disk = True
+    records._threads = concurrent.futures.ThreadPoolExecutor(1)
+    records._threads.shutdown()
+    assert records.__getitems__([5, 2]) == [record("a", 5), record("a", 2)]
+    assert reads_of(records)[1] == {disk.main.name}
+
+
+def test_places_past_the_readers_ranges_are_left_to_the_source(source):
+    source._read_instructions[0].end = 2**31
+    assert ArrayRecords.of(source) is source
 
 
 @pytest.mark.parametrize("index", [-1, 15])
@@ -190,7 +262,9 @@ def test_what_may_read_otherwise_is_read_by_itself(source):
     assert ArrayRecords.of(rows) is rows
 
 
-def test_as_the_library_reads(tmp_path):
+@pytest.mark.parametrize("groups_of_a_record", [0, 16])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_as_the_library_reads(tmp_path, monkeypatch, groups_of_a_record, on_disk):
     module = pytest.importorskip("array_record.python.array_record_module")
     data_source = pytest.importorskip("array_record.python.array_record_data_source")
     paths, records = [], []
@@ -202,7 +276,9 @@ def test_as_the_library_reads(tmp_path):
             writer.write(records[-1])
         writer.close()
     source = data_source.ArrayRecordDataSource([paths[0], f"{paths[1]}[10:90]"])
+    monkeypatch.setattr(array_records, "_GROUPS_OF_A_RECORD", groups_of_a_record)
     found = ArrayRecords.of(source)
     assert isinstance(found, ArrayRecords)
     indices = np.random.default_rng(0).permutation(len(source)).tolist()
+    found._on_disk = on_disk
     assert found.__getitems__(indices) == source.__getitems__(indices)

@@ -340,6 +340,68 @@ def test_records_are_parsed_in_parts_and_lie_in_memory_as_they_like():
         assert not array[many:].any()
 
 
+@pytest.mark.parametrize("others", [b"a", b"a\0b", b"\0"])
+def test_bytes_keep_zeros_at_their_end(others):
+    def parse(i):
+        return {"packed": b"ab\0\0" if i else others, "text": "c\0"}, i
+
+    x, *_ = SourceRecords(Source(), parse).batch(np.array([4, 0]), 3)
+    assert x["packed"].tolist() == [b"ab\0\0", others, b""]
+    assert x["text"].tolist() == ["c\0", "c\0", b""]
+    ((x, *_),) = tfdp.data.poisson_batches(Source(), N, steps_per_epoch=1, parse=parse)
+    assert set(x["packed"].numpy()[: N - 1]) <= {b"ab\0\0", others}
+
+
+@pytest.mark.parametrize("weight", [None, "2", 1j, np.datetime64(1, "s")])
+def test_a_weight_that_is_no_number_is_refused(weight):
+    records = SourceRecords(Source(), lambda i: (i, i, weight if i == 3 else 1.0))
+    records.batch(np.arange(3), 3)
+    with pytest.raises(ValueError, match="weight that is a number.*record 3"):
+        records.batch(np.arange(4), 4)
+
+
+def test_weights_may_be_of_any_dtype_of_numbers():
+    weights = [1, True, np.int8(2), np.float64(0.5), tf.bfloat16.as_numpy_dtype(0.25)]
+    records = SourceRecords(Source(5), lambda i: (i, i, weights[i]))
+    assert records.batch(np.arange(5), 5)[-1].tolist() == [1, 1, 2, 0.5, 0.25]
+
+
+def test_one_record_never_takes_several_places():
+    with pytest.raises(ValueError, match="1 records for 3 places"):
+        SourceRecords(Source(), lambda i: (i, i)).batch([3], 4, np.arange(3))
+
+
+@pytest.mark.parametrize("how", [lambda row: (row, 0), tfdp.data.batched(lambda r: (r, r[:, 0]))])
+def test_a_source_may_read_into_one_place_of_memory(how, monkeypatch):
+    """What is read for another iterator must not overwrite what was not yet copied."""
+    reading = threading.Event()
+
+    class IntoOnePlace:
+        place = np.zeros((N, 2), np.float32)
+
+        def __len__(self):
+            return N
+
+        def __getitems__(self, indices):
+            self.place[: len(indices)] = np.array(indices)[:, None]
+            return self.place[: len(indices)]
+
+    records = SourceRecords(IntoOnePlace(), how)
+    other = threading.Thread(target=lambda: (records.batch([9, 8, 7], 3), reading.set()))
+    placed = sources._placed
+
+    def in_the_meantime(*args):
+        if not other.ident:
+            other.start()
+            reading.wait(0.2)
+        return placed(*args)
+
+    monkeypatch.setattr(sources, "_placed", in_the_meantime)
+    x, *_ = records.batch([1, 2, 3], 3)
+    other.join()
+    assert x[:, 0].tolist() == [1, 2, 3]
+
+
 class OfTwo(list):
     """One record that says it is two."""
 

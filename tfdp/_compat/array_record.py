@@ -1,6 +1,7 @@
 """array_record: the files of a data source, and their readers."""
 
 import os
+import re
 
 _SOURCE = "array_record.python.array_record_data_source", "ArrayRecordDataSource"
 
@@ -26,7 +27,10 @@ def files_of(source):
 
 
 def reader(path, options, buffer_size):
-    """A reader of one file, whose `read(i, j)` gives the list of records i to j - 1.
+    """A reader of one file.
+
+    Its `read(list)` gives the records at these places, its `read(i, j)` those from i to j - 1, for
+    numbers below 2^31.
 
     Raises:
         TypeError: by a version that makes readers in another way.
@@ -36,3 +40,9 @@ def reader(path, options, buffer_size):
     return array_record_module.ArrayRecordReader(
         path, options=options, file_reader_buffer_size=buffer_size
     )
+
+
+def number_of_groups(reader):
+    """How many groups of records a file has; as many as records where it does not say."""
+    found = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")
+    return -(-reader.num_records() // int(found[1])) if found else reader.num_records()

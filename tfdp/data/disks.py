@@ -1,7 +1,7 @@
 """Whether records come from a disk, or from what the system keeps of it in memory."""
 
-# Records that took so many seconds each came from a disk; from memory it is 1e-6 to 5e-6. A read
-# of fewer records than this tells nothing.
+# Records that took so many seconds each, probably: from memory a short one takes 1e-6 to 5e-6. A
+# few records take as long as some more would.
 _OF_A_DISK, ENOUGH = 3e-5, 32
 
 

@@ -154,11 +154,10 @@ class SourceRecords:
         places = np.arange(len(chosen)) if places is None else places
         # Once each, though several batches at once may have drawn one: a database gives it once.
         indices, inverse = np.unique(chosen, return_inverse=True)
-        with self._lock:
+        with self._lock:  # until all is copied: what is read next may lie in the same memory
             columns = self._columns(indices.tolist())
-        return tf.nest.pack_sequence_as(
-            self._structure, [_placed(column, inverse, places, capacity) for column in columns]
-        )
+            arrays = [_placed(column, inverse, places, capacity) for column in columns]
+        return tf.nest.pack_sequence_as(self._structure, arrays)
 
     def _read(self, indices):
         if not self._reads_many:
@@ -248,7 +247,7 @@ class SourceRecords:
         if self._length == 2:
             weights = np.ones(len(indices), np.float32)
         else:
-            weights = [np.asarray(weight, np.float32) for weight in values.pop()]
+            weights = [_weight(*one) for one in zip(values.pop(), indices, strict=True)]
             weights = _stacked(weights, *self._specs[-1], indices)
         found = [
             _stacked(column, *spec, indices)
@@ -273,6 +272,8 @@ def _alike(a, b):
 
 def _placed(column, inverse, places, capacity):
     """(capacity, ...): the rows `inverse` of a column at their places, zeros everywhere else."""
+    if len(places) != len(inverse):  # numpy would take one record for all places
+        raise ValueError(f"{len(inverse)} records for {len(places)} places.")
     rows = np.zeros(capacity, np.int64)
     rows[places] = inverse
     padding = np.ones(capacity, bool)
@@ -295,7 +296,7 @@ def _stacked(column, shape, dtype, indices):
     if not dtype.hasobject and all(issubclass(one, np.ndarray) for one in types):
         if set(map(_SHAPE, column)) == {shape} and set(map(_DTYPE, column)) == {dtype}:
             return _joined(column, shape, dtype)
-    column = [_strings_as_objects(np.asarray(one)) for one in column]
+    column = [_value(one) for one in column]
     for index, one in zip(indices, column, strict=True):
         if one.shape != shape or one.dtype != dtype:
             raise ValueError(
@@ -314,12 +315,30 @@ def _joined(arrays, shape, dtype):
         return np.stack(arrays)
 
 
+def _weight(weight, index):
+    array = np.asarray(weight)
+    if array.dtype.kind in "OSUMmc":
+        raise ValueError(
+            "Argument `parse` must return a sample weight that is a number, or one for each "
+            f"position. Received, for record {index}: {weight!r}"
+        )
+    return array.astype(np.float32)
+
+
+def _value(value):
+    if isinstance(value, (bytes, str)):  # as an array of bytes it would lose zeros at its end
+        array = np.empty((), object)
+        array[()] = value
+        return array
+    return _strings_as_objects(np.asarray(value))
+
+
 def _strings_as_objects(array):
     return array.astype(object) if array.dtype.kind in "SU" else array
 
 
 def _as_array(leaf):
-    array = _strings_as_objects(np.asarray(leaf))
+    array = _value(leaf)
     known = not array.dtype.hasobject or all(isinstance(one, (bytes, str)) for one in array.flat)
     try:
         tf.as_dtype(array.dtype)
