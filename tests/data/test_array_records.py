@@ -206,9 +206,12 @@ def test_a_thread_that_outlives_the_main_one_reads_on(source, monkeypatch):
     assert reads_of(records)[1] == {disk.main.name}
 
 
-def test_places_past_the_readers_ranges_are_left_to_the_source(source):
-    source._read_instructions[0].end = 2**31
-    assert ArrayRecords.of(source) is source
+@pytest.mark.parametrize("past", [0, 1])
+def test_places_past_the_readers_ranges_are_left_to_the_source(source, monkeypatch, past):
+    stop = 2**31 - 2 + past  # their ends are 32 bits
+    monkeypatch.setitem(FILES, "a", stop)
+    source = ArrayRecordDataSource(("a", stop - 3, stop))
+    assert (ArrayRecords.of(source) is source) == bool(past)
 
 
 @pytest.mark.parametrize("index", [-1, 15])
