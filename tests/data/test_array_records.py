@@ -208,7 +208,7 @@ def test_a_thread_that_outlives_the_main_one_reads_on(source, monkeypatch):
 
 @pytest.mark.parametrize("past", [0, 1])
 def test_places_past_the_readers_ranges_are_left_to_the_source(source, monkeypatch, past):
-    stop = 2**31 - 2 + past  # their ends are 32 bits
+    stop = 2**31 - 1 + past  # their ends are 32 bits
     monkeypatch.setitem(FILES, "a", stop)
     source = ArrayRecordDataSource(("a", stop - 3, stop))
     assert (ArrayRecords.of(source) is source) == bool(past)

@@ -51,7 +51,7 @@ class ArrayRecords:
         known = array_record.files_of(source)
         if known is None or not len(source):
             return source
-        if any(stop > _LARGEST_PLACE for *_, stop in known[0]):
+        if any(stop - 1 > _LARGEST_PLACE for *_, stop in known[0]):
             return source
         records = cls(*known)
         if len(records) != len(source):
