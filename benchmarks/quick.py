@@ -24,6 +24,7 @@ ARGUMENTS = {
     "cliffs": ["--seconds", "2"],
     "start_and_noise": [],
     "sparse_step": ["--rows", "1000000", "--steps", "10", "--rounds", "1"],
+    "click_step": ["--rows", "1000000", "--repeats", "2"],
     "person_step": ["--repeats", "5"],
     "replicas": ["--repeats", "3"],
     "data_size": ["--gigabytes", "1", "--repeats", "5"],

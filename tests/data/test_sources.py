@@ -388,7 +388,7 @@ def test_a_source_may_read_into_one_place_of_memory(how, monkeypatch):
 
     records = SourceRecords(IntoOnePlace(), how)
     other = threading.Thread(target=lambda: (records.batch([9, 8, 7], 3), reading.set()))
-    placed = sources._placed
+    placed = sources.placed
 
     def in_the_meantime(*args):
         if not other.ident:
@@ -396,7 +396,7 @@ def test_a_source_may_read_into_one_place_of_memory(how, monkeypatch):
             reading.wait(0.2)
         return placed(*args)
 
-    monkeypatch.setattr(sources, "_placed", in_the_meantime)
+    monkeypatch.setattr(sources, "placed", in_the_meantime)
     x, *_ = records.batch([1, 2, 3], 3)
     other.join()
     assert x[:, 0].tolist() == [1, 2, 3]

@@ -1,6 +1,5 @@
 """Records that do not fit in memory: any random-access source, of which drawn records are read."""
 
-import operator
 import threading
 from collections.abc import Callable
 
@@ -10,12 +9,12 @@ import tensorflow as tf
 from tfdp._validate import is_integer
 from tfdp.data.array_records import ArrayRecords
 from tfdp.data.mapped_rows import MappedRows
+from tfdp.data.parsed_values import as_array, placed, stacked, strings_as_objects, weight_of
 from tfdp.data.provenance import Origin
 from tfdp.data.records import Records, lists_as_tuples
 from tfdp.data.whole_dataset import records_of_dataset
 from tfdp.errors import PrivacyError
 
-_SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 _COMPARED = 8  # records that a `batched` parse is compared on
 # Records whose parsed values exist at once, each a few objects: more of them leave the processor's
 # caches, and parsing takes twice as long.
@@ -129,7 +128,7 @@ class SourceRecords:
         self._length = len(parsed)
         self._shape = tf.nest.map_structure(lambda _: 0, parsed)
         self._is_nested = any(tf.nest.is_nested(part) for part in parsed)
-        leaves = [_as_array(leaf) for leaf in tf.nest.flatten(first)]
+        leaves = [as_array(leaf) for leaf in tf.nest.flatten(first)]
         self._specs = [(leaf.shape, leaf.dtype) for leaf in leaves]
         if leaves[-1].ndim > 1 or tf.nest.is_nested(weight):
             raise ValueError(
@@ -156,7 +155,7 @@ class SourceRecords:
         indices, inverse = np.unique(chosen, return_inverse=True)
         with self._lock:  # until all is copied: what is read next may lie in the same memory
             columns = self._columns(indices.tolist())
-            arrays = [_placed(column, inverse, places, capacity) for column in columns]
+            arrays = [placed(column, inverse, places, capacity) for column in columns]
         return tf.nest.pack_sequence_as(self._structure, arrays)
 
     def _read(self, indices):
@@ -205,7 +204,7 @@ class SourceRecords:
         parsed = self._parse(self._read(indices))
         _check_tuple(parsed, f"{len(indices)} records")
         arrays = tf.nest.map_structure(
-            lambda leaf: _strings_as_objects(np.asarray(leaf)), lists_as_tuples(parsed)
+            lambda leaf: strings_as_objects(np.asarray(leaf)), lists_as_tuples(parsed)
         )
         for array in tf.nest.flatten(arrays):
             if array.ndim == 0 or len(array) != len(indices):
@@ -247,10 +246,10 @@ class SourceRecords:
         if self._length == 2:
             weights = np.ones(len(indices), np.float32)
         else:
-            weights = [_weight(*one) for one in zip(values.pop(), indices, strict=True)]
-            weights = _stacked(weights, *self._specs[-1], indices)
+            weights = [weight_of(*one) for one in zip(values.pop(), indices, strict=True)]
+            weights = stacked(weights, *self._specs[-1], indices)
         found = [
-            _stacked(column, *spec, indices)
+            stacked(column, *spec, indices)
             for column, spec in zip(values, self._specs[:-1], strict=True)
         ]
         return [*found, weights]
@@ -268,85 +267,3 @@ def _alike(a, b):
     if a.dtype.kind in "fc":  # of products, which sum by the size of a batch
         return a.shape == b.shape and np.allclose(a, b, rtol=1e-4, equal_nan=True)
     return np.array_equal(a, b)
-
-
-def _placed(column, inverse, places, capacity):
-    """(capacity, ...): the rows `inverse` of a column at their places, zeros everywhere else."""
-    if len(places) != len(inverse):  # numpy would take one record for all places
-        raise ValueError(f"{len(inverse)} records for {len(places)} places.")
-    rows = np.zeros(capacity, np.int64)
-    rows[places] = inverse
-    padding = np.ones(capacity, bool)
-    padding[places] = False
-    if len(column):
-        array = np.take(column, rows, axis=0)
-    else:
-        array = np.empty((capacity, *column.shape[1:]), column.dtype)
-    array[padding] = b"" if column.dtype.hasobject else 0  # the zero of a byte string
-    return array
-
-
-def _stacked(column, shape, dtype, indices):
-    """(m, *shape) of the values of m records: a list, or an array already."""
-    if isinstance(column, np.ndarray) and (column.shape[1:], column.dtype) == (shape, dtype):
-        return column
-    types = set(map(type, column))
-    if not shape and types == {dtype.type} and not dtype.hasobject:
-        return np.array(column)
-    if not dtype.hasobject and all(issubclass(one, np.ndarray) for one in types):
-        if set(map(_SHAPE, column)) == {shape} and set(map(_DTYPE, column)) == {dtype}:
-            return _joined(column, shape, dtype)
-    column = [_value(one) for one in column]
-    for index, one in zip(indices, column, strict=True):
-        if one.shape != shape or one.dtype != dtype:
-            raise ValueError(
-                "Argument `parse` must return arrays of the same shapes and dtypes for every "
-                f"record: record 0 has {shape}, {dtype}. Received, for record {index}: "
-                f"{one.shape}, {one.dtype}"
-            )
-    return np.stack(column)
-
-
-def _joined(arrays, shape, dtype):
-    """As `np.stack` of arrays of this shape and dtype, in a tenth of its time where it can be."""
-    try:
-        return np.ndarray((len(arrays), *shape), dtype, b"".join(arrays))
-    except TypeError:  # not contiguous, or of a dtype that Python's buffers do not know
-        return np.stack(arrays)
-
-
-def _weight(weight, index):
-    array = np.asarray(weight)
-    if array.dtype.kind in "OSUMmc":
-        raise ValueError(
-            "Argument `parse` must return a sample weight that is a number, or one for each "
-            f"position. Received, for record {index}: {weight!r}"
-        )
-    return array.astype(np.float32)
-
-
-def _value(value):
-    if isinstance(value, (bytes, str)):  # as an array of bytes it would lose zeros at its end
-        array = np.empty((), object)
-        array[()] = value
-        return array
-    return _strings_as_objects(np.asarray(value))
-
-
-def _strings_as_objects(array):
-    return array.astype(object) if array.dtype.kind in "SU" else array
-
-
-def _as_array(leaf):
-    array = _value(leaf)
-    known = not array.dtype.hasobject or all(isinstance(one, (bytes, str)) for one in array.flat)
-    try:
-        tf.as_dtype(array.dtype)
-    except TypeError:
-        known = False
-    if not known:
-        raise ValueError(
-            "Argument `parse` must return arrays of a dtype that TensorFlow knows. Received: "
-            f"{array.dtype}, in a value of type {type(leaf).__name__}"
-        )
-    return array
