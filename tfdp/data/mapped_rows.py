@@ -2,7 +2,7 @@
 
 Pages of a mapped file that were read once count as the process' memory, and each brings those
 around it: sampling from a large file would come to hold all of it. Reads of single rows do not. The
-system's cache keeps what they read, but nothing of rows that would fill half of the memory.
+system's cache keeps what they read; of rows that would fill half of the memory, little at a time.
 """
 
 import contextlib
@@ -17,6 +17,9 @@ from tfdp.data.disks import was_from_disk
 
 # Between rows that are so many bytes apart there is nothing worth reading with them.
 _FAR = 1 << 20
+# Of the memory, what the cache may hold of rows that would fill it. Memory that was not used before
+# costs more than what is given back; but pages given back together cost less than a few at a time.
+_KEPT = 1 / 16
 
 
 def _memory():
@@ -42,7 +45,9 @@ class MappedRows:
         self._file = open(path, "rb", buffering=0)  # open as long as the source lives
         self._on_disk = False  # until rows took long
         self._are_far = False  # until some were
-        self._fills_memory = stride * len(array) > _memory() / 2
+        fills_memory = stride * len(array) > _memory() / 2
+        self._most_kept = _KEPT * _memory() if fills_memory else math.inf
+        self._kept = 0  # bytes that it holds, about, of what was read
         self._offset, self._stride, self._size = offset, stride, len(array)
         self._dtype, self._shape = array.dtype, array.shape[1:]
         self._bytes = array.dtype.itemsize * int(np.prod(self._shape))
@@ -93,8 +98,10 @@ class MappedRows:
         start = time.monotonic()
         found = b"".join([os.pread(file, size, offset + i * stride) for i in indices])
         self._on_disk |= was_from_disk(time.monotonic() - start, len(indices))
-        if self._fills_memory:
+        self._kept += (size + mmap.PAGESIZE) * len(indices)
+        if self._kept > self._most_kept:
             self._advise("POSIX_FADV_DONTNEED", offset, stride * len(self))
+            self._kept = 0
         if len(found) != size * len(indices):
             raise ValueError(f"The file {self._file.name} has become shorter than its map.")
         return np.frombuffer(found, self._dtype).reshape(len(indices), *self._shape)
