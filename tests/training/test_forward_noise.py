@@ -251,6 +251,20 @@ def test_examples_spread_over_rows_are_refused(shuffled):
         compiled(keras.Model(inputs, keras.layers.Dense(2)(z))).fit(shuffled, verbose=0)
 
 
+@pytest.mark.parametrize("around", [False, True])
+def test_noise_that_a_step_does_not_add_is_not_charged_as_noise(shuffled, around):
+    class Inference(tfdp.models.DPModel):
+        def __init__(self):
+            super().__init__()
+            self.below = network() if around else DPForwardNoise(1.0, 2.0)
+
+        def call(self, x):
+            return self.below(x, training=False)[:, :2]
+
+    with pytest.raises(PrivacyError, match="adds no noise in a training step"):
+        compiled(Inference()).fit(shuffled, verbose=0)
+
+
 def test_data_of_unknown_origin_are_refused(small):
     model = compiled()
     plain = tf.data.Dataset.from_tensor_slices(small.data()).batch(10)

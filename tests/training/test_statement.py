@@ -97,6 +97,54 @@ def test_passes_that_are_cut_short_count(small):
     assert model.privacy_statement().appearances == 3
 
 
+class _StopsIteration(keras.callbacks.Callback):
+    """Raises StopIteration at one batch of each epoch, which Keras takes for the end of the data."""
+
+    def __init__(self, at, hook):
+        super().__init__()
+        self.at = at
+        setattr(self, hook, self._count)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen = 0
+
+    def _count(self, batch, logs=None):
+        self.seen += 1
+        if self.seen == self.at:
+            next(iter(()))
+
+
+@pytest.mark.parametrize("make,size", [("shuffled_epochs", 10), ("allocated_epochs", 4)])
+@pytest.mark.parametrize("hook", ["on_train_batch_begin", "on_train_batch_end"])
+@pytest.mark.parametrize("at,steps_per_epoch", [(3, None), (2, 2), (3, 3), (4, None)])
+def test_passes_that_end_by_an_exception_are_not_begun_anew(
+    small, make, size, hook, at, steps_per_epoch
+):
+    model = eager_model()
+    data, stop = getattr(tfdp.data, make)(small.data(), size), _StopsIteration(at, hook)
+
+    def train():
+        model.fit(data, epochs=2, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=[stop])
+
+    if (at, hook) == (4, "on_train_batch_end"):  # a pass that was complete
+        train()
+        assert sum(entry.count for entry in model.ledger.entries) == 2
+        return
+    with pytest.raises(tfdp.PrivacyError, match="StopIteration in epoch 1"):
+        train()
+    assert sum(entry.count for entry in model.ledger.entries) == 1
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4])
+@pytest.mark.parametrize("steps_per_epoch", [None, 3, 6])
+def test_passes_that_epochs_cut_elsewhere_go_on(small, at_once, steps_per_epoch):
+    model = eager_model()
+    model.steps_per_execution = at_once
+    data = tfdp.data.shuffled_epochs(small.data(), 10)
+    model.fit(data, epochs=3, steps_per_epoch=steps_per_epoch, verbose=0)
+    assert model.privacy_statement().appearances == -(-model.optimizer.steps_taken // 4)
+
+
 @pytest.mark.parametrize("how", ["train_on_batch", "train_step"])
 @pytest.mark.parametrize("fit_first", [False, True])
 def test_steps_outside_fit_have_unknown_batches(small, how, fit_first):

@@ -11,6 +11,8 @@ from tfdp.noise import Grid, ReplicaNoiseSource
 
 GRADIENTS = ("stop", "propagate")
 _ANY_NUMBER = 1 << 40  # stands for the coordinates of an example where an axis has no fixed size
+#: Attribute of tensors that a layer clipped and added noise to.
+NOISED = "_tfdp_noised"
 _FIXED = ("clip_norm", "noise_multiplier", "gradient", "adjacency", "seed")
 
 
@@ -128,7 +130,9 @@ class DPForwardNoise(keras.layers.Layer):
         noisy = tf.grad_pass_through(lambda h: self._noise.release(h, grid))(clipped)
         if self.gradient == "stop":
             noisy = tf.stop_gradient(noisy)
-        return tf.cast(noisy, self.compute_dtype)
+        noisy = tf.cast(noisy, self.compute_dtype)
+        setattr(noisy, NOISED, True)
+        return noisy
 
     def compute_mask(self, inputs, previous_mask=None):
         return None  # computed from the raw input: the length of a text is private, too

@@ -70,6 +70,11 @@ class RunCharging:
         self.mechanism = mechanism
         self._counter.begin(mechanism)
 
+    @property
+    def steps_of_run(self):
+        """How many steps the run that goes on has charged."""
+        return int(self._counter.steps.numpy())
+
     def charge_step(self):
         """Charges one step, in the graph of the step itself; not on each replica."""
         self._counter.count()

@@ -16,6 +16,7 @@ from tfdp.clipping.recording import Recorder, call_model, ensure_built, is_seed_
 from tfdp.clipping.refusals import refuse_layers_beyond_reach
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise
+from tfdp.layers.dp_forward_noise import NOISED
 
 _BATCH_SIZES = (3, 5)
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
@@ -61,6 +62,7 @@ def find_data_paths(model, x, y, sample_weight=None):
     ensure_built(model, x)
     refuse_layers_beyond_reach(model)  # the build may have made some
     traces = [_Trace(model, (x, y, sample_weight), size) for size in _BATCH_SIZES]
+    _refuse_calls_without_noise(traces[0].calls)
     for call, other in zip(*(trace.calls for trace in traces), strict=True):
         sizes = tuple(c.outputs.shape[0] for c in (call, other))
         if sizes != _BATCH_SIZES:
@@ -71,6 +73,16 @@ def find_data_paths(model, x, y, sample_weight=None):
                 f"{_BATCH_SIZES[0]} and {_BATCH_SIZES[1]}"
             )
     return traces[0].paths()
+
+
+def _refuse_calls_without_noise(calls):
+    for call in calls:
+        if not hasattr(call.outputs, NOISED):
+            raise PrivacyError(
+                f"Layer {call.layer.name!r} (DPForwardNoise) adds no noise in a training step: it, "
+                "or a layer around it, is called with `training=False`. Call it with the "
+                "`training` that the model's `call` is given, and other layers apart."
+            )
 
 
 class _Trace:

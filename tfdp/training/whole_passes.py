@@ -6,29 +6,57 @@ from tfdp.errors import PrivacyError
 
 
 class WholePasses(keras.callbacks.Callback):
-    """Lets `fit` begin no further pass after one that a callback has cut short.
+    """Lets `fit` begin no further pass after one that was cut short.
 
     Shuffled and allocated batches are charged by passes, whose number is that of the steps over
     those of a pass. A callback that sets `model.stop_training` within an epoch, and takes it back
-    at its end, would begin more of them.
+    at its end, would begin more of them. So would one that raises StopIteration, as `next()` does:
+    Keras takes it for the end of the data, and begins anew.
+
+    Args:
+        steps_of_pass: batches of one pass; None where it is not known, and each epoch is charged as
+            a pass.
     """
 
+    def __init__(self, steps_of_pass):
+        super().__init__()
+        self._steps_of_pass = steps_of_pass
+
     def on_train_begin(self, logs=None):
-        self._was_cut = False
+        # After the user's callbacks, one of which may have restored a backup.
+        self._was_cut = self._is_open = False
+        self._first = self._begun = self._steps()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self._is_open = True
 
     def on_train_batch_end(self, batch, logs=None):
+        self._is_open = False
         self._was_cut = bool(self.model.stop_training)
 
     def on_epoch_begin(self, epoch, logs=None):
         if self._was_cut:
-            raise PrivacyError(
-                f"A callback ended epoch {epoch} by `stop_training`, and another let `fit` go on: "
-                "each pass over shuffled or allocated batches costs as a whole, and this one was "
-                "charged by its steps. For shorter epochs give `fit` the batches' `take(steps)`, "
-                "or draw them with `tfdp.data.poisson_batches`."
-            )
+            self._refuse(f"A callback ended epoch {epoch} by `stop_training`, and another")
+        steps, of_pass = self._steps(), self._steps_of_pass
+        if of_pass is not None and (steps - self._first) % of_pass:  # not at the end of a pass
+            wanted = (self.params or {}).get("steps") or of_pass
+            if self._is_open or steps - self._begun < wanted:
+                self._refuse(f"Something raised StopIteration in epoch {epoch}, and Keras")
+        self._begun, self._is_open = steps, False
+
+    def _steps(self):
+        return self.model.charging.steps_of_run
+
+    def _refuse(self, what):
+        raise PrivacyError(
+            f"{what} let `fit` go on: each pass over shuffled or allocated batches costs as a "
+            "whole, and this one was charged by its steps. For shorter epochs give `fit` the "
+            "batches' `take(steps)`, or draw them with `tfdp.data.poisson_batches`."
+        )
 
 
 def whole_passes(sampling):
     """The callbacks that batches of this `Sampling` (None: unknown) need."""
-    return [] if sampling is None or sampling.is_poisson else [WholePasses()]
+    if sampling is None or sampling.is_poisson:
+        return []
+    return [WholePasses(sampling.steps_per_epoch)]
