@@ -1,8 +1,10 @@
 """Nobody is in two periods of one registry, whoever asks."""
 
+import concurrent.futures
 import copy
 import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -116,6 +118,30 @@ def test_a_registry_in_memory_has_no_forks(monkeypatch, tmp_path):
     with pytest.raises(PrivacyError, match="another process"):
         memory.claim("one", ["b"])
     file.claim("one", ["b"])
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_threads_enter_persons_one_after_the_other(monkeypatch, tmp_path, in_file):
+    periods = DisjointPeriods(tmp_path / "periods.npz" if in_file else None)
+    owners = DisjointPeriods._current_owners
+
+    def slowly(self):
+        found = owners(self)
+        time.sleep(0.1)
+        return found
+
+    monkeypatch.setattr(DisjointPeriods, "_current_owners", slowly)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        claims = [threads.submit(periods.claim, name, ["a", "b"]) for name in ("one", "two")]
+    refused = [claim.exception() for claim in claims]
+    assert sorted(type(error) for error in refused if error) == [PrivacyError]
+
+
+def test_ids_may_hold_half_characters():
+    periods = DisjointPeriods()
+    periods.claim("one", ["\ud800x"])
+    with pytest.raises(PrivacyError):
+        periods.claim("two", ["\ud800x", "y"])
 
 
 def test_names_and_ids_have_no_nul():

@@ -138,6 +138,10 @@ def test_ids_are_integers_or_strings(ids):
         ({"privacy_ids": IDS[:, np.newaxis]}, "shape"),
         ({"privacy_ids": [None, *map(str, IDS[1:])]}, "none missing"),
         ({"privacy_ids": np.ma.masked_equal(IDS, 7)}, "none missing"),
+        ({"privacy_ids": [np.nan, *map(str, IDS[1:])]}, "none missing"),
+        ({"privacy_ids": [7.0, *map(str, IDS[1:])]}, "none missing"),
+        ({"privacy_ids": [True, *map(str, IDS[1:])]}, "none missing"),
+        ({"privacy_ids": [b"\xff", *map(str, IDS[1:])]}, "none missing"),
         ({"expected_batch_size": 5}, "at most the number of examples \\(4\\)"),
     ],
 )

@@ -139,6 +139,13 @@ def test_the_charge_of_a_gumbel_round_lies_above_every_bounded_range_mechanism()
                 assert curve <= laplace + 1e-12
 
 
+def test_a_fixed_seed_is_said():
+    given = {"f": np.arange(20)}, {"f": 20}, 5, 1.0
+    (said,) = private_top_k(*given, source=NoiseSource(3)).privacy_assumptions
+    assert "seed 3" in said
+    assert not private_top_k(*given).privacy_assumptions
+
+
 def test_a_repeated_value_counts_once_and_values_beyond_the_bound_not_at_all():
     ids = np.array([[3, 3, 3]] * 500 + [[2, 1, -1]] * 700)  # 3 is 500 examples, not 1,500
     rows = private_top_k({"a": ids}, {"a": 5}, 2, 1.0).rows["a"]

@@ -98,7 +98,7 @@ def test_passes_that_are_cut_short_count(small):
 
 
 class _StopsIteration(keras.callbacks.Callback):
-    """Raises StopIteration at one batch of each epoch, which Keras takes for the end of the data."""
+    """Raises StopIteration at one batch of each epoch: to Keras, the end of the data."""
 
     def __init__(self, at, hook):
         super().__init__()

@@ -8,11 +8,14 @@ import hashlib
 import os
 import pathlib
 import secrets
+import threading
 
 import numpy as np
 
 from tfdp.data.persons import checked_ids
 from tfdp.errors import PrivacyError
+
+_CLAIMING = threading.Lock()  # of registries in memory; a file has a lock of its own
 
 
 class DisjointPeriods:
@@ -143,7 +146,8 @@ class DisjointPeriods:
     @contextlib.contextmanager
     def _locked(self):
         if self._path is None:
-            yield
+            with _CLAIMING:
+                yield
             return
         with open(self._path.with_name(self._path.name + ".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -251,4 +255,7 @@ def _written(one):
     """An id as bytes, alike for the same id as a number, a string and bytes."""
     if isinstance(one, bytes):
         return one
-    return str(one).encode("utf-8", "surrogateescape")
+    try:
+        return str(one).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a character that is no byte either
+        return str(one).encode("utf-8", "surrogatepass")

@@ -129,9 +129,10 @@ def checked_ids(privacy_ids, num_records):
     Raises:
         ValueError: for another number of ids, other types, missing ones, or strings with a NUL.
     """
-    # What a masked array hides would be taken for an id.
-    masked = np.ma.is_masked(privacy_ids)
-    ids = np.asarray(None if masked else privacy_ids)
+    # What a masked array hides would be taken for an id; and among strings numpy would make one of
+    # anything, a missing value included.
+    unclear = np.ma.is_masked(privacy_ids) or _is_mixed(privacy_ids)
+    ids = np.asarray(None if unclear else privacy_ids)
     if ids.dtype == object and ids.ndim == 1:  # of pandas, and byte strings
         kinds = {type(one) for one in ids.tolist()}
         if len(kinds) == 1 and kinds <= {str, bytes, int}:
@@ -149,6 +150,19 @@ def checked_ids(privacy_ids, num_records):
             "a string, so that two persons could become one. Received: an id with a NUL"
         )
     return ids
+
+
+def _is_mixed(privacy_ids):
+    """Whether a list holds strings beside what is neither a string nor an integer."""
+    if not isinstance(privacy_ids, (list, tuple)):
+        return False
+    kinds = set(map(type, privacy_ids))
+    if all(issubclass(kind, bytes) for kind in kinds):
+        return False
+    texts = any(issubclass(kind, str | bytes) for kind in kinds)
+    # An integer and the string of its digits are the same id (`DisjointPeriods`).
+    alike = (issubclass(kind, str | int | np.integer) and kind is not bool for kind in kinds)
+    return texts and not all(alike)
 
 
 def _any_nul(given, ids):

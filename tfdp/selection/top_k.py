@@ -164,6 +164,7 @@ def release_largest(
             "max_values": sum(limits.values()),
             # Two calls cost twice, even if nothing else tells them apart.
             "release": secrets.token_hex(8),
+            **({} if source.seed is None else {"seed": source.seed}),
             **details,
         },
     )
