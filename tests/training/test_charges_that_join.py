@@ -122,11 +122,15 @@ def test_layers_that_are_unfrozen_during_a_fit_are_not_trained_uncharged(small):
 
 def test_files_that_cannot_carry_charges_are_refused(small, tmp_path):
     model = eager_model()
-    small.base().save(tmp_path / "untrained.h5")
+    ways = (keras.Model.save, keras.saving.save_model, keras.models.save_model)
+    for number, save in enumerate(ways):
+        save(small.base(), tmp_path / f"untrained{number}.h5")
+        assert keras.models.load_model(tmp_path / f"untrained{number}.h5").built
     fit_steps(model)
-    for one in (model, model.model):
-        with pytest.raises(PrivacyError, match="`filepath`.*legacy HDF5"):
-            one.save(tmp_path / "trained.h5")
+    for save in ways:
+        for one in (model, model.model):
+            with pytest.raises(PrivacyError, match="`filepath`.*legacy HDF5"):
+                save(one, tmp_path / "trained.h5")
     assert not (tmp_path / "trained.h5").exists()
 
 

@@ -1,7 +1,10 @@
 """Keras: what has no public way."""
 
+import functools
+
 import keras
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell  # noqa: F401
+from keras.src.legacy.saving import legacy_h5_format
 
 
 def all_layers(model):
@@ -78,6 +81,21 @@ def is_decayed(optimizer, variable):
 def file_of(store):
     """The open HDF5 file behind the store of `save_own_variables`, or None."""
     return getattr(store, "h5_file", None)
+
+
+def check_legacy_saving(check):
+    """Calls `check(model, filepath)` before Keras writes a whole model in the legacy HDF5 format.
+
+    `Model.save`, `keras.saving.save_model` and `keras.models.save_model` come together there.
+    """
+    save = legacy_h5_format.save_model_to_hdf5
+
+    @functools.wraps(save)
+    def save_model_to_hdf5(model, filepath, *args, **kwargs):
+        check(model, filepath)
+        return save(model, filepath, *args, **kwargs)
+
+    legacy_h5_format.save_model_to_hdf5 = save_model_to_hdf5
 
 
 class ModelHooks(keras.Model):

@@ -4,8 +4,9 @@ A model that was made private is still a plain Keras model, and it, or a part of
 one. Such files carry the charges of the weights in a group of their own, which Keras passes over:
 they load anywhere. Where tfdp is imported, the charges are put back onto the variables.
 
-Keras has no public place for this: three methods of `keras.Model` are wrapped;
-tests/contracts/test_compat.py says what is expected of them.
+Keras has no public place for this: two methods of `keras.Model` are wrapped, and its writer of
+legacy HDF5 files, which cannot carry charges; tests/contracts/test_compat.py says what is expected
+of them.
 """
 
 import functools
@@ -14,7 +15,7 @@ import json
 import keras
 import numpy as np
 
-from tfdp._compat.keras import file_of
+from tfdp._compat.keras import check_legacy_saving, file_of
 from tfdp.errors import PrivacyError
 
 #: Attribute of a variable: the `ChargeHistory` of the weights.
@@ -27,7 +28,6 @@ _GROUP, _NAME = "_tfdp", "charges"
 def install():
     """Makes Keras models write and read the charges of their weights."""
     save, load = keras.Model.save_own_variables, keras.Model.load_own_variables
-    save_model = keras.Model.save
     if hasattr(save, "writes_charges"):
         return
 
@@ -47,21 +47,20 @@ def install():
         if file is not None and _GROUP in file:
             _give_charges(self, bytes(np.asarray(file[_GROUP][_NAME], np.uint8)))
 
-    @functools.wraps(save_model)
-    def save_whole(self, filepath, *args, **kwargs):
-        if str(filepath).endswith((".h5", ".hdf5")) and _charges_of(self) is not None:
-            raise PrivacyError(
-                "Argument `filepath` names a file of the legacy HDF5 format, which would lose the "
-                "charges of these weights: what trains on from it would state an epsilon that is "
-                "too small. Save to a `.keras` file, or the weights to a `.weights.h5` file. "
-                f"Received: filepath={str(filepath)!r}"
-            )
-        return save_model(self, filepath, *args, **kwargs)
-
-    keras.Model.save = save_whole
+    check_legacy_saving(_refuse_to_lose_charges)
     save_own_variables.writes_charges = True
     keras.Model.save_own_variables = save_own_variables
     keras.Model.load_own_variables = load_own_variables
+
+
+def _refuse_to_lose_charges(model, filepath):
+    if _charges_of(model) is not None:
+        raise PrivacyError(
+            "Argument `filepath` names a file of the legacy HDF5 format, which would lose the "
+            "charges of these weights: what trains on from it would state an epsilon that is "
+            "too small. Save to a `.keras` file, or the weights to a `.weights.h5` file. "
+            f"Received: filepath={str(filepath)!r}"
+        )
 
 
 def _charges_of(model):
