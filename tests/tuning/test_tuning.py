@@ -113,6 +113,7 @@ def test_the_statement_is_that_of_dp_accounting_by_hand(small, runs):
     assert best.model.optimizer.epsilon(DELTA) == statement.epsilon
     assert any("how many settings" in s for s in statement.not_covered)
     assert any("public data" in s for s in statement.assumptions)
+    assert any("settings from `hp` alone" in s for s in statement.assumptions)
     assert statement.unit == "one example" and statement.num_examples == 40
     text = " ".join(str(statement).split())
     assert "the best of a random number of runs (5 on average, shape 0.5) of: 4 x Gaussian" in text
@@ -129,7 +130,9 @@ def test_a_score_on_private_records_is_a_part_of_every_run(small, runs):
     )
     expected = by_hand(dp_event.RepeatAndSelectDpEvent(run, 5.0, 1.0))
     assert best.model.privacy_statement(DELTA).epsilon == pytest.approx(expected, rel=1e-6)
-    assert not any("public data" in s for s in best.model.privacy_statement(DELTA).assumptions)
+    assumptions = best.model.privacy_statement(DELTA).assumptions
+    assert not any("public data" in s for s in assumptions)
+    assert any("settings from `hp` alone" in s for s in assumptions)
 
 
 def test_steps_after_the_tuning_cost_more_and_files_keep_it(small, runs, tmp_path):

@@ -18,6 +18,10 @@ from tfdp.tuning.hyper_parameters import HyperParameters
 from tfdp.tuning.number_of_runs import NumberOfRuns
 from tfdp.tuning.private_mean import PrivateMean, means_released
 
+_DRAWN_SETTINGS = (
+    "each run took its settings from `hp` alone, or all runs had the same ones, and nothing else "
+    "was carried from run to run"
+)
 _PUBLIC_SCORE = "the scores by which settings were chosen were computed from public data alone"
 _SECRET = (
     "how many settings were tried, and the results of all but the best: do not publish them, nor "
@@ -53,11 +57,13 @@ def tune(
     does not depend on the data, so that given their common cost the result costs what is stated.
     What a run costs is read from its model, which must hold all training that began in the run;
     what was charged before (a release that the runs share, a private encoder) must be the same for
-    all of them, and is charged once beside it.
+    all of them, and is charged once beside it. That a run takes its settings from `hp` alone, and
+    nothing else from the runs before it, is not checked; the statement lists it as an assumption.
 
     Args:
         train: function from a `HyperParameters` to a model that it built and trained. All settings
-            must cost the same: the same noise multiplier, or budget, batch size and steps.
+            must cost the same: the same noise multiplier, or budget, batch size and steps. Settings
+            that differ between runs must come from the `HyperParameters`.
         score: function from a model to a number, the higher the better. A `PrivateMean` is a
             release, and its cost a part of each run's (of errors e, give it 1 - e). Any other
             function is taken to use public data only; the statement says so. One that calls a
@@ -211,12 +217,14 @@ def _entry(run, score, number_of_runs):
         "covers": run.steps,
         "one_run": [entry.to_dict() for entry in entries],
         "release": secrets.token_hex(8),
+        # A `train` that goes through a grid by itself looks like one that repeats one setting.
+        "assumptions": [_DRAWN_SETTINGS],
         "not_covered": [_SECRET],
     }
     if isinstance(score, PrivateMean):
         events.append((score.event, 1))
     else:
-        details["assumptions"] = [_PUBLIC_SCORE]
+        details["assumptions"].append(_PUBLIC_SCORE)
     if run.charged.num_examples is not None:
         details["num_examples"] = run.charged.num_examples
     units = {entry.details["unit"] for entry in entries if "unit" in entry.details}
