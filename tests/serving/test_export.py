@@ -5,6 +5,7 @@ import importlib
 import json
 import pathlib
 
+import dp_accounting
 import keras
 import numpy as np
 import processes
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
+from tfdp.accounting.releases import release_epsilon
 from tfdp.models.next_item import newest
 
 
@@ -147,12 +149,92 @@ def test_models_without_privacy_are_refused(tmp_path):
         tfdp.serving.export(keras.Sequential([keras.layers.Dense(1)]), tmp_path / "m")
 
 
-def test_releases_at_inference_are_stated_by_the_call(tmp_path):
-    inputs = keras.Input((4, 64))
-    attention = tfdp.layers.PrivateAttention(
-        tfdp.PrivacyBudget(1.0, 1e-5), max_norm=1.0, unit="feature"
+def feature_attention(delta=1e-5, **kwargs):
+    budget = tfdp.PrivacyBudget(1.0, delta)
+    return tfdp.layers.PrivateAttention(
+        budget, 0.5, "feature", mechanism="gaussian_noise", **kwargs
     )
-    tfdp.serving.export(keras.Model(inputs, attention(inputs)), tmp_path / "m")
-    statement = json.loads((tmp_path / "m" / "privacy_statement.json").read_text())
+
+
+def exported_statement(inputs, outputs, folder):
+    tfdp.serving.export(keras.Model(inputs, outputs), folder)
+    return json.loads((folder / "privacy_statement.json").read_text())
+
+
+def test_releases_at_inference_are_stated_by_the_call_and_by_the_request(tmp_path):
+    inputs, attention = keras.Input((4, 4096)), feature_attention()
+    statement = exported_statement(inputs, [attention(inputs) for _ in range(3)], tmp_path / "m")
     (release,) = statement["releases_at_inference"]
-    assert release == json.loads(attention.privacy_statement().to_json())
+    by_the_call = json.loads(attention.privacy_statement().to_json())
+    assert release == {**by_the_call, "layer": attention.name, "calls_in_one_request": 3}
+    request = statement["release_of_one_request"]
+    three = dp_accounting.SelfComposedDpEvent(attention.event(), 3)
+    assert request["epsilon"] == release_epsilon(three, 1e-5) > 1.8
+    assert request["delta"] == 1e-5 and request["unit"] == release["unit"]
+
+
+def test_one_request_adds_up_layers_of_one_unit(tmp_path):
+    inputs, one, two = keras.Input((4, 4096)), feature_attention(), feature_attention(2e-5)
+    outputs = [one(inputs), two(inputs), two(inputs)]
+    request = exported_statement(inputs, outputs, tmp_path / "m")["release_of_one_request"]
+    both = dp_accounting.ComposedDpEvent([one.event(), two.event(), two.event()])
+    assert request["delta"] == pytest.approx(3e-5)
+    assert request["epsilon"] == pytest.approx(release_epsilon(both, request["delta"]))
+
+
+def test_layers_of_different_units_are_not_totalled(tmp_path):
+    inputs, other = keras.Input((4, 4096)), feature_attention(neighbor_distance=0.1)
+    outputs = [feature_attention()(inputs), other(inputs)]
+    request = exported_statement(inputs, outputs, tmp_path / "m")["release_of_one_request"]
+    assert "epsilon" not in request and "add up, and are not totalled" in request["remarks"][0]
+
+
+class CallsOf(keras.layers.Layer):
+    """Calls a layer as a function of the layer and its input says."""
+
+    def __init__(self, layer, how):
+        super().__init__()
+        self.layer, self.how = layer, how
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x):
+        return self.how(self.layer, x)
+
+    def compute_output_shape(self, shape):
+        return (shape[0], shape[1], shape[1])
+
+
+def by_inner_function(layer, x):
+    inner = tf.function(lambda x: layer(x))  # traced once
+    return inner(x) + inner(x)
+
+
+def by_branch(layer, x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: layer(x) + layer(x), lambda: layer(x))
+
+
+def by_loop(layer, x):
+    return tf.map_fn(layer, x[tf.newaxis])[0]
+
+
+@pytest.mark.parametrize("how, calls", [(by_inner_function, 2), (by_branch, 2), (by_loop, None)])
+def test_calls_of_one_request_are_those_of_the_graph(tmp_path, how, calls):
+    inputs, attention = keras.Input((4, 4096)), feature_attention()
+    outputs = CallsOf(attention, how)(inputs)
+    statement = exported_statement(inputs, outputs, tmp_path / "m")
+    (release,) = statement["releases_at_inference"]
+    assert release["calls_in_one_request"] == calls
+    request = statement["release_of_one_request"]
+    if calls is None:
+        assert "epsilon" not in request and attention.name in request["remarks"][0]
+    else:
+        assert request["epsilon"] > 1.4
+
+
+def test_turns_that_are_written_out_are_counted(tmp_path):
+    inputs = keras.Input((3, 4, 4096))
+    outputs = keras.layers.TimeDistributed(feature_attention())(inputs)
+    (release,) = exported_statement(inputs, outputs, tmp_path / "m")["releases_at_inference"]
+    assert release["calls_in_one_request"] == 3

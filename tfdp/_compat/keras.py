@@ -3,6 +3,7 @@
 import functools
 
 import keras
+from keras.src.export.export_utils import get_input_signature, make_tf_tensor_spec
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell  # noqa: F401
 from keras.src.legacy.saving import legacy_h5_format
 
@@ -76,6 +77,11 @@ def variable_index(optimizer, variable):
 def is_decayed(optimizer, variable):
     """Whether the optimizer's weight decay acts on a variable."""
     return optimizer._use_weight_decay(variable)
+
+
+def export_signature(model):
+    """The `input_signature` with which `keras.Model.export` traces a model."""
+    return keras.tree.map_structure(make_tf_tensor_spec, get_input_signature(model))
 
 
 def file_of(store):

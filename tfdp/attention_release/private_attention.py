@@ -196,6 +196,11 @@ class PrivateAttention(keras.layers.Layer):
             )
         return self._plan
 
+    @property
+    def noise_resource(self):
+        """Handle of the state that every call draws from once, known by it in traced functions."""
+        return self._noise.resource_handle
+
     def event(self):
         """One call, over all heads, as a `dp_accounting.DpEvent`.
 

@@ -7,7 +7,8 @@ import pathlib
 _FILE = "privacy_statement.json"
 _RELEASES = (
     "The model releases attention weights at every call. What that costs its callers is listed "
-    "under releases_at_inference in privacy_statement.json, and is no part of this epsilon."
+    "under releases_at_inference in privacy_statement.json, and for a whole request under "
+    "release_of_one_request; it is no part of this epsilon."
 )
 
 

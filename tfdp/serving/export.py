@@ -12,6 +12,7 @@ from tfdp._compat.keras import all_layers
 from tfdp.layers import PrivateAttention
 from tfdp.models import DPModel
 from tfdp.optimizers import DPOptimizer
+from tfdp.serving.inference_releases import inference_releases
 from tfdp.training import tpu_resident_tables
 from tfdp.training.statements import is_protected
 
@@ -35,7 +36,8 @@ def export(
 
     No training state is written: no optimizer, no noise, no ledger beyond the statement. What
     `PrivateAttention` layers release at every call is stated beside the training, under
-    "releases_at_inference": it protects the inputs of the calls, and costs by the call.
+    "releases_at_inference": it protects the inputs of the calls, and costs by the call. Each layer
+    has its "calls_in_one_request" there, and "release_of_one_request" states their total.
 
     Args:
         model: a built `DPModel`, or a Keras model that holds `PrivateAttention` layers.
@@ -50,12 +52,8 @@ def export(
         ValueError: if the model is no `DPModel`, is not built, or k is out of range.
         RuntimeError: if a TPU embedding holds tables of the model.
     """
-    releases = [
-        layer.privacy_statement().to_dict()
-        for layer in all_layers(model)
-        if isinstance(layer, PrivateAttention)
-    ]
-    if not isinstance(model, DPModel) and not releases:
+    releasing = [layer for layer in all_layers(model) if isinstance(layer, PrivateAttention)]
+    if not isinstance(model, DPModel) and not releasing:
         raise ValueError(
             "Argument `model` must be a tfdp.models.DPModel, or hold PrivateAttention layers, to "
             f"have a privacy statement; use `model.export` for others. Received: model={model}"
@@ -67,8 +65,6 @@ def export(
         )
     tpu_resident_tables.refuse_export(model)
     statement = _training_statement(model, delta)
-    if releases:
-        statement["releases_at_inference"] = releases
     path = pathlib.Path(path)
     # An export that fails half way leaves no statement: certainly not that of another model.
     (path / STATEMENT).unlink(missing_ok=True)
@@ -77,6 +73,8 @@ def export(
         getattr(model, "model", model).export(str(path), verbose=False)
     else:
         _write(endpoint, path)
+    if releasing:
+        statement |= inference_releases(releasing, getattr(model, "model", model), endpoint)
     written = path / f"{STATEMENT}.part"
     written.write_text(json.dumps(statement, indent=2, allow_nan=False))
     written.replace(path / STATEMENT)
