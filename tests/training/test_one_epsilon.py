@@ -1,5 +1,6 @@
 """One ε: the optimizer, the meter, the ledger, the budget and the statement say the same."""
 
+import gc
 import math
 import warnings
 
@@ -82,6 +83,35 @@ def test_batches_that_are_known_can_be_trained_one_by_one(small):
     assert_one(model, by_hand(poisson(4.0, 0.25, 5)))
     model.train_on_batch(x, y, weights)  # nobody gave this batch any more
     assert_one(model, math.inf)
+
+
+@pytest.mark.parametrize("noise", [False, True])
+@pytest.mark.parametrize("how", ["twice", "other data", "both ways", "and leaves"])
+def test_steps_that_are_no_train_on_batch_are_not_charged_as_samples(small, noise, how):
+    model = eager_model(noise_multiplier=4.0)
+    if noise:
+        noisy = [tfdp.layers.DPForwardNoise(1.0, 9.0), *small.base().layers]
+        model = tfdp.make_private(keras.Sequential(noisy))
+        model.compile("sgd", loss=small.loss, **EAGER)
+
+    def train():
+        for x, y, weights in model.training_batches(tfdp.data.shuffled_epochs(small.data(), 10)):
+            if how == "both ways":
+                model.train_on_batch(x, y, weights)
+            x = tf.ones_like(x) if how == "other data" else x
+            for _ in range(1 + (how == "twice")):
+                model.train_step((x, y, weights))
+            if how == "and leaves":
+                return
+
+    if how == "and leaves":
+        train()
+        gc.collect()
+    else:
+        with pytest.raises(PrivacyError, match="otherwise than by `train_on_batch`"):
+            train()
+    assert model.ledger.epsilon(DELTA) == math.inf
+    assert model.privacy_statement(DELTA).unstated
 
 
 def test_single_batches_end_with_the_budget(small):

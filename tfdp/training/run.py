@@ -1,5 +1,7 @@
 """The begin and the end of a run of training: what is checked before, and what is charged."""
 
+import dataclasses
+import secrets
 import threading
 
 import numpy as np
@@ -190,11 +192,12 @@ def single_batches(model, batches):
         )
     private = isinstance(model.optimizer, DPOptimizer)
     refuse_uncompiled(model)
-    run = claim(model)
+    run, steps = claim(model), None
     try:
         batches, _ = begin(model, batches, None, None, {"epochs": None})
         run.is_fit = False
         for batch in batches:
+            _refuse_other_steps(model, run, steps)
             if vars(model).get(_RUN) is not run:
                 raise PrivacyError(
                     "Another run of this model has begun, and is charged now: the batches of this "
@@ -204,11 +207,46 @@ def single_batches(model, batches):
                 return
             if private:
                 model.optimizer.charging.look_again()
-            run.batch = batch
+            run.batch, steps = batch, model.charging.steps_of_run
             yield batch
     finally:
         if vars(model).get(_RUN) is run:  # and not what began since
-            end(model)
+            try:
+                _refuse_other_steps(model, run, steps)
+            finally:
+                end(model)
+
+
+def _refuse_other_steps(model, run, steps):
+    """Refuses to go on after steps that did not come by `train_on_batch`, and charges them.
+
+    Args:
+        model: the model.
+        run: its `_Run`.
+        steps: how many steps the run had when it gave its last batch; None before the first one.
+
+    Raises:
+        PrivacyError: if there were some: they are charged as steps on data of which nobody knows
+            how they were drawn.
+    """
+    if steps is None:
+        return
+    others = model.charging.steps_of_run - steps - (run.batch is None)
+    if others <= 0:
+        return
+    mechanism = model.charging.mechanism
+    entries = [accounting.mechanisms.not_private()]
+    if getattr(mechanism, "sampling", None) is not None:
+        unknown = dataclasses.replace(mechanism, sampling=None)
+        entries = unknown.entries(others, secrets.token_hex(8))
+    for entry in entries:
+        model.charge_history.charge(entry)
+    raise PrivacyError(
+        f"{others} steps were taken otherwise than by `train_on_batch` since the last batch of "
+        "`training_batches`: a step on other data, or a second one on this batch, is not the "
+        "sample that is accounted for. They are charged as steps on data of unknown origin. Give "
+        "each batch to `train_on_batch`, once."
+    )
 
 
 def refuse_unknown_batch(model, x, y, sample_weight):
