@@ -169,6 +169,8 @@ MODELS = {
                              lambda: layers.LayerNormalization(center=False)), (5, 6)),
     "other_norms": (conv(lambda: layers.RMSNormalization(), lambda: layers.Dense(4),
                          lambda: layers.PReLU(), lambda: layers.UnitNormalization()), (5, 6)),
+    "rms_norm_axes": (conv(lambda: layers.RMSNormalization(axis=1), lambda: layers.Dense(5),
+                           lambda: layers.RMSNormalization(axis=[1, 2])), (5, 5)),
     "recurrence_without_a_rule": (conv(lambda: OwnRNN(5)), (4, 3)),
     "time_distributed": (conv(lambda: layers.TimeDistributed(layers.Dense(3, "relu"))), (4, 3)),
     "bilinear": (lambda x: layers.Dense(1)(layers.Dot(axes=1)(

@@ -113,13 +113,66 @@ def test_layers_that_mix_examples_are_found_and_named(mixer, name):
             f"{MIXES}|mixes the examples of a batch, {name}")  # fmt: skip
 
 
+def _by_parity(h):
+    odd = tf.range(tf.shape(h)[0]) % 2 == 1
+    return tf.where(odd[:, tf.newaxis], -h, h)
+
+
+@pytest.mark.parametrize("batch", [32, 256])
+def test_what_depends_on_the_place_in_a_batch_is_found_in_every_try(batch):
+    """Without one record the others stand in other places: all of their gradients would change."""
+    base = sequential(layers.Dense(3), Function(_by_parity), layers.Dense(1))
+    model = compiled(tfdp.make_private(base), "mse", batch, 256)
+    for seed in range(8):
+        with pytest.raises(PrivacyError, match=f"Function.*{MIXES}"):
+            model.fit(*data(256, seed), batch_size=batch, verbose=0)
+    refused(
+        sequential(layers.Dense(1)),
+        lambda y, outputs: tf.square(_by_parity(outputs) - y)[:, 0],
+    )
+
+
+class Seeded(layers.Layer):
+    """Dropout by a generator of its own."""
+
+    def build(self, shape):
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        return keras.random.dropout(x, 0.5, seed=self.seeds)
+
+
+def test_random_numbers_of_the_places_in_a_batch_are_refused():
+    by_place = (
+        lambda h: keras.random.dropout(h, 0.5, seed=42),
+        lambda h: h * tf.random.stateless_uniform(tf.shape(h), [1, 2]),
+        lambda h: h + tf.random.stateless_normal([tf.shape(h)[0], 1], [1, 2]),
+    )
+    for function in by_place:
+        refused(sequential(Function(function), layers.Dense(1)), match="by a fixed seed.*SeedGen")
+    weights = Function(lambda h: h * tf.random.stateless_uniform(tf.shape(h)[1:], [1, 2]))
+    for layer in (weights, Seeded(), layers.Dropout(0.5, seed=1), layers.GaussianNoise(0.1)):
+        check(sequential(layer, layers.Dense(1)), "mse")
+
+
+def test_weights_that_a_loss_reads_are_refused():
+    dense = layers.Dense(1, kernel_regularizer="l2")
+    check(sequential(dense), "mse")  # a penalty is no part of an example's loss
+    dense = layers.Dense(1)
+
+    def loss(y, outputs):
+        return tf.square(outputs - y)[:, 0] * tf.reduce_sum(dense.kernel)
+
+    refused(sequential(dense), loss, match="reads the trained variable .*kernel")
+
+
 def test_mixed_inputs_are_found_in_every_try():
     mixer = OwnMixUp()
     model = compiled(tfdp.make_private(sequential(mixer, layers.Dense(1))), "mse", N)
     for seed in range(8):
         keras.utils.set_random_seed(seed)
         mixer.seeds.state.assign([seed, 0])  # another order, and other weights
-        with pytest.raises(PrivacyError, match=f"OwnMixUp.*{MIXES}"):
+        with pytest.raises(PrivacyError, match=MIXES):
             tfdp.training.preflight.check_examples_do_not_mix(model, *data())
 
 

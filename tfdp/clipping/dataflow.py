@@ -41,7 +41,7 @@ class DataFlow:
         self._reads = [
             (variable, op, owner[self._place[op.name]])
             for variable in variables
-            for handle in _handles(variable)
+            for handle in handles_of(variable)
             if id(handle) in inner
             for op in inner[id(handle)].consumers()
             if op.type not in _NO_READS
@@ -151,7 +151,8 @@ def _has_batch_size(a, b):
     return BATCH_SIZES in zip(a.shape, b.shape, strict=True)
 
 
-def _handles(variable):
+def handles_of(variable):
+    """The resource handles of a Keras variable, one for each replica; none of an external table."""
     if is_external(variable):
         return []
     value = variable.value

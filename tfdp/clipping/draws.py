@@ -110,6 +110,56 @@ class Draws:
         return None
 
 
+def draws_numbers(graph):
+    """Whether a forward pass draws random numbers, in functions that it calls, too."""
+    definition = graph.as_graph_def()
+    bodies = [definition.node, *(f.node_def for f in definition.library.function)]
+    return any(_draws(n.op) or n.op.startswith(_STATEFUL) for body in bodies for n in body)
+
+
+def refuse_constant_draws(first, second, where):
+    """Refuses random numbers of the examples that are the same in every step.
+
+    They belong to the places of a batch. Without one record the others stand in other places, and
+    get other numbers: it would move all of their gradients.
+
+    Args:
+        first, second: graphs of the same computation, on batches of 3 and of 5 examples.
+        where: what was traced, for the message.
+
+    Raises:
+        PrivacyError: if there are some.
+    """
+    twins = {op.name: op for op in second.get_operations()}
+    for op in first.get_operations():
+        if not _draws(op.type) or op.name not in twins:
+            continue
+        drawn, other = op.outputs[0], twins[op.name].outputs[0]
+        keys = [t for t, arg in zip(op.inputs, op.op_def.input_arg, strict=False)
+                if arg.name in _KEYS]  # fmt: skip
+        if has_batch_axis(drawn, other) and all(map(_is_constant, keys)):
+            raise PrivacyError(
+                f"{where} draws random numbers for the examples of a batch by a fixed seed: "
+                f"operation {op.name!r} ({op.type}) gives each place of the batch the same numbers "
+                "in every step, so that the examples depend on who stands before them. Draw them "
+                "with a `keras.random.SeedGenerator` of the layer."
+            )
+
+
+def _is_constant(tensor):
+    """Whether a tensor is made of constants alone."""
+    pending, seen = [tensor.op], set()
+    while pending:
+        op = pending.pop()
+        if op.name in seen:
+            continue
+        seen.add(op.name)
+        if op.type != "Const" and (not op.inputs or op.op_def.is_stateful):
+            return False
+        pending += [t.op for t in op.inputs]
+    return True
+
+
 def _draws(kind):
     return kind.startswith(_KEYED) and not kind.startswith(_WITHOUT_NUMBERS)
 

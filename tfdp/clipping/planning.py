@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdp._compat.tensorflow import corrupting_convolution
 from tfdp.clipping import cost
 from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
-from tfdp.clipping.draws import Draws
+from tfdp.clipping.draws import Draws, draws_numbers, refuse_constant_draws
 from tfdp.clipping.recording import ensure_built, trained_variables
 from tfdp.clipping.refusals import CALLS_DIFFER, WAY_OUT, refuse_named_layers
 from tfdp.clipping.registry import Rule
@@ -68,6 +68,7 @@ class ClippingPlan:
             infinity if that depends on the data.
         needs_graph: whether derivatives must be traced, where those of weights that nobody asks
             for are left out: TensorFlow would corrupt its memory.
+        draws: whether the forward pass draws random numbers.
     """
 
     calls: dict
@@ -75,6 +76,7 @@ class ClippingPlan:
     aligned: dict
     loop_steps: float
     needs_graph: bool
+    draws: bool
 
 
 def make_clipping_plan(model, x):
@@ -98,6 +100,7 @@ def make_clipping_plan(model, x):
     refuse_named_layers(model)
     first, second = (trace(model, x, size) for size in BATCH_SIZES)
     refuse_crossed_examples(first.graph, second.graph, f"Model {model.name!r}")
+    refuse_constant_draws(first.graph, second.graph, f"Model {model.name!r}")
     pairs = _pairs(model, first, second)
     flow = DataFlow(first, trained_variables(model))
     flow.refuse_unseen_reads()
@@ -139,6 +142,7 @@ def make_clipping_plan(model, x):
         aligned,
         loop_steps(first.graph.get_operations()),
         corrupting_convolution(first.graph.get_operations()) is not None,
+        draws_numbers(first.graph),
     )
 
 

@@ -4,9 +4,10 @@ A few rows of a batch run through the model as a step would run them, and once m
 of them replaced. What a step is made of, for the rows that stayed, must be the same both times:
 inputs and outputs of every recorded call, losses, and gradients at the inputs, at the outputs of
 every call and at the outputs of the model. The random generators start from the same state, so
-that random layers draw the same. Beside that only some of the rows that stayed enter the sum that
-is differentiated, others in the second run than in the first: at all other rows its gradient must
-be exactly zero.
+that random layers draw the same; where there are none, the rows that stay come to stand in other
+places of the batch, as they would without one of the others. Beside that only some of the rows that
+stayed enter the sum that is differentiated, others in the second run than in the first: at all
+other rows its gradient must be exactly zero.
 
 It costs two forward and two backward passes, none of them to a weight, on `ROWS` examples, whatever
 the size of the batch and of the tables, once for each `compile`. They run eagerly, which is less
@@ -19,19 +20,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.keras import all_layers
 from tfdp.clipping import fallback
 from tfdp.clipping.execution import Execution, run_recorded
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.refusals import WAY_OUT, warn_of_still_variables
 from tfdp.errors import PrivacyError
 from tfdp.training.preflight import batch_size_of
+from tfdp.training.replaced_rows import ROWS, ReplacedRows
 from tfdp.training.step import check_losses
 
-#: Examples of a check. A prime number: rows cannot be taken in groups of the same size.
-ROWS = 13
-# Rows that stay: those that are differentiated in both runs, in the first, and in the second. That
-# an order of the rows leaves each of the three in its place has a probability of 3e-6.
-_BOTH, _FIRST, _SECOND = slice(0, 3), slice(3, 5), slice(5, 7)
 _TOLERANCE = 1e-4
 # Steps of a loop from which on to trace two runs takes less time than to make them eagerly.
 _EAGER_STEPS = 40
@@ -62,48 +60,30 @@ def check_independence(model, x, y, sample_weight):
     Raises:
         PrivacyError: if there is one.
     """
-    generator = np.random.default_rng()
-    count = int(batch_size_of(x))
-    kept = generator.permutation(np.arange(2, ROWS))[: _SECOND.stop]
-    base = np.arange(ROWS)
-    # The first two have the largest and the smallest target: they are replaced, as others with
-    # what is rare, and a copy of each stays, as who is treated otherwise.
-    base[kept[:2]] = 0, 1
-    base %= count
-    plan = model.clipping_plan(_rows(x, base))
-    other = _replaced(base, kept, count, generator)
+    plan = model.clipping_plan(_rows(x, np.arange(ROWS) % int(batch_size_of(x))))
+    # What is drawn for a row belongs to its place; and bfloat16 rounds a product by its blocks.
+    halves = any(layer.compute_dtype == "bfloat16" for layer in all_layers(model))
+    rows = ReplacedRows.draw(int(batch_size_of(x)), may_move=not (plan.draws or halves))
     observe = _observer(model, plan)
-    both, one, two = (np.isin(np.arange(ROWS), kept[part]) for part in (_BOTH, _FIRST, _SECOND))
-    rows = {"gradient": np.flatnonzero(both)}  # of anything else: those that stay
 
     def run(chosen, differentiated):
         return observe(*(_rows(t, chosen) for t in (x, y, sample_weight)), differentiated)
 
-    first, second = run(base, both | one), run(other, both | two)
+    first = run(rows.first, rows.first_differentiated)
+    second = run(rows.second, rows.second_differentiated)
     unrepeatable = set()
-    changed = _changed(first, second, kept, rows, unrepeatable)
+    changed = _changed(first, second, rows, unrepeatable)
     if changed:
-        again = run(base, both | one)
-        unrepeatable = {key for key, _ in _differences(first, again, np.arange(ROWS), {})}
-        changed = _changed(first, second, kept, rows, unrepeatable)
+        again, everywhere = run(rows.first, rows.first_differentiated), [np.arange(ROWS)] * 2
+        unrepeatable = {key for key, _ in _differences(first, again, everywhere, everywhere)}
+        changed = _changed(first, second, rows, unrepeatable)
     if changed:
         raise PrivacyError(f"{_where(model, first, changed)} {WAY_OUT}")
-    _refuse_foreign_gradients(model, first, both | one)
-    _refuse_foreign_gradients(model, second, both | two)
+    _refuse_foreign_gradients(model, first, rows.first_differentiated)
+    _refuse_foreign_gradients(model, second, rows.second_differentiated)
     _refuse_other_computations(first)
     _warn_of_zero_gradients(model, [*first.values(), *second.values()])
     return not unrepeatable
-
-
-def _replaced(base, kept, count, generator):
-    """`base` with another example in each place that is not kept, of all kinds."""
-    # None with a target at the end of the range, so that what is rare is in one run only.
-    candidates = np.arange(2 if count > 3 else 0, count)
-    chosen = generator.choice(candidates, ROWS)
-    same = chosen == base
-    chosen[same] = np.where(base[same] == candidates[-1], candidates[0], candidates[-1])
-    chosen[0], chosen[1] = candidates[-1], base[kept[2]]  # padding, if there is some; a copy
-    return np.where(np.isin(np.arange(ROWS), kept), base, chosen)
 
 
 @dataclasses.dataclass
@@ -215,28 +195,28 @@ def _aligned(call, what, structure, aligned):
     ]
 
 
-def _changed(first, other, kept, rows, unrepeatable):
+def _changed(first, other, rows, unrepeatable):
     """The first event that differs in rows that stayed, and by how much; None if none does."""
-    for key, by in _differences(first, other, kept, rows):
+    for key, by in _differences(first, other, rows.stay, rows.compared):
         if key not in unrepeatable:
             return key, by
     return None
 
 
-def _differences(first, other, kept, rows):
-    """Keys of the events that differ, and by how much, in `kept` rows, or in `rows` of a kind."""
+def _differences(first, other, stay, compared):
+    """Keys of the events that differ in the rows that stay, gradients in those to compare."""
     for key, event in first.items():
         if event.what == "again":
             continue
-        compared = rows.get(event.what, kept)
-        by = _difference(event.value, other[key].value, compared) if key in other else 0
+        pair = compared if event.what == "gradient" else stay
+        by = _difference(event.value, other[key].value, *pair) if key in other else 0
         if by:
             yield key, by
 
 
-def _difference(a, b, kept):
+def _difference(a, b, rows, others):
     """0 if the rows are equal but for rounding, else by how much they differ."""
-    a, b = (_numbers(t)[kept] for t in (a, b))
+    a, b = _numbers(a)[rows], _numbers(b)[others]
     if a.shape != b.shape:  # as long as the longest row: what both have must be equal
         common = tuple(slice(min(sizes)) for sizes in zip(a.shape, b.shape, strict=True))
         a, b = a[common], b[common]
@@ -252,7 +232,10 @@ def _difference(a, b, kept):
 def _where(model, first, changed):
     key, by = changed
     event = first[key]
-    found = f"of an example changed by {by:.3g} when only other examples were replaced."
+    found = (
+        f"of an example changed by {by:.3g} when only the other examples, and its place among "
+        "them, changed."
+    )
     if event.what == "loss":
         return f"The loss of model {model.name!r} mixes the examples of a batch: that {found}"
     if event.what == "gradient":
@@ -290,7 +273,7 @@ def _refuse_other_computations(events):
     for event in events.values():
         if event.what != "again" or event.value.dtype.size < 4:  # bfloat16 rounds by the batch
             continue
-        by = _difference(event.value[0], event.value[1], [0])
+        by = _difference(event.value[0], event.value[1], [0], [0])
         if by:
             layer = event.call.layer
             raise PrivacyError(

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfdp._compat.keras import means_of_losses
+from tfdp.clipping.dataflow import handles_of
 from tfdp.clipping.engine import backward, clipped_sums
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.planning import refuse_crossed_examples
@@ -136,6 +137,7 @@ def check_losses(model, x, y, sample_weight, outputs):
     where = f"The loss of model {model.name!r}"
     refuse_side_effects(traced[0].graph, where, model.metrics)
     refuse_crossed_examples(traced[0].graph, traced[1].graph, where)
+    _refuse_reads(model, model.clipping_plan(x), traced[0].graph, where)
     shapes = [tuple(t.structured_outputs.shape) for t in traced]
     if shapes != [(3,), (5,)]:
         raise PrivacyError(
@@ -144,6 +146,22 @@ def check_losses(model, x, y, sample_weight, outputs):
             "axes of one example only. Received: shapes "
             f"{shapes[0]} and {shapes[1]} for batches of 3 and 5"
         )
+
+
+def _refuse_reads(model, plan, graph, where):
+    """Refuses a loss that reads weights of the model: gradients are taken at its calls alone."""
+    captured = {id(outer) for outer, _ in graph.captures}
+    unused = {id(v) for v in plan.unused}  # not trained at all, of which the plan warns
+    for variable in trained_variables(model):
+        # Keras adds the penalties of weights to the loss; they are differentiated apart.
+        if id(variable) in unused or variable.regularizer is not None:
+            continue
+        if any(id(handle) in captured for handle in handles_of(variable)):
+            raise PrivacyError(
+                f"{where} reads the trained variable {variable.path!r}, whose gradient for each "
+                "example is not seen there. Compute what needs weights in the `call` of the "
+                "model, and return it as an output that the loss reads."
+            )
 
 
 def _update_metrics(model, x, y, sample_weight, result):

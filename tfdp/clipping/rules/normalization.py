@@ -46,6 +46,8 @@ def _gain_and_shift(layer):
 
 def _trailing(layer, x):
     """Moves the normalised axes last, where the gain's shape is aligned."""
+    if isinstance(layer, keras.layers.RMSNormalization):  # its gain meets the last axes as they are
+        return x
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     axes = sorted(a % len(x.shape) for a in axes)
     rest = [a for a in range(len(x.shape)) if a not in axes]
