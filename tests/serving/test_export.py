@@ -144,6 +144,15 @@ def test_k_out_of_range_is_refused_by_name(trained, tmp_path, k):
         tfdp.serving.export(trained, tmp_path / "m", k=k)
 
 
+def test_without_k_the_ten_best_are_returned_or_all_where_there_are_fewer(trained, tmp_path):
+    few = tfdp.models.SequenceBaseline(4, 3, cell="gru", dim=4)
+    few.build((None, 3))
+    for model, expected in ((trained, 10), (few, 4)):
+        served = tf.saved_model.load(str(tfdp.serving.export(model, tmp_path / f"{expected}")))
+        answer = served.serve(tf.constant([[1, 2]], tf.int64))
+        assert answer["items"].shape == (1, expected)
+
+
 def test_models_without_privacy_are_refused(tmp_path):
     with pytest.raises(ValueError, match="DPModel"):
         tfdp.serving.export(keras.Sequential([keras.layers.Dense(1)]), tmp_path / "m")

@@ -8,6 +8,8 @@ from tfdp.training.dp_model import DPModel
 from tfdp.training.endpoint import Endpoint
 from tfdp.training.multi_worker import as_results
 
+_BEST = 10  # items that an exported model returns unless it is told otherwise
+
 
 class NextItemModel(DPModel):
     """A model of sequences of item ids that scores every item as the next one.
@@ -53,11 +55,12 @@ class NextItemModel(DPModel):
         return as_results(results, self.distribute_strategy)
 
     def serving_endpoint(self, k):
-        """From raw histories to the k best next items.
+        """From raw histories to the k best next items; None is 10, or all where there are fewer.
 
         Raises:
             ValueError: if k is no integer from 1 to num_items.
         """
+        k = min(_BEST, self.num_items) if k is None else k
         if k != int(k) or not 1 <= k <= self.num_items:
             raise ValueError(
                 f"Argument `k` must lie between 1 and num_items={self.num_items}. Received: k={k}"

@@ -20,7 +20,7 @@ STATEMENT = "privacy_statement.json"
 
 
 def export(
-    model: keras.Model, path: str | os.PathLike, k: int = 10, delta: float | None = None
+    model: keras.Model, path: str | os.PathLike, k: int | None = None, delta: float | None = None
 ) -> pathlib.Path:
     """Writes `path/` as a SavedModel, with `privacy_statement.json` inside.
 
@@ -42,7 +42,7 @@ def export(
     Args:
         model: a built `DPModel`, or a Keras model that holds `PrivateAttention` layers.
         path: folder to write; must not exist or be a folder.
-        k: number of items returned, for recommenders.
+        k: number of items returned, for recommenders; default: 10, or all where there are fewer.
         delta: δ of the statement; defaults to the optimizer's.
 
     Returns:

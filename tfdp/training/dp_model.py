@@ -161,7 +161,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
         `keras.Model.export` writes.
 
         Args:
-            k: number of items that a recommender returns; others ignore it.
+            k: number of items that a recommender returns, None for its default; others ignore it.
         """
         return None
 
