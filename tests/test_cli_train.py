@@ -73,6 +73,25 @@ def test_a_recommender_from_a_table(tmp_path, orders, catalogue, capsys):
     assert raised.value.code == 2 and "empty folder" in capsys.readouterr().err
 
 
+def test_a_catalogue_of_fewer_items_than_an_export_answers_with(tmp_path, orders, catalogue):
+    catalogue.write_text("tea\njam\nrye\noil\nfig\n")
+    path, _ = train(tmp_path, "--data", orders, *TABLE, "--items", catalogue,
+                    "--model", "transitions", "--epsilon", 4)  # fmt: skip
+    assert (path / "saved_model.pb").exists()
+
+
+@pytest.mark.parametrize("model", ["transitions", "dpformer"])
+def test_a_delta_above_1_over_n_is_refused_before_any_release(
+    tmp_path, orders, catalogue, capsys, model
+):
+    arguments = ["--data", orders, *TABLE, "--items", catalogue, "--model", model,
+                 "--export", tmp_path / "e", "--epsilon", 4, "--delta", 0.5]  # fmt: skip
+    assert cli.main(["train", *map(str, arguments)]) == 2
+    error = capsys.readouterr().err
+    assert "--delta must be at most 1/n = 0.015625, where n = 64" in error
+    assert "Releasing" not in error
+
+
 @pytest.mark.evidence
 def test_a_transformer_from_pairs(tmp_path, capsys):
     generator = np.random.default_rng(0)
@@ -147,6 +166,10 @@ def test_texts(tmp_path, capsys):
     assert cli.main(["train", *map(str, arguments), "--classes", "up", "sideways"]) == 2
     error = capsys.readouterr().err
     assert "`classes`" in error and "30 rows are not among" in error and "down" not in error
+    arguments += ["--classes", "down", "up", "--delta", 0.5]
+    assert cli.main(["train", *map(str, arguments)]) == 2
+    error = capsys.readouterr().err
+    assert "1/n = 0.0185185, where n = 54" in error and "Encoding" not in error
 
 
 @pytest.mark.parametrize(
@@ -154,7 +177,7 @@ def test_texts(tmp_path, capsys):
     [
         (["--epsilon", "-1"], "--epsilon must be positive"),
         (["--epsilon", "1", "--delta", "1"], "--delta must be below 1"),
-        (["--epsilon", "1", "--delta", "0.5", "--items", "from_data"], "`delta`"),
+        (["--epsilon", "1", "--delta", "0.5", "--items", "from_data"], "--delta must be at most"),
         (["--epsilon", "1", "--unit", "text"], "protects one user"),
         (["--epsilon", "1", "--data", "none.csv"], "--data must name a file"),
         (["--epsilon", "1"], 'Give the public catalogue, items=[...]'),

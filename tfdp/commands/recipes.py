@@ -5,6 +5,7 @@ import pathlib
 import keras
 
 import tfdp
+from tfdp.accounting.budget import check_delta
 from tfdp.commands.progress import working
 from tfdp.metrics import NDCG, HitRate
 
@@ -189,7 +190,17 @@ def _fit(model, train, batch, epochs, plot):
 
 
 def _delta(arguments, num_examples):
-    return 0.1 / num_examples if arguments.delta is None else arguments.delta
+    """δ as given or 1/(10 n); what the statement would refuse is refused before any release."""
+    if arguments.delta is None:
+        return 0.1 / num_examples
+    try:
+        check_delta(arguments.delta, num_examples)
+    except ValueError as error:
+        raise ValueError(
+            f"--delta must be at most 1/n = {1 / num_examples:.6g}, where n = {num_examples} are "
+            f"protected; choose a smaller one. Received: {arguments.delta}"
+        ) from error
+    return arguments.delta
 
 
 def _print_size(what, count, more=""):
