@@ -66,6 +66,36 @@ def test_texts_are_released_once_however_often_they_are_fitted(trained):
     np.testing.assert_array_equal(predicted, again)  # no noise at inference
 
 
+def test_what_a_release_depends_on_makes_another_one():
+    model = classifier(backbone=small_text_encoder(len(WORDS), 8, width=4, depth=0))
+    texts, labels = ["bad\0film", "good"], np.array([1, 0])
+    first = model._release_of(texts, labels)
+    assert model._release_of(list(texts), labels.tolist()) is first
+    known = {id(first)}
+
+    def is_new(texts=texts, labels=labels):
+        release = model._release_of(texts, labels)
+        return id(release) not in known and not known.add(id(release))
+
+    assert is_new(["bad", "film\0good"])
+    assert is_new(labels=labels.astype(np.int8)) and is_new(labels=labels[:, np.newaxis])
+    weights = model.backbone.get_weights()
+    weights[0][5, 0] += 1.0  # one number of one row
+    model.backbone.set_weights(weights)
+    assert is_new()
+    for name, value in (("pooling", "cls"), ("normalize", False), ("clip_norm", 2.0)):
+        setattr(model, name, value)
+        assert is_new(), name
+
+
+def test_another_encoder_is_trained_on_its_own_release_and_both_are_charged():
+    model = classifier()
+    model.fit(TEXTS, LABELS, verbose=0)
+    model.backbone.set_weights([w + 1.0 for w in model.backbone.get_weights()])
+    model.fit(TEXTS, LABELS, verbose=0)
+    assert sum(entry.count for entry in model.ledger.entries) == 2
+
+
 def test_texts_in_lists_and_arrays_are_evaluated_as_they_are_fitted(trained):
     labels = np.asarray(LABELS[:6]).tolist()
     wanted = trained.predict(tf.constant(TEXTS[:6]), verbose=0)

@@ -46,7 +46,7 @@ class TextClassifier(DPModel):
 
     - texts and labels: every text's noisy representation is released *once*, and the head is
       trained on the release for as many epochs as wanted, at the cost of one Gaussian. The
-      default, and the cheapest.
+      default, and the cheapest. Other weights of the encoder make another release.
     - `tfdp.data.shuffled_epochs((texts, labels), batch_size)`: fresh noise in every epoch, and one
       more copy of every text in the ledger each time. Give `copies` with a budget.
     - a `tfdp.data.Release`'s `.batches(...)`, made by `release` or loaded from its file; or
@@ -234,14 +234,30 @@ class TextClassifier(DPModel):
     def _release_of(self, texts, labels):
         """The release of these data by this object; another object's would be another draw."""
         digest = hashlib.sha256()
-        for text in texts:
-            digest.update(text.encode() if isinstance(text, str) else bytes(text))
-            digest.update(b"\0")
-        digest.update(np.ascontiguousarray(labels).tobytes())
+        for part in self._parts_of_release(texts, labels):
+            digest.update(b"%d:" % len(part))  # no other parts join to the same bytes
+            digest.update(part)
         known = self._releases_by_data
         if digest.digest() not in known:
             known[digest.digest()] = self.release(texts, labels)
         return known[digest.digest()]
+
+    def _parts_of_release(self, texts, labels):
+        """Byte strings of all that a release of these data depends on."""
+        tokenizer, noise, weights = self.tokenizer, self.noise, self.backbone.weights
+        yield repr(
+            (len(weights), tokenizer.vocabulary, tokenizer.max_length, tokenizer.lower_case)
+            + (self.pooling, self.normalize, self.clip_norm)
+            + (noise.clip_norm, noise.noise_multiplier, noise.adjacency)
+        ).encode()
+        # Whole, not some rows: a release of another encoder must not pass for this one's.
+        for value in (labels, *(weight.value for weight in weights)):
+            array = np.asarray(value)
+            yield repr((array.dtype.str, array.dtype.name, array.shape)).encode()
+            # The bytes of objects are their addresses.
+            yield repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+        for text in texts:
+            yield text.encode() if isinstance(text, str) else bytes(text)
 
     def fit_head(self, release, ridge=0.01):
         """Sets the head from a release without training, and charges the release.
