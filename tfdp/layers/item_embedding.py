@@ -118,7 +118,7 @@ class EmbeddingError(ItemFrequency):
     """
 
     def call(self, ids):
-        frequency = tf.gather(self.probabilities(), tf.cast(ids, tf.int32))
+        frequency = tf.gather(self.probabilities(), tf.cast(ids, tf.int64))
         row = tf.math.divide_no_nan(tf.convert_to_tensor(self.error.value), frequency)
         return tf.stop_gradient(tf.square(row) + tf.square(self.error))
 

@@ -81,7 +81,7 @@ class SequenceModel(NextItemModel):
         self.build_encoder((*input_shape, self.dim))
 
     def call(self, inputs, training=None):
-        ids = tf.cast(inputs, tf.int32)
+        ids = _integers(inputs)
         logits = self.score(self.encode(ids, training))
         return logits if self.transitions is None else self.transitions(logits, ids)
 
@@ -98,7 +98,8 @@ class SequenceModel(NextItemModel):
         raise NotImplementedError
 
     def score_next(self, ids):
-        hidden = self.encode(tf.cast(ids, tf.int32), False)[:, -1:]
+        ids = _integers(ids)
+        hidden = self.encode(ids, False)[:, -1:]
         scores = tf.cast(self.score(hidden)[:, 0], tf.float32)
         if self.transitions is not None:
             scores += self.transitions.gate * self.transitions.next_log_probabilities(ids)
@@ -135,6 +136,12 @@ class SequenceModel(NextItemModel):
                     config[name], custom_objects=custom_objects
                 )
         return cls(**config)
+
+
+def _integers(ids):
+    """Ids of a type that look-ups take, and none narrower than theirs: 2³² + 1 is not item 1."""
+    ids = tf.convert_to_tensor(ids)
+    return ids if ids.dtype == tf.int32 else tf.cast(ids, tf.int64)
 
 
 def positions(max_length, stddev):
