@@ -49,6 +49,23 @@ def test_a_batch_has_k_rows_for_each_person_and_no_other_row():
         assert len(set(owners)) == len(owners)
 
 
+def test_rows_that_nothing_could_hold_are_refused_by_name():
+    no_cap = 2**31 // 4
+    message = f"`max_records_per_unit`.* 4 persons would take {4 * no_cap} rows"
+    with pytest.raises(ValueError, match=message):
+        batches(k=no_cap)
+    with pytest.raises(ValueError, match=message):
+        tfdp.data.allocated_epochs((RECORDS, RECORDS), 2, 4, privacy_ids=IDS,
+                                   max_records_per_unit=no_cap)  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        Persons(IDS, 12, no_cap).matrices([RECORDS[:, np.newaxis]])
+
+
+def test_records_that_are_drawn_one_by_one_need_no_cap():
+    x, _, weight = next(iter(batches(k=10**9, size=6, capacity=12, sampling_unit="record")))
+    assert len(x) == 12 and np.all((x[:, 0] > 0) == (weight == 1))
+
+
 def test_persons_are_drawn_alike_whatever_they_have_and_subsets_uniformly():
     ids = np.repeat(np.arange(4), [1, 2, 3, 5])
     data = tfdp.data.poisson_batches(

@@ -6,6 +6,8 @@ import numpy as np
 
 from tfdp._validate import count, is_number
 
+_MOST_ROWS = 2**31 - 1
+
 
 def check_expected_batch_size(value, num_examples):
     """Raises unless `value` is a number in (0, num_examples]."""
@@ -25,6 +27,18 @@ def check_capacity(max_batch_size, expected_batch_size):
             "Argument `max_batch_size` must be at least `expected_batch_size` "
             f"({expected_batch_size}), or about every second draw would be cut; leave it out for "
             f"a size that draws do not exceed. Received: max_batch_size={max_batch_size}"
+        )
+
+
+def check_rows_of_persons(persons, max_records_per_unit):
+    """Raises if so many persons, of k rows each, take more rows than 32 bits can count."""
+    rows = persons * max_records_per_unit
+    if rows > _MOST_ROWS:
+        raise ValueError(
+            "Argument `max_records_per_unit` is the number of rows that each person takes, however "
+            f"few records it has: {persons} persons would take {rows} rows, of at most "
+            f"{_MOST_ROWS}. Give the most records of one person that are to count. Received: "
+            f"max_records_per_unit={max_records_per_unit}"
         )
 
 

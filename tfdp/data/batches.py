@@ -6,6 +6,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from tfdp.data._checks import check_rows_of_persons
 from tfdp.data.exits import ended_at_exit
 from tfdp.data.padding import guard_padding
 from tfdp.data.provenance import tag
@@ -30,7 +31,13 @@ def dataset_of_batches(records, sampling, draw_epoch, persons=None, source=None)
 
     Returns:
         Tagged `tf.data.Dataset` of `(x, y, sample_weight)` with a known cardinality.
+
+    Raises:
+        ValueError: if the persons of a batch take too many rows.
     """
+
+    if persons is not None:
+        check_rows_of_persons(sampling.max_batch_size, sampling.max_records_per_unit)
 
     def one_epoch():
         generator = None if persons is None else source.fresh()

@@ -4,6 +4,7 @@ import numpy as np
 
 from tfdp._validate import count
 from tfdp.accounting.sampling import PERSON
+from tfdp.data._checks import check_rows_of_persons
 from tfdp.data.randomness import GeneratorSource
 
 
@@ -105,7 +106,11 @@ class Persons:
 
         Returns:
             List of arrays (num_persons, k·L).
+
+        Raises:
+            ValueError: if all persons take too many rows.
         """
+        check_rows_of_persons(self.num_persons, self.max_records_per_unit)
         # Which records does not have to be secret: a release is private whichever they are.
         records, places = self.rows(GeneratorSource().fresh(), np.arange(self.num_persons))
         found = []
@@ -182,7 +187,7 @@ def _any_nul(given, ids):
 def _subsets(generator, counts, k):
     """(m, k) distinct numbers below each of `counts`, sorted: uniform subsets (Floyd 1987)."""
     chosen = np.full((len(counts), k), -1, np.int64)
-    for i in range(k):
+    for i in range(k if len(counts) else 0):  # k may be huge where nobody has more records
         last = counts - k + i
         drawn = generator.integers(0, last + 1)
         taken = (chosen[:, :i] == drawn[:, np.newaxis]).any(axis=1)
