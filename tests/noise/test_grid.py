@@ -180,7 +180,8 @@ def test_parts_of_a_release_share_nothing_and_miss_nothing(how, monkeypatch):
         noise.append(np.concatenate([np.ravel(f) for f in found]) - np.arange(place))
     noise = np.concatenate(noise) / 0.05
     assert np.abs(noise).max() < 7  # each place has its own value
-    assert len(np.unique(noise)) > 0.999 * len(noise)
+    # On this grid 2.4 pairs meet by chance; 20 of them with a probability of 1e-12.
+    assert len(np.unique(noise)) > len(noise) - 20
     assert abs(noise.std() - 1) < 5 / np.sqrt(2 * len(noise))
 
 
