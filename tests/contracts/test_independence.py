@@ -132,6 +132,21 @@ def test_what_depends_on_the_place_in_a_batch_is_found_in_every_try(batch):
     )
 
 
+def test_gradients_that_depend_on_the_place_alone_are_found_and_rounding_is_not():
+    def half(h):  # the same numbers, and half of the gradients
+        odd = tf.range(tf.shape(h)[0]) % 2 == 1
+        return tf.where(odd[:, tf.newaxis], tf.stop_gradient(h), h)
+
+    refused(sequential(layers.Dense(3), Function(half), layers.Dense(1)))
+
+    @tf.custom_gradient
+    def rounded(h):
+        places = tf.cast(tf.range(tf.shape(h)[0]), h.dtype)[:, tf.newaxis]
+        return tf.identity(h), lambda upstream: upstream * (1 + 1e-3 * tf.sin(places))
+
+    check(sequential(layers.Dense(3), Function(rounded), layers.Dense(1)), "mse")
+
+
 class Seeded(layers.Layer):
     """Dropout by a generator of its own."""
 

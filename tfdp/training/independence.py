@@ -26,11 +26,11 @@ from tfdp.clipping.execution import Execution, run_recorded
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.refusals import WAY_OUT, warn_of_still_variables
 from tfdp.errors import PrivacyError
+from tfdp.training.compared_runs import compare, difference, numbers, without_rounding
 from tfdp.training.preflight import batch_size_of
-from tfdp.training.replaced_rows import ROWS, ReplacedRows
+from tfdp.training.replaced_rows import ROWS
 from tfdp.training.step import check_losses
 
-_TOLERANCE = 1e-4
 # Steps of a loop from which on to trace two runs takes less time than to make them eagerly.
 _EAGER_STEPS = 40
 _VALUES_AT_ONCE = 2**22
@@ -60,30 +60,25 @@ def check_independence(model, x, y, sample_weight):
     Raises:
         PrivacyError: if there is one.
     """
-    plan = model.clipping_plan(_rows(x, np.arange(ROWS) % int(batch_size_of(x))))
-    # What is drawn for a row belongs to its place; and bfloat16 rounds a product by its blocks.
-    halves = any(layer.compute_dtype == "bfloat16" for layer in all_layers(model))
-    rows = ReplacedRows.draw(int(batch_size_of(x)), may_move=not (plan.draws or halves))
+    count = int(batch_size_of(x))
+    plan = model.clipping_plan(_rows(x, np.arange(ROWS) % count))
     observe = _observer(model, plan)
 
     def run(chosen, differentiated):
         return observe(*(_rows(t, chosen) for t in (x, y, sample_weight)), differentiated)
 
-    first = run(rows.first, rows.first_differentiated)
-    second = run(rows.second, rows.second_differentiated)
-    unrepeatable = set()
-    changed = _changed(first, second, rows, unrepeatable)
-    if changed:
-        again, everywhere = run(rows.first, rows.first_differentiated), [np.arange(ROWS)] * 2
-        unrepeatable = {key for key, _ in _differences(first, again, everywhere, everywhere)}
-        changed = _changed(first, second, rows, unrepeatable)
-    if changed:
-        raise PrivacyError(f"{_where(model, first, changed)} {WAY_OUT}")
-    _refuse_foreign_gradients(model, first, rows.first_differentiated)
-    _refuse_foreign_gradients(model, second, rows.second_differentiated)
-    _refuse_other_computations(first)
-    _warn_of_zero_gradients(model, [*first.values(), *second.values()])
-    return not unrepeatable
+    # What is drawn for a row belongs to its place; and bfloat16 rounds a product by its blocks.
+    halves = any(layer.compute_dtype == "bfloat16" for layer in all_layers(model))
+    compared = compare(run, count, may_move=not (plan.draws or halves))
+    if compared.changed and compared.has_moved:
+        compared = without_rounding(run, count, compared)
+    if compared.changed:
+        raise PrivacyError(f"{_where(model, compared.first, compared.changed)} {WAY_OUT}")
+    _refuse_foreign_gradients(model, compared.first, compared.rows.first_differentiated)
+    _refuse_foreign_gradients(model, compared.second, compared.rows.second_differentiated)
+    _refuse_other_computations(compared.first)
+    _warn_of_zero_gradients(model, [*compared.first.values(), *compared.second.values()])
+    return not compared.unrepeatable
 
 
 @dataclasses.dataclass
@@ -195,40 +190,6 @@ def _aligned(call, what, structure, aligned):
     ]
 
 
-def _changed(first, other, rows, unrepeatable):
-    """The first event that differs in rows that stayed, and by how much; None if none does."""
-    for key, by in _differences(first, other, rows.stay, rows.compared):
-        if key not in unrepeatable:
-            return key, by
-    return None
-
-
-def _differences(first, other, stay, compared):
-    """Keys of the events that differ in the rows that stay, gradients in those to compare."""
-    for key, event in first.items():
-        if event.what == "again":
-            continue
-        pair = compared if event.what == "gradient" else stay
-        by = _difference(event.value, other[key].value, *pair) if key in other else 0
-        if by:
-            yield key, by
-
-
-def _difference(a, b, rows, others):
-    """0 if the rows are equal but for rounding, else by how much they differ."""
-    a, b = _numbers(a)[rows], _numbers(b)[others]
-    if a.shape != b.shape:  # as long as the longest row: what both have must be equal
-        common = tuple(slice(min(sizes)) for sizes in zip(a.shape, b.shape, strict=True))
-        a, b = a[common], b[common]
-    if not np.issubdtype(a.dtype, np.floating):
-        return float(np.mean(a != b))
-    scale = np.max(np.abs(a), initial=1e-6, where=np.isfinite(a))
-    if np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True):
-        return 0.0
-    by = np.abs(a - b)
-    return float(np.max(by, initial=0.0, where=np.isfinite(by))) or np.inf
-
-
 def _where(model, first, changed):
     key, by = changed
     event = first[key]
@@ -256,7 +217,7 @@ def _refuse_foreign_gradients(model, events, differentiated):
     for event in events.values():
         if event.what != "gradient":
             continue
-        foreign = _numbers(event.value)[~differentiated]
+        foreign = numbers(event.value)[~differentiated]
         foreign = np.nan_to_num(foreign)
         if np.any(foreign):
             where, _ = event.place
@@ -273,7 +234,7 @@ def _refuse_other_computations(events):
     for event in events.values():
         if event.what != "again" or event.value.dtype.size < 4:  # bfloat16 rounds by the batch
             continue
-        by = _difference(event.value[0], event.value[1], [0], [0])
+        by = difference(event.value[0], event.value[1], [0], [0])
         if by:
             layer = event.call.layer
             raise PrivacyError(
@@ -292,7 +253,7 @@ def _warn_of_zero_gradients(model, events):
     to move (LoRA's second) all gradients are zero at first.
     """
     at_probes = [e for e in events if e.what == "gradient" and e.call is not None]
-    moved = {id(v) for e in at_probes if np.any(_numbers(e.value)) for v in e.call.variables}
+    moved = {id(v) for e in at_probes if np.any(numbers(e.value)) for v in e.call.variables}
     still = {id(v): v for e in at_probes for v in e.call.variables if id(v) not in moved}
     if not still or any(_is_zero(v) for v in model.trainable_variables if len(v.shape) != 1):
         return
@@ -305,15 +266,11 @@ def _is_zero(variable):
     """Whether all values are zero; part by part: memory may have no room for a table's copy."""
     values = tf.reshape(variable.value, [-1])
     parts = range(0, values.shape[0], _VALUES_AT_ONCE)
-    return not any(np.any(_numbers(values[i : i + _VALUES_AT_ONCE])) for i in parts)
+    return not any(np.any(numbers(values[i : i + _VALUES_AT_ONCE])) for i in parts)
 
 
 def _place_of(layer):
     return f"the outputs of layer {layer.name!r}"
-
-
-def _numbers(tensor):
-    return (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
 
 
 def _rows(structure, chosen):
