@@ -8,7 +8,7 @@ that of another computation.
 """
 
 from tfdp._compat.vectorized import DRAWS
-from tfdp.clipping.dataflow import has_batch_axis
+from tfdp.clipping.dataflow import has_batch_axis, twins
 from tfdp.errors import PrivacyError
 
 # Operations whose results differ each time they run, or with the shape of what they fill.
@@ -130,14 +130,12 @@ def refuse_constant_draws(first, second, where):
     Raises:
         PrivacyError: if there are some.
     """
-    twins = {op.name: op for op in second.get_operations()}
-    for op in first.get_operations():
-        if not _draws(op.type) or op.name not in twins:
+    for op, twin in twins(first, second):
+        if not _draws(op.type):
             continue
-        drawn, other = op.outputs[0], twins[op.name].outputs[0]
         keys = [t for t, arg in zip(op.inputs, op.op_def.input_arg, strict=False)
                 if arg.name in _KEYS]  # fmt: skip
-        if has_batch_axis(drawn, other) and all(map(_is_constant, keys)):
+        if has_batch_axis(op.outputs[0], twin.outputs[0]) and all(map(_is_constant, keys)):
             raise PrivacyError(
                 f"{where} draws random numbers for the examples of a batch by a fixed seed: "
                 f"operation {op.name!r} ({op.type}) gives each place of the batch the same numbers "

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import corrupting_convolution
 from tfdp.clipping import cost
-from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
+from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow, has_batch_axis, twins
 from tfdp.clipping.draws import Draws, draws_numbers, refuse_constant_draws
 from tfdp.clipping.recording import ensure_built, trained_variables
 from tfdp.clipping.refusals import CALLS_DIFFER, WAY_OUT, refuse_named_layers
@@ -180,11 +180,8 @@ def refuse_crossed_examples(first, second, where):
     Raises:
         PrivacyError: if there is one.
     """
-    others = {op.name: op for op in second.get_operations()}
-    for op in first.get_operations():
-        if op.name not in others:
-            continue
-        for a, b in zip(op.outputs, others[op.name].outputs, strict=False):
+    for op, twin in twins(first, second):
+        for a, b in zip(op.outputs, twin.outputs, strict=False):
             if a.shape.rank is None or a.shape.rank != b.shape.rank:
                 continue
             crossed = [i for i, sizes in enumerate(zip(a.shape, b.shape, strict=True))

@@ -74,9 +74,7 @@ def _changed(first, other, rows, unrepeatable, tolerance):
 def _differences(first, other, stay, compared, tolerance=_TOLERANCE):
     """Keys of the events that differ in the rows that stay, gradients in those to compare."""
     for key, event in first.items():
-        if event.what == "again":
-            continue
-        if key not in other:
+        if event.what == "again" or key not in other:
             continue
         if event.what == "gradient":
             by = difference(event.value, other[key].value, *compared, tolerance)
