@@ -38,14 +38,15 @@ class ReplacedRows:
             may_move: whether those that stay may come to stand in other places.
         """
         generator = np.random.default_rng()
-        kept = generator.permutation(np.arange(2, ROWS))[: _SECOND.stop]
+        # By an odd number of places: all come from even ones to odd ones, or the other way.
+        back = generator.choice([1, 3]) if may_move else 0
+        kept = generator.permutation(np.arange(max(2, back), ROWS))[: _SECOND.stop]
+        moved = kept - back
         first = np.arange(ROWS)
         # The first two have the largest and the smallest target: they are replaced, as others with
         # what is rare, and a copy of each stays, as who is treated otherwise.
         first[kept[:2]] = 0, 1
         first %= count
-        # By an odd number of places: most come from even ones to odd ones.
-        moved = (kept + generator.choice([1, 3])) % ROWS if may_move else kept
         return cls(
             first,
             _replaced(first, kept, moved, count, generator),
