@@ -188,12 +188,13 @@ def test_the_fused_words_are_those_of_philox(jit_compile):
 def test_releases_of_many_sizes_share_a_compilation():
     """Each costs the first step of a model, and every model of a test, most of a second."""
     source, grid = NoiseSource(), noise.grid.Grid(1.0, 1.0, 10)
-    source.release([tf.zeros([5])], grid)
+    source.release([tf.zeros([5])], grid)  # and up to 512
+    source.release([tf.zeros([600])], grid)
     compiled = noise.grid._compiled(gaussian.normal_of_tail, tf.float32)
     before = compiled.experimental_get_tracing_count()
-    drawn = [source.release([tf.zeros([n])], grid)[0].numpy() for n in (7, 1, 900, 1024, 31)]
+    drawn = [source.release([tf.zeros([n])], grid)[0].numpy() for n in (7, 1, 900, 1024, 512)]
     assert compiled.experimental_get_tracing_count() == before
-    assert [len(d) for d in drawn] == [7, 1, 900, 1024, 31]
+    assert [len(d) for d in drawn] == [7, 1, 900, 1024, 512]
     drawn = np.concatenate(drawn)
     assert len(np.unique(np.abs(drawn))) > 0.99 * len(drawn)
 

@@ -23,6 +23,9 @@ _LINE = 16
 _ADVANCING = threading.Lock()
 # Compiled once, for draws whose number is not known beforehand.
 _FEW, _SMALL_DRAW = 1 << 11, 1 << 14
+# XLA splits a loop of 1,024 values over threads, and to hand over a part takes longer than to
+# compute it.
+_ON_ONE_THREAD = 1 << 9
 # XLA compiles Philox for a TPU in 3 s for this many values, and in minutes for 20 times as many.
 _PART_OF_A_COMPILED_DRAW = 1 << 13
 
@@ -249,6 +252,8 @@ def _compiled_size(size):
     """How many values are drawn for `size`: one compilation, of a second, serves many sizes."""
     if size > _SMALL_DRAW:
         return size
+    if size <= _ON_ONE_THREAD:
+        return _ON_ONE_THREAD
     step = max((1 << (size - 1).bit_length()) // 8, 1 << 10)
     return -(-size // step) * step
 
