@@ -138,6 +138,12 @@ def test_bfloat16_scores_and_column_labels_are_accepted():
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
+def test_targets_beyond_32_bits_are_no_others():
+    y_true, y_pred = example((30,))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        tfdp.metrics.NDCG()(y_true.astype(np.int64) + 2**32, y_pred)
+
+
 @pytest.mark.parametrize("metric", METRICS)
 def test_round_trips_through_its_config(metric):
     original = metric(k=7, ignore_class=None, name="mine")

@@ -40,7 +40,7 @@ class _RankingMetric(keras.metrics.Metric):
             sample_weight: weights, (B,) or (B, T); `None` weighs every position 1.
         """
         y_pred = ops.convert_to_tensor(y_pred)
-        y_true = ops.cast(ops.convert_to_tensor(y_true), "int32")
+        y_true = ops.cast(ops.convert_to_tensor(y_true), "int64")
         if len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == 1:
             y_true = ops.squeeze(y_true, axis=-1)
         if len(y_true.shape) != len(y_pred.shape) - 1:
@@ -83,7 +83,7 @@ class _RankingMetric(keras.metrics.Metric):
         tied = ops.equal(y_pred, score)
         # "Not below" instead of "above": a score that is not a number then ranks its target last.
         not_below = ops.logical_not(ops.less(y_pred, score))
-        others = ops.not_equal(ops.arange(num_items, dtype="int32"), target)
+        others = ops.not_equal(ops.arange(num_items, dtype="int64"), target)
         if self.ignore_class is not None and 0 <= self.ignore_class < num_items:
             candidate = np.arange(num_items) != self.ignore_class
             others = ops.logical_and(others, candidate)

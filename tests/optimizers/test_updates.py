@@ -6,6 +6,8 @@ import pytest
 import slow
 import tensorflow as tf
 
+from tfdp.training import preflight
+
 LABELS = 2
 
 
@@ -215,6 +217,12 @@ def test_class_weights_with_poisson_batches(small):
     wanted = by_hand(base, x, y, 1.0, small.n, np.where(y == 1, 2.0, 0.0))
     model.fit(batches, verbose=0, class_weight={0: 0.0, 1: 2.0})
     assert_step(start, base.get_weights(), wanted)
+
+
+def test_class_weights_are_those_of_the_labels_themselves():
+    data = tf.data.Dataset.from_tensors((tf.zeros([4, 1]), tf.constant([0, 1, 2**32, 2**32 + 1])))
+    weighed = preflight.apply_class_weight(data, {"class_weight": {0: 0.5, 1: 3.0}})
+    np.testing.assert_array_equal(next(iter(weighed))[2], [0.5, 3.0, 1.0, 1.0])
 
 
 def test_per_example_reduction(small):

@@ -235,9 +235,9 @@ def apply_class_weight(x, kwargs):
                 "Argument `class_weight` needs a model with one output. "
                 f"Received: targets of structure {tf.nest.map_structure(lambda t: t.shape, y)}"
             )
-        classes = tf.cast(y, tf.int32)
+        classes = tf.cast(y, tf.int64)
         if len(y.shape) > 1 and y.shape[-1] not in (None, 1) and y.dtype.is_floating:
-            classes = tf.argmax(y, axis=-1, output_type=tf.int32)
+            classes = tf.argmax(y, axis=-1, output_type=tf.int64)
         elif len(y.shape) > 1 and y.shape[-1] == 1:
             classes = tf.squeeze(classes, -1)
         weights = tf.where(
