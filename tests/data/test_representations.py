@@ -206,6 +206,20 @@ def test_balanced_weights_make_the_classes_count_alike(data):
     for _, labels, weights in release.batches(64, balanced=True):
         np.add.at(total, labels.numpy(), weights.numpy())
     np.testing.assert_allclose(total, N / 2, rtol=1e-5)
+    named = tfdp.data.release_once(x, np.where(y, "rare", "common"), 1.0, noise_multiplier=1.0)
+    for _, labels, weights in named.batches(N, balanced=True):
+        expected = np.where(labels.numpy() == b"rare", 5.0, N / 360)
+        np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    mixtures = tfdp.data.release_mixtures(x, y, 2, 1.0, 10, 5, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="`balanced` weighs classes.*shape \\(5, 2\\)"):
+        mixtures.batches(4, balanced=True)
+
+
+@pytest.mark.parametrize("labels", [np.arange(N) - 1, np.full(N, "a"), np.zeros((N, 1), int)])
+def test_a_head_needs_indices_of_classes(data, labels):
+    release = tfdp.data.release_once(data[0], labels, 1.0, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="labels .* integers from 0 up"):
+        tfdp.models.release_head(release)
 
 
 @pytest.mark.parametrize(

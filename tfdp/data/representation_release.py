@@ -40,16 +40,27 @@ class Release(ChargedRelease):
         Args:
             batch_size: rows of a batch.
             balanced: whether to add sample weights under which all classes count alike, for the
-                integer labels of `release_once`. A head that learns from much noise is unsure, and
+                labels (m,) of `release_once`. A head that learns from much noise is unsure, and
                 falls back on the commoner class; without noise, at inference, it would then
                 answer nothing else.
+
+        Raises:
+            ValueError: for `balanced` without one label for each row.
         """
         count("batch_size", batch_size)
         parts = (self.features, self.targets)
         if balanced:
-            counts = np.bincount(self.targets)
-            weights = len(self.targets) / (np.count_nonzero(counts) * np.maximum(counts, 1))
-            parts = (*parts, weights[self.targets].astype(np.float32))
+            if self.targets.ndim != 1:
+                raise ValueError(
+                    "Argument `balanced` weighs classes and needs one label for each row, as "
+                    "`release_once` keeps them. Leave it out: a sum over records has no class. "
+                    f"Received: targets of shape {self.targets.shape}"
+                )
+            classes, place, counts = np.unique(
+                self.targets, return_inverse=True, return_counts=True
+            )
+            weights = len(self.targets) / (len(classes) * counts)
+            parts = (*parts, weights[place].astype(np.float32))
         data = tf.data.Dataset.from_tensor_slices(parts)
         shuffled = data.shuffle(len(self.features)).batch(batch_size).prefetch(2)
         return tag_release(shuffled, self.carried)

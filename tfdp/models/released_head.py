@@ -32,7 +32,7 @@ def release_head(release: Release, ridge: float = 0.01) -> tuple[np.ndarray, np.
         representations clipped as in the release.
 
     Raises:
-        ValueError: if the ridge is not positive.
+        ValueError: if the ridge is not positive, or labels are no indices of classes.
     """
     if not ridge > 0:
         raise ValueError(f"Argument `ridge` must be positive. Received: ridge={ridge}")
@@ -41,7 +41,7 @@ def release_head(release: Release, ridge: float = 0.01) -> tuple[np.ndarray, np.
     if details["mechanism"] == "release_mixtures":
         second, cross, shares = _of_mixtures(z, release.targets.astype(np.float64), details)
     else:
-        one_hot = np.eye(int(release.targets.max()) + 1)[release.targets.astype(int)]
+        one_hot = _one_hot(release.targets)
         second = z.T @ z / len(z)
         second -= (details["noise_multiplier"] * details["clip_norm"]) ** 2 * np.eye(z.shape[1])
         cross, shares = z.T @ one_hot / len(z), one_hot.mean(axis=0)
@@ -52,6 +52,15 @@ def release_head(release: Release, ridge: float = 0.01) -> tuple[np.ndarray, np.
     kernel = (vectors / values) @ (vectors.T @ means)
     bias = -0.5 * np.sum(means * kernel, axis=0)
     return kernel.astype(np.float32), bias.astype(np.float32)
+
+
+def _one_hot(labels):
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
+        raise ValueError(
+            "Argument `release` must hold labels (m,) that are integers from 0 up, the indices of "
+            f"their classes. Received: {labels.dtype} of shape {labels.shape}, such as {labels[:5]}"
+        )
+    return np.eye(int(labels.max()) + 1)[labels]
 
 
 def _of_mixtures(sums, labels, details):
