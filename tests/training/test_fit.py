@@ -250,6 +250,13 @@ def test_unknown_datasets_are_refused(small):
     assert steps_of(model) == 0
 
 
+def test_targets_that_are_missing_are_asked_for(small):
+    model = small.model()
+    with pytest.raises(ValueError, match="Argument `y` of `fit` must be given"):
+        model.fit(small.data()[0], verbose=0)
+    assert len(model.ledger) == 0
+
+
 def test_harmless_maps_are_allowed(small):
     model = eager_model()
     data = small.poisson().map(lambda x, y, w: (2 * x, y, w)).prefetch(1).take(2)

@@ -93,6 +93,11 @@ def _as_list(value):
 def sampling_of_fit(optimizer, x, y, kwargs):
     """How the batches of this `fit` are drawn, checked against what the optimizer assumes."""
     sampling = sampling_of_data(x, kwargs)
+    if y is None and not isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+        raise ValueError(
+            "Argument `y` of `fit` must be given: a loss compares outputs with targets. Give an "
+            "autoencoder its inputs, `fit(x, x)`. Received: y=None"
+        )
     if sampling.microbatches > 1:
         raise PrivacyError(
             "A batch of `tfdp.data.microbatches` may hold one record several times, and each copy "
