@@ -21,6 +21,13 @@ def is_integer(value):
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def plain(number):
+    """An int or a float as they are, numpy's as the one of the two that it is: JSON knows these."""
+    if isinstance(number, int | float):
+        return number
+    return int(number) if is_integer(number) else float(number)
+
+
 def positive(name, value, hint=""):
     """A finite float above 0; `hint` says what to do."""
     if not (is_number(value) and 0 < value < math.inf):

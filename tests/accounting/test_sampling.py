@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tfdp.accounting import Sampling
@@ -34,6 +35,19 @@ def test_only_poisson_kinds_and_full_batches_are_amplified(kind, is_poisson):
 def test_json_round_trip():
     sampling = _sampling(max_batch_size=40, seeded=True, steps_per_epoch=8)
     assert Sampling.from_dict(json.loads(json.dumps(sampling.to_dict()))) == sampling
+
+
+def test_numbers_of_numpy_become_plain():
+    numbers = {
+        "num_examples": np.int64(100), "expected_batch_size": np.float32(12.5),
+        "max_batch_size": np.int32(40), "steps_per_epoch": np.int64(8),
+        "max_records_per_unit": np.uint8(3), "num_records": np.int64(200), "workers": np.int64(1),
+    }  # fmt: skip
+    found = _sampling(**numbers)
+    assert Sampling.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert type(found.expected_batch_size) is float
+    size = _sampling(expected_batch_size=np.int64(12)).expected_batch_size
+    assert size == 12 and type(size) is int
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,37 @@ def test_every_record_is_in_the_steps_that_its_key_says(tmp_path, monkeypatch):
         assert path.is_dir() or secret not in path.read_bytes()
 
 
+def test_records_are_what_parse_returns_of_them():
+    from tfdp.beam.draws import _Draw
+    from tfdp.beam.rows import decoded_row, encoded_row
+
+    specs = (tf.TensorSpec((), tf.string), tf.TensorSpec((2,), tf.float32))
+    whole = (*specs, tf.TensorSpec((), tf.float32))
+    draw = _Draw(None, 1, lambda text: (text, np.array([1.5, -2.0], ">f4")), whole, 1)
+    draw.setup()
+    for text in (b"abc\0\0", b"\0", "x\0"):
+        found = decoded_row(encoded_row(draw._parsed(text)), whole)
+        assert found[0] == (text.encode() if isinstance(text, str) else text)
+        np.testing.assert_array_equal(found[1], [1.5, -2.0])
+        assert found[2] == 1.0
+
+
+def test_numbers_of_numpy_are_kept_in_the_manifest(tmp_path):
+    persons = beam.Create([(i % 100, one) for i, one in enumerate(SOURCE)])
+    numbers = {"num_examples": 100, "expected_batch_size": 20, "max_records_per_unit": 3}
+    numbers |= {"steps": STEPS, "max_batch_size": 90, "steps_per_file": 3}
+    draw(tmp_path / "one", persons, **{name: np.int64(n) for name, n in numbers.items()})
+    sampling = tfdp.data.sampling_of(tfdp.data.load_batches(tmp_path / "one"))
+    assert (sampling.num_examples, sampling.max_records_per_unit) == (100, 3)
+
+
+def test_sources_by_labels_are_refused():
+    from tfdp.beam import Indexed
+
+    with pytest.raises(ValueError, match="`source` must give record i as its item i"):
+        Indexed({0: 1})
+
+
 def test_draws_differ_and_are_cut_at_the_capacity(tmp_path):
     first = members(draw(tmp_path / "first", max_batch_size=60))
     second = members(draw(tmp_path / "second", max_batch_size=60))

@@ -184,6 +184,8 @@ def test_a_second_pass_in_one_fit_is_refused_before_the_first_step(draw, small):
     batches, model = tfdp.data.load_batches(directory), small.model(noise_multiplier=2.0)
     with pytest.raises(PrivacyError, match=r"epochs=2, steps_per_epoch=3\) takes it once"):
         model.fit(batches, epochs=2, verbose=0)
+    with pytest.raises(PrivacyError, match=r"epochs=2, steps_per_epoch=4, for a draw of 6 steps"):
+        model.fit(batches, epochs=2, steps_per_epoch=4, verbose=0)
     model.fit(batches, epochs=4, initial_epoch=3, verbose=0)  # nothing was lost by that
     assert model.privacy_statement(delta=0.01).steps == STEPS
 

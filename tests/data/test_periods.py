@@ -38,6 +38,23 @@ def test_batches_know_their_period_and_enter_their_persons(tmp_path):
         )  # fmt: skip
 
 
+def test_a_call_that_is_refused_enters_nobody():
+    periods, ids = DisjointPeriods(), [1, 1, 2, 2, 3, 3]
+    given = {"privacy_ids": ids, "max_records_per_unit": 2, "period": periods.period("one")}
+    for call in (
+        lambda: tfdp.data.poisson_batches((X, X), 0, **given),
+        lambda: tfdp.data.poisson_batches((X, X), 2, 1, **given),
+        lambda: tfdp.data.poisson_batches((X, X), 2, steps_per_epoch=0, **given),
+        lambda: tfdp.data.allocated_epochs((X, X), 3, max_batch_size=0, **given),
+        lambda: tfdp.data.allocated_epochs((X, X), 0, **given),
+        lambda: tfdp.data.shuffled_epochs((X, X), 9, **given),
+        lambda: tfdp.data.shuffled_epochs((X, X), 2, -1, **given),
+    ):
+        with pytest.raises(ValueError):
+            call()
+    batches(periods.period("two"), ids)
+
+
 @pytest.mark.parametrize("again", [["7", "x"], [b"7", b"x"], np.array([7, 9]), np.array([7], "O")])
 def test_an_id_is_the_same_as_number_and_string(again):
     periods = DisjointPeriods()

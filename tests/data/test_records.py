@@ -92,6 +92,9 @@ def test_padding_is_never_a_copy_of_a_record():
         ((np.ones(N), np.ones(N), np.ones((N, 2, 2))), "sample weights"),
         ((np.ones(N), np.ones(N), np.ones(N - 1)), "sample weights"),
         ((tf.ragged.constant([[1], [2, 3]]), np.ones(2)), "dense"),
+        ((np.ones(N), np.ones(N), np.ma.masked_array(np.ones(N), np.arange(N) < 2)), "no mask"),
+        ((np.array([1, 2], object), np.ones(2)), r"by `astype`.*\['int'\]"),
+        ((np.array(["a", None], object), np.ones(2)), "NoneType"),
         ((np.array(["2020-01-01"], "datetime64[D]"), np.ones(1)), "dtype"),
     ],
 )

@@ -222,6 +222,22 @@ def test_a_head_needs_indices_of_classes(data, labels):
         tfdp.models.release_head(release)
 
 
+def test_labels_of_tables_and_numbers_of_numpy_are_kept_in_a_file(data, tmp_path):
+    x, y = data
+    for labels in (y.astype(object), np.where(y, "a", "bc").astype(object)):
+        path = tmp_path / f"{labels[0]}.npz"
+        made = tfdp.data.release_once(x, labels, np.float32(1), np.float32(2), path=path)
+        again = tfdp.data.Release.load(path)
+        np.testing.assert_array_equal(again.targets, labels)
+        assert again.privacy_statement().epsilon == made.privacy_statement().epsilon
+        next(iter(again.batches(4)))
+    for wrong in ([None, *y[1:]], [np.zeros(k % 2) for k in range(N)], ["a", *y[1:]]):
+        with pytest.raises(ValueError, match="`labels` must hold numbers, or strings"):
+            tfdp.data.release_once(x, np.array(wrong, object), 1.0, 2.0)
+    amounts = np.int64(2), np.float32(1), np.int64(10), np.int64(5), np.float64(1)
+    tfdp.data.release_mixtures(x, y, *amounts).save(tmp_path / "mixtures.npz")
+
+
 @pytest.mark.parametrize(
     "change, name",
     [

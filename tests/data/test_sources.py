@@ -1,5 +1,6 @@
 """Batches from random-access sources: the records that were drawn, and no others, are read."""
 
+import collections
 import itertools
 import mmap
 import os
@@ -124,6 +125,9 @@ def test_rows_of_a_map_and_of_its_parts_are_those_of_the_file(tmp_path, mode):
         np.testing.assert_array_equal(MappedRows.of(rows)[2], rows[2])
     for other in (np.asarray(rows), rows[::-1], rows.T, rows[[1, 2]], [1, 2]):
         assert MappedRows.of(other) is other
+    (wanted + 1).tofile(tmp_path / "others")
+    (tmp_path / "others").replace(tmp_path / "rows")  # the map still has the file that was there
+    assert MappedRows.of(rows) is rows
 
 
 def _mapped(tmp_path):
@@ -239,6 +243,22 @@ def test_a_model_trains_from_a_source(small):
     assert model.optimizer.steps_taken == 4 and model.privacy_statement().num_examples == 40
 
 
+class Labelled(Source):
+    """As a column of pandas: item i is what bears the label i."""
+
+    iloc = None
+
+
+class RepeatMapDataset(Source):
+    """As of grain."""
+
+
+class Mapped(Source):
+    def __init__(self, *parents):
+        super().__init__()
+        self.parents = parents
+
+
 @pytest.mark.parametrize(
     ("data", "how", "message"),
     [
@@ -247,6 +267,11 @@ def test_a_model_trains_from_a_source(small):
         (iter([1, 2]), parse, "random-access source"),
         (Source(), "parse", "`parse` must be a function"),
         (Source(0), parse, "hold records"),
+        (Labelled(), parse, "named by labels.*`column.to_numpy\\(\\)`.*type Labelled"),
+        (collections.UserDict({0: 1}), parse, "named by labels"),
+        (RepeatMapDataset(), parse, "leave `repeat` out"),
+        (Mapped(Source(), Mapped(RepeatMapDataset())), parse, "made by a RepeatMapDataset"),
+        (Source(2**63 - 1), parse, "leave `repeat` out"),
         (Source(), lambda i: [i, i], "tuple"),
         (Source(), lambda i: (i,), "tuple"),
         (Source(), lambda i: (i, object()), "TensorFlow knows"),
@@ -451,7 +476,7 @@ def test_that_records_are_read_one_by_one_is_listed_as_assumed():
     parse = lambda i: (np.float32(i), np.int32(0))  # noqa: E731
     batches = tfdp.data.poisson_batches(list(range(40)), 10, parse=parse)
     (assumed,) = tfdp.data.provenance.assumptions_of(batches)
-    assert "depends on it alone" in assumed
+    assert "each record once" in assumed and "depends on it alone" in assumed
 
 
 def parse_together(indices):

@@ -160,7 +160,8 @@ def test_a_repeated_value_counts_once_and_values_beyond_the_bound_not_at_all():
 @pytest.mark.parametrize(
     "change",
     [{"epsilon": 0}, {"k": 0}, {"vocabulary_sizes": {}}, {"vocabulary_sizes": {"a": 2}},
-     {"features": {"a": [0.5]}}, {"features": {}}, {"mechanism": "none"}, {"max_values": 0}],
+     {"features": {"a": np.uint64([2**64 - 1, 1])}}, {"features": {"a": [0.5]}},
+     {"features": {}}, {"mechanism": "none"}, {"max_values": 0}],
 )  # fmt: skip
 def test_arguments_out_of_range_are_refused(change):
     arguments = {"features": {"a": [0, 2]}, "vocabulary_sizes": {"a": 3}, "k": 1, "epsilon": 1.0}

@@ -108,6 +108,35 @@ def compiled(model, small, period, **kwargs):
     return model
 
 
+def test_each_period_may_have_a_release_of_its_own(small):
+    """And another number of persons; of one period, both must speak of the same."""
+    periods = tfdp.data.DisjointPeriods()
+    inner = keras.Sequential(
+        [
+            keras.Input((1,), dtype="int32"),
+            tfdp.layers.SparseEmbedding(20, 2, name="table"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2),
+        ]
+    )
+    model, alone = tfdp.make_private(inner), []
+    fest = tfdp.selection.FEST(k=5, epsilon=1.0)
+    sparse = {"selection": fest, "embedding_optimizer": tfdp.optimizers.RowSGD(0.1)}
+    for number, persons in ((0, 40), (1, 50)):
+        (x, y), ids = week(number, persons)
+        rows, period = np.int32(np.abs(x[:, :1]) * 5), periods.period(str(number))
+        by = {"privacy_ids": ids, "max_records_per_unit": 2, "period": period}
+        fest.adapt({"table": rows}, {"table": 20}, **by)
+        compiled(model, small, period, num_examples=persons, noise_multiplier=2.0, **sparse)
+        model.fit(drawn((rows, y), ids, period), verbose=0)
+        alone.append(epsilon(e for e in model.ledger.entries if e.period == tuple(period.key)))
+    assert len(model.ledger.periods) == 2
+    assert epsilon(model.ledger.entries) == max(alone) > 1.0
+    fest.adapt({"table": rows[:80]}, {"table": 20}, **by | {"privacy_ids": ids[:80]})
+    with pytest.raises(PrivacyError, match="is about num_examples=40"):
+        compiled(model, small, period, noise_multiplier=2.0, **sparse)
+
+
 def test_four_disjoint_periods_of_epsilon_1_are_stated_as_epsilon_1(small, tmp_path):
     budget = {"budget": tfdp.PrivacyBudget(1.0, DELTA), "steps": 2}
     path = tmp_path / "periods.npz"

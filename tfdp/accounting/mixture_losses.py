@@ -40,10 +40,17 @@ def records_of_unit_event(noise_multiplier, sampling_probability, max_records):
 def binomial_weights(count, probability):
     """P[Binomial(count, probability) = j] for j = 0 … count, each rounded once, as a tuple."""
     a, b = probability.as_integer_ratio()
-    ways, weights = 1, []
+    # Products of integers, of which only the quotient is rounded. Without one power for each.
+    rest = [1]
+    for _ in range(count):
+        rest.append(rest[-1] * (b - a))
+    ways, drawn, all_ways, weights = 1, 1, b**count, []
     for j in range(count + 1):
-        weights.append(ways * a**j * (b - a) ** (count - j) / b**count)
-        ways = ways * (count - j) // (j + 1)
+        weights.append(ways * drawn * rest[count - j] / all_ways)
+        if not weights[-1] and j > probability * count:
+            break  # past the most probable number, those that follow are smaller still
+        ways, drawn = ways * (count - j) // (j + 1), drawn * a
+    weights += [0.0] * (count + 1 - len(weights))
     return tuple(weights)
 
 

@@ -9,6 +9,10 @@ _POISSON_KINDS = ("poisson", "declared_poisson", "microbatches")
 _SHUFFLED_KINDS = ("shuffled", "declared_shuffled")
 _ALLOCATED = "allocated"
 KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, _ALLOCATED, "full_batch")
+_COUNTS = ("num_examples", "microbatches", "workers")
+_COUNTS_OR_NONE = (
+    "max_batch_size", "steps_per_epoch", "passes", "max_records_per_unit", "num_records"
+)  # fmt: skip
 #: The unit of privacy where batches are drawn by whose records they are.
 PERSON = "one person with all of its records"
 
@@ -68,26 +72,16 @@ class Sampling:
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, KINDS)
-        size = self.expected_batch_size
-        if _validate.is_number(size) and not isinstance(size, int | float):
-            object.__setattr__(self, "expected_batch_size", float(size))  # numpy's, for JSON
-        _validate.count("num_examples", self.num_examples)
+        for name in (*_COUNTS, *_COUNTS_OR_NONE):
+            if name in _COUNTS or getattr(self, name) is not None:
+                object.__setattr__(self, name, _validate.count(name, getattr(self, name)))
         _validate.positive("expected_batch_size", self.expected_batch_size)
-        if self.max_batch_size is not None:
-            _validate.count("max_batch_size", self.max_batch_size)
-        if self.steps_per_epoch is not None:
-            _validate.count("steps_per_epoch", self.steps_per_epoch)
-        if self.passes is not None:
-            _validate.count("passes", self.passes)
-        _validate.count("microbatches", self.microbatches)
+        object.__setattr__(self, "expected_batch_size", _validate.plain(self.expected_batch_size))
         if self.kind != "microbatches" and self.microbatches != 1:
             raise ValueError(
                 'Argument `microbatches` is for kind="microbatches". '
                 f"Received: microbatches={self.microbatches}, kind={self.kind!r}"
             )
-        _validate.count("workers", self.workers)
-        if self.max_records_per_unit is not None:
-            _validate.count("max_records_per_unit", self.max_records_per_unit)
         if self.period is not None:
             object.__setattr__(self, "period", checked_period(self.period))
             if self.max_records_per_unit is None:
@@ -112,7 +106,6 @@ class Sampling:
             )
 
     def _check_records(self):
-        _validate.count("num_records", self.num_records)
         drawn = (self.kind, self.workers, self.draw)
         if drawn != ("poisson", 1, None) or self.max_records_per_unit is None:
             raise ValueError(

@@ -11,7 +11,7 @@ import apache_beam as beam
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validate import count, is_integer
+from tfdp._validate import count, is_integer, plain
 from tfdp.accounting.truncation import smallest_capacity
 from tfdp.beam.rows import decoded_row, encoded_row, packed, unpacked
 from tfdp.data._checks import check_capacity, check_expected_batch_size
@@ -24,6 +24,8 @@ from tfdp.data.drawn_batches import (
     padded_batch,
 )
 from tfdp.data.membership import Membership, encoded_key
+from tfdp.data.parsed_values import as_array
+from tfdp.data.random_access import refuse_other_sources
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -42,6 +44,7 @@ class Indexed(beam.PTransform):
 
     def __init__(self, source: Any):
         super().__init__()
+        refuse_other_sources("source", source)
         size = len(source)
         if not is_integer(size) or size < 1:
             raise ValueError(f"Argument `source` must hold records. Received: a length of {size}")
@@ -126,7 +129,7 @@ def draw_batches(
     """
     n, directory = count("num_examples", num_examples), str(directory).rstrip("/")
     check_expected_batch_size(expected_batch_size, n)
-    count("steps", steps)
+    expected_batch_size, steps = plain(expected_batch_size), count("steps", steps)
     if isinstance(records, Indexed) and records.size != n:
         raise ValueError(
             f"Argument `num_examples` must be the number of records, {records.size}. "
@@ -143,7 +146,7 @@ def draw_batches(
             "`max_records_per_unit` is given: `Indexed(source)` numbers records. Map its pairs to "
             f"(person, record). Received: max_records_per_unit={k} with Indexed records"
         )
-    capacity = min(n, max_batch_size)
+    capacity = min(n, int(max_batch_size))
     signature = _with_weights(signature)
     if steps_per_file is None:
         row = sum(s.shape.num_elements() * max(s.dtype.size, 1) for s in tf.nest.flatten(signature))
@@ -183,7 +186,8 @@ def draw_batches(
         sizes = [None] * len(names)
     Manifest(
         identity, n, expected_batch_size, steps, capacity,
-        encode_signature(signature), tuple(zip(names, sizes, strict=True)), max_records_per_unit,
+        encode_signature(signature), tuple(zip(names, sizes, strict=True)),
+        k if persons else None,
     ).write(directory)  # fmt: skip
     return directory
 
@@ -281,7 +285,7 @@ class _Draw(beam.DoFn):
         if isinstance(parsed, tuple) and len(parsed) == 2:
             parsed = (*parsed, np.float32(1.0))
         tf.nest.assert_same_structure(parsed, self._nest)
-        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(parsed)]
+        leaves = [as_array(leaf) for leaf in tf.nest.flatten(parsed)]
         leaves[-1] = leaves[-1].astype(np.float32)
         for leaf, (shape, dtype) in zip(leaves, self._leaves, strict=True):
             known = dtype == tf.string if leaf.dtype.kind in "SUO" else dtype == leaf.dtype

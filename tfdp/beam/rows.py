@@ -18,7 +18,7 @@ def encoded_row(leaves):
                 text = one.encode() if isinstance(one, str) else bytes(one)
                 parts += [_SIZE.pack(len(text)), text]
         else:
-            parts.append(leaf.tobytes())
+            parts.append(leaf.astype(leaf.dtype.newbyteorder("="), copy=False).tobytes())
     return b"".join(parts)
 
 

@@ -109,13 +109,13 @@ def allocated_epochs(
     """
     records = records_of(data, parse, privacy_ids)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
-    key = claimed(period, privacy_ids)
     n = records.num_examples if persons is None else persons.num_persons
     count("steps_per_epoch", steps_per_epoch)
     if max_batch_size is None:
         max_batch_size = min(n, smallest_capacity(n, 1 / steps_per_epoch))
     check_capacity(max_batch_size, n / steps_per_epoch)
     source = GeneratorSource(seed)
+    key = claimed(period, privacy_ids)  # nobody is entered by a call that is refused
     sampling = Sampling(
         kind="allocated",
         num_examples=n,

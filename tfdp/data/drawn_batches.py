@@ -245,9 +245,16 @@ def refuse_second_pass(sampling, epochs, steps_per_epoch):
     Raises:
         PrivacyError: if there are several passes.
     """
-    if sampling is None or sampling.draw is None or steps_per_epoch is not None or epochs <= 1:
+    if sampling is None or sampling.draw is None:
         return
     steps = sampling.steps_per_epoch
+    if steps_per_epoch is not None and epochs * steps_per_epoch > steps:
+        raise PrivacyError(
+            f"{_ONCE} Received: epochs={epochs}, steps_per_epoch={steps_per_epoch}, for a draw of "
+            f"{steps} steps."
+        )
+    if steps_per_epoch is not None or epochs <= 1:
+        return
     raise PrivacyError(
         f"{_ONCE} Received: epochs={epochs} without `steps_per_epoch`, for a draw of {steps} "
         f"steps; fit(..., epochs={epochs}, steps_per_epoch={steps // epochs}) takes it once."

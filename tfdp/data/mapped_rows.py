@@ -70,7 +70,15 @@ class MappedRows:
             return source
         # `offset` of a view is that of the whole map: numpy does not follow slices.
         place = root.offset + source.ctypes.data - root.ctypes.data
-        return cls(root.filename, place, source.strides[0], source)
+        rows = cls(root.filename, place, source.strides[0], source)
+        return rows if rows._are_those_of(source) else source
+
+    def _are_those_of(self, array):
+        """Whether the file under this name is the one that is mapped: it may have been replaced."""
+        few = [0, len(array) // 2, len(array) - 1]
+        size, start = self._bytes, self._offset
+        found = [os.pread(self._file.fileno(), size, start + i * self._stride) for i in few]
+        return found == [array[i].tobytes() for i in few]
 
     def __len__(self):
         return self._size

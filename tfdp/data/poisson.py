@@ -148,7 +148,6 @@ def poisson_batches(
     """
     records = records_of(data, parse, privacy_ids)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
-    key = claimed(period, privacy_ids)
     n = records.num_examples if persons is None else persons.num_persons
     source = GeneratorSource(seed)
     kept = _records_to_draw(sampling_unit, persons, num_records, source)
@@ -162,6 +161,7 @@ def poisson_batches(
         max_batch_size = smallest_capacity(largest, expected_batch_size / drawn_from)
     check_capacity(max_batch_size, expected_batch_size)
     steps_per_epoch = steps_of_epoch(steps_per_epoch, drawn_from, expected_batch_size)
+    key = claimed(period, privacy_ids)  # nobody is entered by a call that is refused
     sampling = Sampling(
         kind="poisson",
         num_examples=n,

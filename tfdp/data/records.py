@@ -44,6 +44,11 @@ class Records:
     def _weights(self, sample_weight):
         if sample_weight is None:
             return np.ones(self.num_examples, np.float32)
+        if np.ma.is_masked(sample_weight):
+            raise ValueError(
+                "The third part of argument `data`, the sample weights, must have no mask: give "
+                "what is masked the weight 0. Received: a masked array"
+            )
         weights = np.asarray(sample_weight, np.float32)
         if weights.ndim not in (1, 2) or len(weights) != self.num_examples:
             raise ValueError(
@@ -104,6 +109,13 @@ def _as_array(leaf):
             "of numbers must be made an array first. "
             f"Received: a value of type {type(leaf).__name__} without axes"
         )
+    if array.dtype.hasobject:
+        others = {type(one).__name__ for one in array.flat if not isinstance(one, (bytes, str))}
+        if others:
+            raise ValueError(
+                "Argument `data` must hold arrays of numbers, or of strings and nothing else: give "
+                f"numbers a dtype by `astype`. Received: an array of objects, {sorted(others)}"
+            )
     try:
         tf.as_dtype(array.dtype)
     except TypeError as error:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp._validate import count, positive
+from tfdp._validate import count, is_number, plain, positive
 from tfdp.accounting.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
 from tfdp.accounting.mechanisms import LABELS_NOT_COVERED
@@ -68,7 +68,7 @@ def release_once(
 
     Source: MATH.md section 5.
     """
-    h = _check_representations(representations, labels)
+    h, targets = _check_representations(representations, labels)
     path = None if path is None else free_path(path)
     noise_multiplier, delta = _amount(
         noise_multiplier,
@@ -87,7 +87,7 @@ def release_once(
     noisy = _with_noise(_clipped(h, clip_norm), noise_multiplier, clip_norm)
     release = Release(
         features=noisy,
-        targets=np.asarray(labels),
+        targets=targets,
         event=dp_accounting.GaussianDpEvent(noise_multiplier),
         label="released representations",
         num_examples=len(h),
@@ -140,13 +140,12 @@ def release_mixtures(
     Raises:
         ValueError: if an argument is out of range, the arrays do not match, or `path` exists.
     """
-    h = _check_representations(representations, labels)
+    h, classes = _check_representations(representations, labels)
     path = None if path is None else free_path(path)
     n, k = h.shape
     check_expected_batch_size(expected_size, n)
-    count("num_mixtures", num_mixtures)
+    num_mixtures = count("num_mixtures", num_mixtures)
     count("num_classes", num_classes)
-    classes = np.asarray(labels)
     if classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
         raise ValueError(
             "Argument `labels` must be an integer array (n,). "
@@ -196,16 +195,17 @@ def release_mixtures(
 
 
 def _details(mechanism, n, clip_norm, noise_multiplier, delta, **more):
+    numbers = {k: plain(v) if is_number(v) else v for k, v in more.items()}
     return {
         "kind": "release",
         "release": secrets.token_hex(8),
         "mechanism": mechanism,
         "num_examples": n,
-        "clip_norm": clip_norm,
-        "noise_multiplier": noise_multiplier,
+        "clip_norm": plain(clip_norm),
+        "noise_multiplier": plain(noise_multiplier),
         "delta": delta,
         "assumptions": [_ENCODER],
-        **more,
+        **numbers,
     }
 
 
@@ -227,7 +227,21 @@ def _check_representations(representations, labels):
             "Arguments `representations` and `labels` must be a float array (n, k) and an array "
             f"of n labels. Received: {h.dtype} of shape {h.shape}, and {len(labels)} labels"
         )
-    return h
+    return h, _plain_labels(labels)
+
+
+def _plain_labels(labels):
+    """Labels as an array that a file can hold: columns of tables are arrays of objects."""
+    array = np.asarray(labels)
+    if array.dtype != object:
+        return array
+    kinds = {type(label) for label in array.flat}
+    if len(kinds) > 1 or not kinds <= {int, float, bool, str, bytes}:
+        raise ValueError(
+            "Argument `labels` must hold numbers, or strings, of one kind. Received: objects of "
+            f"{sorted(kind.__name__ for kind in kinds)}"
+        )
+    return np.array(array.tolist())
 
 
 def _clipped(h, clip_norm):

@@ -52,7 +52,6 @@ def shuffled_epochs(
     """
     records = records_of(data, parse, privacy_ids)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
-    key = claimed(period, privacy_ids)
     n = records.num_examples if persons is None else persons.num_persons
     count("batch_size", batch_size)
     if batch_size > n:
@@ -61,6 +60,7 @@ def shuffled_epochs(
             f"Received: batch_size={batch_size}"
         )
     source = GeneratorSource(seed)
+    key = claimed(period, privacy_ids)  # nobody is entered by a call that is refused
     sampling = Sampling(
         kind="shuffled",
         num_examples=n,

@@ -11,6 +11,7 @@ from tfdp.data.array_records import ArrayRecords
 from tfdp.data.mapped_rows import MappedRows
 from tfdp.data.parsed_values import as_array, placed, stacked, strings_as_objects, weight_of
 from tfdp.data.provenance import Origin
+from tfdp.data.random_access import refuse_other_sources
 from tfdp.data.records import Records, lists_as_tuples
 from tfdp.data.whole_dataset import records_of_dataset
 from tfdp.errors import PrivacyError
@@ -19,7 +20,9 @@ _COMPARED = 8  # records that a `batched` parse is compared on
 # Records whose parsed values exist at once, each a few objects: more of them leave the processor's
 # caches, and parsing takes twice as long.
 _PARSED_AT_ONCE = 512
-_BY_ITSELF = "the source and `parse` give of each record what depends on it alone"
+_BY_ITSELF = (
+    "the source gives each record once, and it and `parse` give of each what depends on it alone"
+)
 
 
 def records_of(data, parse=None, privacy_ids=None):
@@ -105,6 +108,7 @@ class SourceRecords:
                 "with `__len__`, and `__getitem__` or `__getitems__` of integers. A tuple of "
                 f"arrays needs no `parse`. Received: data of type {type(source).__name__}"
             )
+        refuse_other_sources("data", source)
         if not callable(parse):
             raise ValueError(
                 "Argument `parse` must be a function of one record that returns (x, y) or "

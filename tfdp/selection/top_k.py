@@ -202,6 +202,10 @@ def _as_matrix(name, ids):
             "Argument `features` must hold integer arrays of shape (n,) or (n, T). "
             f"Received: an array of shape {ids.shape}, {ids.dtype} for {name!r}"
         )
+    if ids.max() > np.iinfo(np.int64).max:
+        raise ValueError(
+            f"Argument `features` must hold ids below 2^63. Received: id {ids.max()} for {name!r}"
+        )
     return ids.reshape(len(ids), -1).astype(np.int64)
 
 

@@ -68,7 +68,9 @@ class ChargedModel(ModelHooks):
         optimizer = getattr(self, "optimizer", None)
         entries = [*self.privacy_charges(), *origin, *participant.releases_of([optimizer])]
         if isinstance(optimizer, DPOptimizer) and optimizer.from_data.is_complete:
-            preflight.refuse_other_data(entries, optimizer.num_examples, optimizer.charging.unit)
+            preflight.refuse_other_data(
+                entries, optimizer.num_examples, optimizer.charging.unit, optimizer.period
+            )
         for entry in entries:
             self.charge_history.charge(entry)
 

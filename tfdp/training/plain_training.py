@@ -119,7 +119,9 @@ def _forward_noise(model, x, y, kwargs, notes):
         )
     checks.check_data(model.distribute_strategy, x, sampling)
     notes |= Notes(not_covered=(caveats.TRAINING_METRICS,)) | preflight.notes_of_data(x)
-    preflight.refuse_other_data(model.privacy_charges(), sampling.num_examples, model.privacy_unit)
+    preflight.refuse_other_data(
+        model.privacy_charges(), sampling.num_examples, model.privacy_unit, sampling.period
+    )
     batch = _batch(x, y, kwargs.get("sample_weight"))
     paths = find_data_paths(model, *keras.utils.unpack_x_y_sample_weight(batch))
     _refuse_features_as_labels(batch)

@@ -188,21 +188,26 @@ def notes_of_data(x):
     return Notes(assumptions=assumptions)
 
 
-def refuse_other_data(releases, num_examples, unit):
+def refuse_other_data(releases, num_examples, unit, period=None):
     """Refuses releases about other records than those that are trained on.
 
     Args:
         releases: `LedgerEntry` list of what the model was made from.
         num_examples: n of the training data.
         unit: what one record of the training data is.
+        period: (registry, name) of the training data's persons, or None.
 
     Raises:
         PrivacyError: if n differs, or the unit where the release names one; or must, since the
-            training's is a person.
+            training's is a person. Another period of the same registry has another n: its persons
+            are none of these.
     """
     for entry in releases:
+        registry = None if entry.period is None else entry.period[0]
+        elsewhere = period is not None and registry == period[0] and entry.period != period
+        n = entry.num_examples if elsewhere else num_examples
         for name, found, expected in (
-            ("num_examples", entry.num_examples, num_examples),
+            ("num_examples", entry.num_examples, n),
             ("unit", entry.details.get("unit"), unit),
         ):
             # A release that names no unit is about records.

@@ -1,0 +1,36 @@
+"""What is no random-access source of records, though it looks like one."""
+
+from collections.abc import Mapping
+
+_ENDLESS = 2**62  # what grain says is the length of a dataset that repeats for ever
+
+
+def refuse_other_sources(name, source):
+    """Refuses sources whose item `i` is not record i, or whose records come several times.
+
+    Args:
+        name: of the argument.
+        source: an object with `__len__`, and `__getitem__` or `__getitems__`.
+
+    Raises:
+        ValueError: for a table of columns, one that is read by labels, or a repeated dataset.
+    """
+    labelled = isinstance(source, Mapping) or hasattr(source, "iloc")  # pandas
+    columns = type(source).__module__.startswith("pyarrow") and hasattr(source, "num_columns")
+    if labelled or columns:
+        raise ValueError(
+            f"Argument `{name}` must give record i as its item i. Items of a "
+            f"{type(source).__name__} are named by labels or columns: a record could be taken for "
+            "another person's. Give arrays of its columns as a tuple (x, y), without `parse`, or "
+            f"a column as `column.to_numpy()`. Received: {name} of type {type(source).__name__}"
+        )
+    pending = [source]
+    while pending:
+        made = pending.pop()
+        if "Repeat" in type(made).__name__ or len(made) >= _ENDLESS:
+            raise ValueError(
+                f"Argument `{name}` must give each record once: leave `repeat` out. Copies of a "
+                "record would count as several, and ε would hold for a copy. Received: "
+                f"{name} of type {type(source).__name__}, made by a {type(made).__name__}"
+            )
+        pending += getattr(made, "parents", ())  # of grain's datasets
