@@ -76,7 +76,7 @@ def test_records_are_what_parse_returns_of_them():
     draw.setup()
     for text in (b"abc\0\0", b"\0", "x\0"):
         found = decoded_row(encoded_row(draw._parsed(text)), whole)
-        assert found[0] == (text.encode() if isinstance(text, str) else text)
+        assert found[0].item() == (text.encode() if isinstance(text, str) else text)
         np.testing.assert_array_equal(found[1], [1.5, -2.0])
         assert found[2] == 1.0
 

@@ -151,7 +151,7 @@ def draw_batches(
     if steps_per_file is None:
         row = sum(s.shape.num_elements() * max(s.dtype.size, 1) for s in tf.nest.flatten(signature))
         steps_per_file = max(1, 2**26 // (row * capacity * k))
-    count("steps_per_file", steps_per_file)
+    steps_per_file = count("steps_per_file", steps_per_file)
     if tf.io.gfile.exists(f"{directory}/{MANIFEST}"):
         raise ValueError(
             "Argument `directory` must hold no draw: the one in it is complete, and is kept. "
