@@ -81,6 +81,7 @@ class PrivacyMeter(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._charging, self._delta = charging_and_delta(self.model, self.delta, "PrivacyMeter")
+        self._first = self._charging.steps_of_run
         self._done = self._known_until = 0
         self._allowed = None
         if self.max_epsilon is not None:
@@ -95,7 +96,11 @@ class PrivacyMeter(keras.callbacks.Callback):
                     f"Received: max_epsilon={self.max_epsilon}"
                 )
 
+    def _steps(self):
+        return self._charging.steps_of_run - self._first
+
     def on_epoch_begin(self, epoch, logs=None):
+        self._done = self._known_until = self._steps()
         if self._allowed is not None:  # a backup may have brought more charges
             within = self._charging.steps_within(self.max_epsilon, self._delta)
             self._allowed = min(self._allowed, self._done + within)
@@ -107,9 +112,13 @@ class PrivacyMeter(keras.callbacks.Callback):
             self._look_ahead(self._done)  # twice as many steps as there were
         if logs is not None:
             logs["epsilon"] = self._epsilon
-        if self._allowed is not None:
-            if self._done + self.model.steps_per_execution > self._allowed:
-                self.model.stop_training = True
+        if self._is_last():
+            self._done = self._steps()  # the last execution of an epoch may have had fewer
+            self.model.stop_training |= self._is_last()
+
+    def _is_last(self):
+        more = self.model.steps_per_execution
+        return self._allowed is not None and self._done + more > self._allowed
 
     def on_epoch_end(self, epoch, logs=None):
         self._epsilon = self._epsilon_after(0)

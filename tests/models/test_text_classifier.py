@@ -118,6 +118,29 @@ def test_fresh_noise_every_epoch_costs_a_copy_each():
         model.release(TEXTS, LABELS)
 
 
+def test_a_budget_is_no_more_than_one_release():
+    """Of an object that knows its release; one that was loaded does not, nor that of others."""
+    budget = tfdp.PrivacyBudget(3.0, 1e-3)
+    model = classifier(run_eagerly=True, noise_multiplier=None, budget=budget)
+    for _ in range(2):
+        model.fit(TEXTS, LABELS, verbose=0, class_weight={0: 1.0, 1: 2.0})
+    with pytest.raises(tfdp.BudgetError, match="another release of texts, ε would be"):
+        model.fit(TEXTS[::-1], LABELS[::-1], verbose=0)
+    data = tfdp.data.shuffled_epochs((np.array(TEXTS, object), LABELS), 50)
+    with pytest.raises(tfdp.BudgetError, match="After 1 epochs more"):
+        model.fit(data, verbose=0)
+    fresh = classifier(run_eagerly=True, noise_multiplier=None, budget=budget)
+    with pytest.raises(tfdp.BudgetError, match="After 5 epochs more"):
+        fresh.fit(data, epochs=5, verbose=0)
+    fresh.fit(data, verbose=0)
+    for statement in (model.privacy_statement(1e-3), fresh.privacy_statement(1e-3)):
+        assert 2.97 < statement.epsilon <= 3 and statement.kept
+    assert model.privacy_statement(1e-4).epsilon > 3 and model.privacy_statement(1e-4).kept
+    for name in ("sample_weight", "validation_split"):
+        with pytest.raises(ValueError, match=f"`{name}` cannot be given with texts"):
+            model.fit(TEXTS, LABELS, verbose=0, **{name: 0.5})
+
+
 def test_mixtures_set_the_head_and_are_charged():
     model = classifier(backbone=None)  # the one that it makes by itself
     h = model.representations(TEXTS)

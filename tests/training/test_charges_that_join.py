@@ -154,8 +154,24 @@ def test_a_callback_of_the_users_own_is_listed_as_trusted(small):
 
     model = eager_model()
     fit_steps(model, callbacks=[Mine(), keras.callbacks.TerminateOnNaN()])
-    trusted = [s for s in model.privacy_statement(DELTA).assumptions if "callback" in s]
+    statement = model.privacy_statement(DELTA)
+    trusted = [s for s in statement.assumptions if "callback" in s]
     assert len(trusted) == 1 and "Mine" in trusted[0]
+    (stops,) = (s for s in statement.not_covered if "TerminateOnNaN" in s)
+    assert "follows 'loss' (from the training data)" in stops
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate)
+    fit_steps(model, callbacks=[keras.callbacks.LambdaCallback(), schedule])
+    assumed = model.privacy_statement(DELTA).assumptions
+    assert any("callback LambdaCallback gives" in s for s in assumed)
+    assert any("the schedule of LearningRateScheduler" in s for s in assumed)
+
+
+def test_a_loop_of_the_users_own_is_listed_as_trusted(small):
+    model = eager_model()
+    for batch in model.training_batches(small.poisson(steps_per_epoch=1)):
+        model.train_on_batch(*batch)
+    (loop,) = (s for s in model.privacy_statement(DELTA).assumptions if "`training_batches`" in s)
+    assert "gives the model no weights" in loop
 
 
 def test_the_meter_serves_forward_noise_that_is_resumed(small, tmp_path):

@@ -251,6 +251,20 @@ def test_examples_spread_over_rows_are_refused(shuffled):
         compiled(keras.Model(inputs, keras.layers.Dense(2)(z))).fit(shuffled, verbose=0)
 
 
+def test_noise_that_is_added_to_some_batches_only_is_refused(shuffled):
+    class Sometimes(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.noise = DPForwardNoise(1.0, 2.0)
+
+        def call(self, h):
+            same = tf.reduce_all(h[1:] == h[:1])  # as where the others are copies of the first
+            return tf.cond(same, lambda: h, lambda: self.noise(h))
+
+    with pytest.raises(PrivacyError, match="depends on the examples: 1 times, and 0 times"):
+        compiled(keras.Sequential([Sometimes(), keras.layers.Dense(2)])).fit(shuffled, verbose=0)
+
+
 @pytest.mark.parametrize("around", [False, True])
 def test_noise_that_a_step_does_not_add_is_not_charged_as_noise(shuffled, around):
     class Inference(tfdp.models.DPModel):

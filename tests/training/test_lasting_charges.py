@@ -3,6 +3,7 @@
 import gc
 import math
 
+import dp_accounting
 import keras
 import pytest
 import tensorflow as tf
@@ -132,6 +133,77 @@ def test_steps_that_could_escape_the_charge_do_not(small):
     model.train_step = lambda data: {}
     with pytest.raises(PrivacyError, match="assigned to the model"):
         model.compile(small.optimizer(), loss=small.loss)
+
+
+@pytest.mark.parametrize("name", ["train_step", "make_train_function", "train_function"])
+def test_a_step_that_is_assigned_after_compile_is_refused(small, name):
+    ways = (
+        lambda model: model.fit(small.poisson(), verbose=0),
+        lambda model: model.train_on_batch(*small.data()),
+        lambda model: next(model.training_batches(small.poisson())),
+    )
+    for steps in (0, 1):
+        model = eager_model()
+        model.fit(small.poisson(), epochs=steps, verbose=0)
+        setattr(model, name, lambda *args, **kwargs: {})
+        for train in ways:
+            with pytest.raises(PrivacyError, match=f"A `{name}` was assigned to the model"):
+                train(model)
+        assert model.optimizer.steps_taken == 4 * steps
+
+
+def test_steps_of_a_class_that_changes_after_compile_are_charged(small):
+    class Own(tfdp.models.DPModel):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+    def raw(self, data):
+        self.dense.kernel.assign_add(tf.ones_like(self.dense.kernel))
+        return {}
+
+    model = Own()
+    model.compile(small.optimizer(), loss=small.loss, run_eagerly=True)
+    Own.train_step = raw  # before Keras has made the function of its steps
+    for batch in model.training_batches(small.poisson(steps_per_epoch=1)):
+        model.train_on_batch(*batch)
+    assert_one(model, math.inf)
+    Own.make_train_function = lambda self, force=False: None
+    with pytest.raises(PrivacyError, match="`make_train_function` of its own"):
+        model.fit(small.poisson(), verbose=0)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_layers_that_replace_their_variables_keep_the_charges(small, tmp_path, saved):
+    layers = [keras.layers.Dense(4, name="frozen"), keras.layers.Dense(2, use_bias=False)]
+    inner = keras.Sequential([keras.Input((3,)), *layers])
+    layers[0].trainable = False
+    model = eager_model(inner, noise_multiplier=4.0)
+    fit_steps(model, 2)
+    inner.quantize("int8")
+    assert not inner.trainable_variables
+    if saved:
+        inner.save(tmp_path / "inner.keras")
+        inner = keras.models.load_model(tmp_path / "inner.keras")
+    again = tfdp.make_private(keras.Sequential([keras.Input((3,)), *inner.layers]), validate=False)
+    again.compile(small.optimizer(noise_multiplier=4.0), loss=small.loss, run_eagerly=True)
+    assert_one(again, by_hand(poisson(4.0, 0.25, 2)))
+
+
+def test_the_ledger_of_a_model_is_charged_through_the_model():
+    model = eager_model(noise_multiplier=4.0)
+    fit_steps(model, 2)
+    event = dp_accounting.GaussianDpEvent(3.0)
+    for ledger in (model.ledger, model.optimizer.ledger):
+        for change, given in ((ledger.add, ("counts", event)), (ledger.merge, (ledger,))):
+            with pytest.raises(ValueError, match=r"Charge it to the model, `model.charge\("):
+                change(*given)
+    for _ in range(2):  # equal, and each costs
+        model.charge("counts", event)
+    assert_one(model, by_hand(poisson(4.0, 0.25, 2), event, event))
 
 
 def test_an_optimizer_that_is_set_without_compile_charges_the_weights(small):

@@ -273,6 +273,28 @@ def test_a_fit_that_the_budget_ends_says_so():
         fit_steps(private, 2, epochs=5)
 
 
+@pytest.mark.parametrize("at_once", [3, 7])
+def test_executions_that_do_not_divide_an_epoch_take_all_steps(small, at_once, recwarn):
+    budget, together = tfdp.PrivacyBudget(0.5, 1e-3), {"steps_per_execution": at_once}
+    model = small.model(compile_kwargs=together, budget=budget, steps=24)
+    fit_steps(model, 8, epochs=3)
+    assert model.optimizer.steps_taken == 24
+    assert not [w for w in recwarn if "ends after" in str(w.message)]
+    model = small.model(compile_kwargs=together, noise_multiplier=4.0)
+    limit = model.optimizer.epsilon_after(18, 1e-3) * (1 + 1e-9)
+    meter = tfdp.callbacks.PrivacyMeter(delta=1e-3, max_epsilon=limit)
+    fit_steps(model, 8, epochs=3, callbacks=[meter])
+    assert 18 - at_once < model.optimizer.steps_taken <= 18
+
+
+def test_a_list_of_callbacks_may_be_one_of_keras(small):
+    model, seen = eager_model(budget=tfdp.PrivacyBudget(0.5, 1e-3), steps=2), []
+    watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs))
+    callbacks = keras.callbacks.CallbackList([watch], add_history=True, model=model, epochs=1)
+    fit_steps(model, 2, callbacks=callbacks)
+    assert len(seen) == 1 and model.optimizer.steps_taken == 2
+
+
 def test_a_fit_that_ends_with_its_last_epoch_says_nothing(recwarn):
     budget = tfdp.PrivacyBudget(epsilon=0.5, delta=1e-3)
     fit_steps(eager_model(budget=budget, steps=2), 2)

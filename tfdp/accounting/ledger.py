@@ -124,18 +124,41 @@ class Ledger:
     """
 
     def __init__(self, entries: Iterable[LedgerEntry] = ()):
-        self._entries = []
+        self._entries, self._is_closed = [], False
         for entry in entries:
             self._append(entry)
 
+    def closed(self):
+        """The ledger itself, which takes nothing more: a model is charged otherwise."""
+        self._is_closed = True
+        return self
+
     def add(self, label, event, count=1, **details):
-        """Charges `count` runs of an event; `details` describe it in statements."""
+        """Charges `count` runs of an event; `details` describe it in statements.
+
+        Raises:
+            ValueError: for the ledger of a model.
+        """
+        self._refuse_if_closed()
         self._append(LedgerEntry(label, event, count, details))
 
     def merge(self, other):
-        """Charges everything in another ledger, too."""
+        """Charges everything in another ledger, too.
+
+        Raises:
+            ValueError: for the ledger of a model.
+        """
+        self._refuse_if_closed()
         for entry in tuple(other.entries):
             self._append(entry)
+
+    def _refuse_if_closed(self):
+        if self._is_closed:
+            raise ValueError(
+                "The ledger of a model is a copy of what was charged to its weights: what is added "
+                "here would be in no statement. Charge it to the model, `model.charge(label, "
+                "event)`, or make a ledger of your own, `Ledger(model.ledger.entries)`."
+            )
 
     @property
     def entries(self):

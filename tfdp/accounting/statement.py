@@ -84,9 +84,14 @@ class Statement:
 
     @property
     def kept(self):
-        """Whether the budget was kept; True where there was none."""
-        budget = self.budget
-        return budget is None or (self.epsilon <= budget.epsilon and self.delta <= budget.delta)
+        """Whether the budget was kept, at its own δ; True where there was none."""
+        budget, epsilon = self.budget, self.epsilon
+        if budget is None:
+            return True
+        if self.delta != budget.delta and math.isfinite(epsilon):
+            ledger = Ledger(LedgerEntry.from_dict(entry) for entry in self.entries)
+            epsilon = ledger.epsilon(budget.delta, self.accountant, self.adjacency)
+        return epsilon <= budget.epsilon
 
     def to_dict(self):
         """All fields as a dict of plain values; an infinite epsilon is the string "infinity"."""

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdp import accounting
 from tfdp._compat.keras import all_layers
 from tfdp.data.representations import release_once
+from tfdp.errors import BudgetError
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.text_tokenizer import TextTokenizer
 from tfdp.models.released_head import release_head
@@ -213,11 +214,18 @@ class TextClassifier(DPModel):
         """As `DPModel.fit`. Plain texts are released once, at the first fit on them."""
         is_text = not isinstance(x, tf.data.Dataset) and x is not None
         if is_text and self.noise is not None and self.copies == 1:
+            for name in ("sample_weight", "validation_split"):
+                if kw.get(name) is not None and np.any(kw[name]):
+                    raise ValueError(
+                        f"Argument `{name}` cannot be given with texts that are released once: "
+                        "the batches are those of the release. Give `class_weight`, or "
+                        f"`validation_data` of other texts. Received: {name}={kw[name]!r}"
+                    )
             release = self._release_of(x, y)
             balanced = np.issubdtype(release.targets.dtype, np.integer)
             x, y, batch_size = release.batches(batch_size or 32, balanced), None, None
         else:
-            x = _texts(x)
+            x, y = _texts(x), _labels(y)
         if isinstance(kw.get("validation_data"), (list, tuple)):
             first, *rest = kw["validation_data"]
             kw["validation_data"] = (_texts(first), *map(_labels, rest))
@@ -239,8 +247,24 @@ class TextClassifier(DPModel):
             digest.update(part)
         known = self._releases_by_data
         if digest.digest() not in known:
-            known[digest.digest()] = self.release(texts, labels)
+            known[digest.digest()] = self._within_budget(self.release(texts, labels))
         return known[digest.digest()]
+
+    def _within_budget(self, release):
+        """The release; one that is refused was seen by nobody, and costs nothing."""
+        if self.budget is None:
+            return release
+        ledger = accounting.Ledger([*self.ledger.entries, *release.privacy_releases])
+        spent = ledger.epsilon(self.budget.delta)
+        if spent > self.budget.epsilon:
+            raise BudgetError(
+                f"With another release of texts, ε would be {spent:.4g} at δ = "
+                f"{self.budget.delta:.3g}, beyond the budget, which an earlier one has used. Keep "
+                "a release, `model.release(texts, labels, path)`, and fit on its batches: "
+                "`tfdp.data.Release.load(path).batches(32)` costs once, in any process. Received: "
+                f"budget={self.budget}"
+            )
+        return release
 
     def _parts_of_release(self, texts, labels):
         """Byte strings of all that a release of these data depends on."""

@@ -175,7 +175,7 @@ class DPOptimizer(keras.optimizers.Optimizer):
     def ledger(self):
         """Everything charged so far, as a `tfdp.accounting.Ledger`."""
         self._charging.refresh()
-        return self._charging.history.ledger()
+        return self._charging.history.ledger().closed()
 
     @property
     def charging(self):

@@ -15,10 +15,11 @@ class BudgetStop(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         # After the user's callbacks, one of which may have restored a backup.
         self._allowed = self._optimizer.charging.allowed
+        self._first = self._optimizer.charging.steps_of_run
         self._seen = self._begun = 0
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._begun = self._seen
+        self._seen = self._begun = self._steps()
 
     def on_train_batch_begin(self, batch, logs=None):
         self._optimizer.charging.look_again()
@@ -27,7 +28,12 @@ class BudgetStop(keras.callbacks.Callback):
         # Counted here without touching the step counter: `batch` restarts in every epoch.
         self._seen += self.model.steps_per_execution
         if self._seen >= self._allowed:
+            self._seen = self._steps()  # the last execution of an epoch may have fewer
+        if self._seen >= self._allowed:
             self.model.stop_training = True
+
+    def _steps(self):
+        return self._optimizer.charging.steps_of_run - self._first
 
     def on_epoch_end(self, epoch, logs=None):
         params = self.params or {}
@@ -46,7 +52,9 @@ def with_callbacks(callbacks, own):
     """The user's callbacks and then those of tfdp."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         for callback in own:
-            callbacks.append(callback)
+            callback.set_params(callbacks.params)
+            callback.set_model(callbacks.model)
+            callbacks.callbacks.append(callback)
         return callbacks
     # What writes into the logs comes before what reads them, CSVLogger for one.
     first = sorted(_as_list(callbacks), key=lambda one: not getattr(one, "writes_logs", False))

@@ -43,18 +43,26 @@ def _adapted(model):
     )
 
 
+def _is_of_the_user(callback):
+    own = isinstance(callback, keras.callbacks.LambdaCallback)  # Keras' class, the user's code
+    return own or not type(callback).__module__.startswith(("keras.", "tfdp."))
+
+
 def of_callbacks(callbacks):
     """Decisions that callbacks take from metrics of private data, and what is assumed of others."""
     found, trusted = [], []
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
-        if callback is not None and not type(callback).__module__.startswith(("keras.", "tfdp.")):
+        if callback is not None and _is_of_the_user(callback):
             trusted.append(
                 f"callback {type(callback).__name__} gives the model no weights that learned from "
                 "these records"
             )
-        monitor = getattr(callback, "monitor", None)
+        if isinstance(callback, keras.callbacks.LearningRateScheduler):
+            trusted.append("the schedule of LearningRateScheduler follows no losses or metrics")
+        nan = isinstance(callback, keras.callbacks.TerminateOnNaN)
+        monitor = "loss" if nan else getattr(callback, "monitor", None)
         if not isinstance(monitor, str):
             continue
         if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:

@@ -1,5 +1,7 @@
 """A model whose weights hold the history of what was charged for them."""
 
+import secrets
+
 from tfdp import accounting
 from tfdp._compat.keras import ModelHooks, all_layers
 from tfdp.accounting import participant
@@ -54,7 +56,27 @@ class ChargedModel(ModelHooks):
     def ledger(self):
         """Every mechanism that touched the training data, as a `tfdp.accounting.Ledger`."""
         self.join_histories()
-        return self.charge_history.ledger()
+        return self.charge_history.ledger().closed()
+
+    def charge(self, label, event, count=1, **details):
+        """Charges what else was learned from the training data and went into these weights.
+
+        For numbers that a mechanism of your own released: a threshold, a learning rate, counts.
+        Every call costs, whether or not it equals another one.
+
+        ```python
+        model.charge("my own counts", dp_accounting.GaussianDpEvent(2.0))
+        ```
+
+        Args:
+            label: its name in the statement.
+            event: `dp_accounting.DpEvent`, under add-or-remove-one adjacency.
+            count: how many such events there were.
+            details: public parameters, plain values: `num_examples=`, for one.
+        """
+        self.join_histories()
+        details = {"kind": "release", "release": secrets.token_hex(8), **details}
+        self.charge_history.charge(accounting.LedgerEntry(label, event, count, details))
 
     def charge_releases(self, origin=()):
         """Charges what was released before training; once, however often it is called.
@@ -79,12 +101,16 @@ class ChargedModel(ModelHooks):
         optimizer = getattr(self, "optimizer", None)
         if isinstance(optimizer, DPOptimizer):  # set without `compile`, perhaps
             optimizer.charging.share(self.charge_history, self.privacy_unit, self.join_histories)
-        for variable in [*self.variables, *tpu_resident_tables.tables_of(self)]:
-            if _HISTORY in vars(variable):
-                self.charge_history.join(vars(variable)[_HISTORY])
+        for one in [*self.variables, *all_layers(self), *tpu_resident_tables.tables_of(self)]:
+            if _HISTORY in vars(one):
+                self.charge_history.join(vars(one)[_HISTORY])
         # Variables that are frozen now carry no trace of this model's data.
-        for variable in trained_variables(self):
-            vars(variable)[_HISTORY] = self.charge_history
+        trained = trained_variables(self)
+        ids = {id(variable) for variable in trained}
+        # Layers that have some: they may replace them (`quantize`).
+        layers = [layer for layer in all_layers(self) if ids & {id(v) for v in layer.weights}]
+        for one in [*trained, *layers]:
+            vars(one)[_HISTORY] = self.charge_history
 
     def privacy_charges(self):
         """`LedgerEntry` list of the private releases that the model itself was built from."""

@@ -216,6 +216,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
             PrivacyError: for a batch of unknown origin with a budget, or the second step on one.
         """
         run.refuse_uncompiled(self)
+        own_steps.charge_own_step(self)
         # Here too: the step may have been traced by `fit`, where rows are checked.
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
         run.refuse_unknown_batch(self, x, y, sample_weight)
@@ -272,7 +273,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
         """
         if isinstance(self.optimizer, DPOptimizer):
             self_check.check_once(self)
-        return super().make_train_function(force)
+        return own_steps.known_function(self, super().make_train_function(force))
 
     def test_step(self, data):
         tpu_resident_tables.refuse_reading(self)

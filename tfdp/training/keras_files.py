@@ -15,10 +15,10 @@ import json
 import keras
 import numpy as np
 
-from tfdp._compat.keras import check_legacy_saving, file_of
+from tfdp._compat.keras import all_layers, check_legacy_saving, file_of
 from tfdp.errors import PrivacyError
 
-#: Attribute of a variable: the `ChargeHistory` of the weights.
+#: Attribute of a variable, and of its layer: the `ChargeHistory` of the weights.
 HISTORY = "_tfdp_charges"
 #: Attribute of a variable: fingerprints of values that came from a file with their charges.
 RESTORED = "_tfdp_restored"
@@ -66,7 +66,8 @@ def _refuse_to_lose_charges(model, filepath):
 def _charges_of(model):
     """The charges of a model's weights as a uint8 array, or None if there are none."""
     variables = [v for v in model.weights if HISTORY in vars(v)]
-    histories = {id(vars(v)[HISTORY]): vars(v)[HISTORY] for v in variables}
+    holders = [*variables, *(layer for layer in all_layers(model) if HISTORY in vars(layer))]
+    histories = {id(vars(one)[HISTORY]): vars(one)[HISTORY] for one in holders}
     if not histories:
         return None
     # Here: importing tfdp is to cost little, and these are needed for private weights only.

@@ -42,6 +42,12 @@ def _noise_inputs(model, x):
 
 
 def _compare(inputs, others):
+    if len(inputs) != len(others):
+        raise PrivacyError(
+            "How often the model calls its DPForwardNoise layers depends on the examples: "
+            f"{len(inputs)} times, and {len(others)} times for others. Call them outside of "
+            "`tf.cond` and loops, so that every example costs the same."
+        )
     for a, b in zip(inputs, others, strict=True):
         a, b = (np.asarray(tf.cast(t[0], tf.float32)) for t in (a, b))
         scale = max(np.max(np.abs(a), initial=0.0), 1e-6)

@@ -9,24 +9,45 @@ from tfdp.runtime import replicas
 
 _REACHED = "_tfdp_step_reached"
 _CHARGING = "_tfdp_own_charging"
+_FUNCTION = "_tfdp_train_function"
 
 
 def charge_own_step(model):
     """Sees to it that steps which do not come to `DPModel.train_step` cost ε = infinity.
 
-    Called by `compile`. What calls `super().train_step` is charged there.
+    Called by `compile`, and before every run and single step: a step may be assigned later. What
+    calls `super().train_step` is charged there.
 
     Raises:
-        PrivacyError: for a `train_step` that was assigned to the model itself.
+        PrivacyError: for a `train_step` that was assigned to the model itself, or steps that do
+            not come to `train_step` at all.
     """
-    if "train_step" in vars(model):
+    for name in ("train_step", "make_train_function"):
+        if name in vars(model):
+            raise PrivacyError(
+                f"A `{name}` was assigned to the model itself, where its steps cannot be charged. "
+                "Define `train_step` in a subclass of tfdp.models.DPModel."
+            )
+    if not type(model).make_train_function.__module__.startswith("tfdp."):
         raise PrivacyError(
-            "A `train_step` was assigned to the model itself, where its steps cannot be charged. "
-            "Define it in a subclass of tfdp.models.DPModel."
+            f"{type(model).__name__} has a `make_train_function` of its own, whose steps cannot be "
+            "charged. Define `train_step` in it instead."
+        )
+    function = getattr(model, "train_function", None)
+    if function is not None and function is not vars(model).get(_FUNCTION):
+        raise PrivacyError(
+            "A `train_function` was assigned to the model, and its steps cannot be charged. Define "
+            "`train_step` in a subclass of tfdp.models.DPModel."
         )
     train_step = type(model).train_step
     if not train_step.__module__.startswith("tfdp.") and not hasattr(train_step, "is_own"):
         type(model).train_step = _charged(train_step)
+
+
+def known_function(model, function):
+    """The function of a model's steps that Keras has made, which the model then knows."""
+    vars(model)[_FUNCTION] = model.train_function
+    return function
 
 
 def _charged(train_step):

@@ -9,7 +9,8 @@ from tfdp import accounting
 from tfdp.accounting.notes import Notes
 from tfdp.data.releases import is_release, released_by
 from tfdp.distribution import checks
-from tfdp.errors import PrivacyError
+from tfdp.errors import BudgetError, PrivacyError
+from tfdp.optimizers.from_data import steps_of
 from tfdp.runtime import replicas
 from tfdp.training import caveats, preflight
 from tfdp.training.data_paths import find_data_paths, forward_noise_layers
@@ -17,7 +18,7 @@ from tfdp.training.noise_inputs import validate_noise_inputs
 from tfdp.training.watched_examples import first_batch
 
 
-def mechanism_of_fit(model, x, y, callbacks, kwargs):
+def mechanism_of_fit(model, x, y, notes, kwargs):
     """What the steps of a fit cost in a model that is not compiled with a DPOptimizer.
 
     - Data of a release (`tfdp.data.release_once`, `release_mixtures`) are private already: the
@@ -27,7 +28,8 @@ def mechanism_of_fit(model, x, y, callbacks, kwargs):
 
     Args:
         model: a compiled `DPModel`.
-        x, y, callbacks, kwargs: as given to `fit`.
+        x, y, kwargs: as given to `fit`.
+        notes: `Notes` of its callbacks.
 
     Returns:
         A mechanism of `tfdp.accounting`.
@@ -36,7 +38,7 @@ def mechanism_of_fit(model, x, y, callbacks, kwargs):
         PrivacyError: for forward noise on data of unknown origin, or in a model whose
             representations mix examples.
     """
-    notes = caveats.of_callbacks(callbacks) | caveats.of_model(model)
+    notes |= caveats.of_model(model)
     notes |= Notes(assumptions=model.weight_origin.assumption())
     origin = released_by(x)
     if origin is not None:
@@ -49,6 +51,34 @@ def mechanism_of_fit(model, x, y, callbacks, kwargs):
     if forward_noise_layers(model):
         return _forward_noise(model, x, y, kwargs, notes)
     return accounting.mechanisms.NoPrivacy(notes)
+
+
+def refuse_beyond_budget(model, mechanism, kwargs):
+    """Refuses a fit with forward noise that would end beyond the budget its noise was made for.
+
+    Args:
+        model: a `DPModel`; its attribute `budget`, if it has one, is a `PrivacyBudget`.
+        mechanism: what its steps cost; they were begun.
+        kwargs: as given to `fit`.
+
+    Raises:
+        BudgetError: if it would.
+    """
+    budget, sampling = getattr(model, "budget", None), getattr(mechanism, "sampling", None)
+    if budget is None or sampling is None:
+        return
+    epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
+    steps = steps_of(sampling, epochs, kwargs.get("steps_per_epoch"))
+    if steps is None:
+        return
+    spent = model.plain_charging.epsilon_after(steps, budget.delta)
+    if spent > budget.epsilon:
+        raise BudgetError(
+            f"After {epochs} epochs more, ε would be {spent:.4g} at δ = "
+            f"{budget.delta:.3g}, beyond the budget. Fit for fewer, or give a new model `copies=` "
+            f"the number of all its epochs. Received: budget={budget}, {len(model.ledger)} "
+            "mechanisms charged before"
+        )
 
 
 def change_by_release(model, release, change):

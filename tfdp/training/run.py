@@ -15,7 +15,14 @@ from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.from_data import steps_of
-from tfdp.training import advice, caveats, plain_training, preflight, tpu_resident_tables
+from tfdp.training import (
+    advice,
+    caveats,
+    own_steps,
+    plain_training,
+    preflight,
+    tpu_resident_tables,
+)
 from tfdp.training.budget_stop import BudgetStop, with_callbacks
 from tfdp.training.building import build_ahead
 from tfdp.training.row_selection import ROWS_ARE_CHECKED, trace_again_if_chosen_anew
@@ -24,6 +31,13 @@ from tfdp.training.whole_passes import whole_passes
 #: Attribute of a model while a run goes on: its `_Run`.
 _RUN = "_tfdp_run"
 _CLAIMS = threading.Lock()
+_NOTHING = Notes()
+_LOOP = Notes(
+    assumptions=(
+        "the loop around `training_batches` gives the model no weights that learned from these "
+        "records",
+    )
+)
 
 
 class _Run:
@@ -78,12 +92,13 @@ def claim(model):
     return run
 
 
-def begin(model, x, y, callbacks, kwargs):
+def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
     """Checks data and model, and begins the run that `claim` has made room for.
 
     Args:
         model: the `DPModel`.
         x, y, callbacks, kwargs: as given to `fit`; kwargs may be changed.
+        notes: `Notes` of whoever takes the steps.
 
     Returns:
         The data and the callbacks to train with.
@@ -92,13 +107,15 @@ def begin(model, x, y, callbacks, kwargs):
         PrivacyError, BudgetError: as `DPModel.fit`.
     """
     refuse_uncompiled(model)
+    own_steps.charge_own_step(model)
     private = isinstance(model.optimizer, DPOptimizer)
     begin_run = _begin_private_run if private else _begin_plain_run
     model.weight_origin.watch()
-    return begin_run(model, x, y, callbacks, kwargs)
+    notes |= caveats.of_callbacks(callbacks)
+    return begin_run(model, x, y, callbacks, kwargs, notes)
 
 
-def _begin_private_run(model, x, y, callbacks, kwargs):
+def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     optimizer, strategy = model.optimizer, model.distribute_strategy
     sampling = preflight.sampling_of_fit(optimizer, x, y, kwargs)
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
@@ -107,7 +124,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     checks.check_strategy(strategy, optimizer)
     checks.check_data(strategy, x, sampling)
     has_rows = host_selection.check_selected(x, model)
-    notes = Notes(not_covered=(caveats.TRAINING_METRICS,)) | caveats.of_callbacks(callbacks)
+    notes = Notes(not_covered=(caveats.TRAINING_METRICS,)) | notes
     notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)
     notes |= preflight.notes_of_data(x)
     releases = provenance.releases_of(x if y is None else (x, y))
@@ -136,13 +153,15 @@ def _begin_private_run(model, x, y, callbacks, kwargs):
     return x, with_callbacks(callbacks, own)
 
 
-def _begin_plain_run(model, x, y, callbacks, kwargs):
+def _begin_plain_run(model, x, y, callbacks, kwargs, notes):
     tpu_resident_tables.refuse_training_otherwise(model)
+    x = preflight.apply_class_weight(x, kwargs)
     model.join_histories()
     model.charge_releases(provenance.releases_of(x if y is None else (x, y)))
-    mechanism = plain_training.mechanism_of_fit(model, x, y, callbacks, kwargs)
+    mechanism = plain_training.mechanism_of_fit(model, x, y, notes, kwargs)
     model.join_histories()  # again: the checks have built the model
     model.plain_charging.begin(mechanism)
+    plain_training.refuse_beyond_budget(model, mechanism, kwargs)
     model.weight_origin.begin()
     x = checks.padded(x, model.distribute_strategy.num_replicas_in_sync)
     build_ahead(model, x, y)
@@ -194,7 +213,7 @@ def single_batches(model, batches):
     refuse_uncompiled(model)
     run, steps = claim(model), None
     try:
-        batches, _ = begin(model, batches, None, None, {"epochs": None})
+        batches, _ = begin(model, batches, None, None, {"epochs": None}, _LOOP)
         run.is_fit = False
         for batch in batches:
             _refuse_other_steps(model, run, steps)
