@@ -141,6 +141,8 @@ def test_a_step_that_is_assigned_after_compile_is_refused(small, name):
         lambda model: model.fit(small.poisson(), verbose=0),
         lambda model: model.train_on_batch(*small.data()),
         lambda model: next(model.training_batches(small.poisson())),
+        lambda model: tfdp.models.DPModel.make_train_function(model),  # may not make it known
+        lambda model: model.fit(small.poisson(), verbose=0),
     )
     for steps in (0, 1):
         model = eager_model()

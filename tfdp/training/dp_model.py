@@ -269,8 +269,9 @@ class DPModel(MultiWorkerFit, ChargedModel):
         """As Keras'.
 
         Raises:
-            PrivacyError: under TPUStrategy, if the devices do not pass the self-check.
+            PrivacyError: for steps assigned to the model; if a TPU does not pass the self-check.
         """
+        own_steps.charge_own_step(self)
         if isinstance(self.optimizer, DPOptimizer):
             self_check.check_once(self)
         return own_steps.known_function(self, super().make_train_function(force))
