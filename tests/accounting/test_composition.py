@@ -4,7 +4,7 @@ import dp_accounting as d
 import pytest
 
 from tfdp.accounting.adjacency import double_sensitivity
-from tfdp.accounting.composition import compose
+from tfdp.accounting.composition import compose, training_event
 
 GAUSSIAN, LAPLACE = d.GaussianDpEvent(2.0), d.LaplaceDpEvent(3.0)
 
@@ -34,3 +34,9 @@ def test_counts_of_nested_compositions_multiply():
 def test_one_contribution_that_turns_into_another_moves_the_sum_twice_as_far(event, doubled):
     found = double_sensitivity(event)
     assert found == doubled
+
+
+def test_two_records_that_are_drawn_by_themselves_are_a_mixture_already():
+    # None, one or both of them: with probabilities 9/16, 6/16 and 1/16.
+    expected = d.dp_event.MixtureOfGaussiansDpEvent(1.5, (0, 1, 2), (0.5625, 0.375, 0.0625))
+    assert training_event(1.5, 0.25, records=2) == expected

@@ -63,6 +63,23 @@ def test_other_charges_are_subtracted_from_the_budget():
     )
 
 
+def test_a_budget_between_grid_points_is_met_as_the_ledger_counts():
+    # The exact noise would be counted as 5e-8 too much.
+    budget = PrivacyBudget(0.712345, 1e-7)
+    event = dp_accounting.GaussianDpEvent(calibrate_forward_noise(budget))
+    ledger = Ledger()
+    ledger.add("noise", event, adjacency="zero_out")
+    assert 0.999 * budget.epsilon < ledger.epsilon(budget.delta) <= budget.epsilon
+
+
+def test_beside_other_charges_a_replaced_record_moves_the_vector_twice_as_far():
+    budget, other = PrivacyBudget(3, DELTA), dp_accounting.GaussianDpEvent(5.0)
+    sigma = calibrate_forward_noise(budget, 2, adjacency="replace_one", other_events=[other])
+    # What a record moves, over the noise: 2/5 once and 2/sigma twice.
+    mu = 2 * math.sqrt(1 / 5.0**2 + 2 / sigma**2)
+    assert 0.99 * DELTA < gaussian_delta(3.0, mu) <= DELTA
+
+
 def test_the_papers_formula_is_the_papers_and_not_a_guarantee():
     # Equation 11 and equation 3, by themselves.
     sigma, batch, m, epochs = 0.399, 32, 32, 3
@@ -104,6 +121,17 @@ def test_visible_draws_cost_what_the_number_of_copies_costs():
     certain = VisiblySampledGaussianDpEvent(1.0, sigma)
     gaussian = epsilon(dp_accounting.GaussianDpEvent(sigma), delta)
     assert epsilon(certain, delta, adjacency="zero_out") == pytest.approx(gaussian, rel=1e-3)
+
+
+def test_numbers_of_copies_that_are_left_out_count_as_publishing_the_record():
+    # A mean of one copy, and a delta so small that more than 35 copies matter.
+    draws, sigma, delta = 10**6, 1.0, 1.5e-42
+    stated = visible_sampling_epsilon(sigma, 1 / draws, draws, delta)
+    copies = np.arange(1, 200)
+    mu = np.sqrt(copies) / sigma
+    low, high = (stats.norm.logcdf(-stated / mu + sign * mu / 2) for sign in (-1, 1))
+    deltas = np.exp(high) - np.exp(stated + low)
+    assert stats.binom.pmf(copies, draws, 1 / draws) @ deltas <= delta
 
 
 def test_rdp_of_visible_draws_is_the_moment_of_the_mixture():

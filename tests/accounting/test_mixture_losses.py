@@ -13,7 +13,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import special, stats
 
 import tfdp
-from tfdp._compat.dp_accounting import pmfs_of
+from tfdp._compat.dp_accounting import parts_of, pmfs_of
 from tfdp.accounting import calibrate_noise_multiplier, epsilon
 from tfdp.accounting.accountants import best_accountant
 from tfdp.accounting.composition import training_event
@@ -281,6 +281,27 @@ def test_sensitivities_in_any_order_and_without_a_zero():
     for e in (-3.0, 0.0, 0.5, 2.0):
         found, expected = (losses.get_delta_for_epsilon(e) for losses in (ours, theirs))
         assert found == pytest.approx(expected, rel=1e-6, abs=1e-14)
+
+
+def test_a_sensitivity_that_has_no_probability_changes_nothing_and_warns_of_nothing():
+    with_zero = MixtureOfGaussiansDpEvent(1.5, (0.0, 1.0, 2.0, 9.0), (0.5, 0.0, 0.5, 0.0))
+    without = MixtureOfGaussiansDpEvent(1.5, (0.0, 2.0), (0.5, 0.5))
+    with np.errstate(all="raise", under="ignore"):
+        found, expected = (pmfs_of(mixture_losses(e, 0.1)) for e in (with_zero, without))
+    for one, other in zip(found, expected, strict=True):
+        for part, same in zip(parts_of(one), parts_of(other), strict=True):
+            np.testing.assert_array_equal(part, same)
+
+
+def test_a_sensitivity_so_rare_that_it_is_left_out_counts_as_an_infinite_loss():
+    rare = 1.9e-22  # below e^-50
+    weights = (0.5, 0.5, 1e-10, 1e-20, rare)
+    event = MixtureOfGaussiansDpEvent(1.0, (0.0, 1.0, 2.0, 3.0, 100.0), weights)
+    *_, infinity = parts_of(pmfs_of(mixture_losses(event, 0.1))[0])
+    without = MixtureOfGaussiansDpEvent(1.0, event.sensitivities[:-1], weights[:-1])
+    *_, otherwise = parts_of(pmfs_of(mixture_losses(without, 0.1))[0])
+    assert infinity == pytest.approx(otherwise + rare, rel=1e-9, abs=0)
+    assert 0 < otherwise < rare
 
 
 def test_the_event_goes_through_json():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
+from tfdp._compat.dp_accounting import parts_of, pmfs_of
 from tfdp.accounting import Ledger, PrivacyBudget, Sampling, calibrate_random_allocation, epsilon
 from tfdp.accounting import allocation_losses as numerics
 from tfdp.accounting.composition import compose
@@ -285,3 +286,36 @@ def test_what_a_tail_had_of_the_mean_is_moved_to_infinity(monkeypatch):
     np.testing.assert_allclose(cut.mass, [0.5, 0.2, 0.15])
     assert cut.zero == pytest.approx(0.15)
     assert cut.lost == pytest.approx(0.06 + 0.003 * math.exp(4))
+
+
+def test_sums_lose_what_both_of_their_parts_lost():
+    """A part of the mean that is at infinity stays there, whatever is added."""
+    a = numerics._Sum(1, 3, np.array([0.25, 0.5]), 0.25, 0.125)
+    b = numerics._Sum(2, -4, np.array([0.5, 0.25, 0.125]), 0.125, 0.0625)
+
+    def mean(x):
+        return x.mass @ np.exp((x.low + np.arange(len(x.mass))) * 0.1) + x.lost
+
+    for total, parts in ((numerics._added(a, b, 0.1), (a, b)), (numerics._twice(a, 0.1), (a, a))):
+        assert total.lost == sum(part.lost for part in parts)
+        assert total.mass.sum() + total.zero == pytest.approx(1, rel=1e-15)
+        assert mean(total) == pytest.approx(sum(map(mean, parts)), rel=1e-14)
+
+
+def test_losses_of_a_known_sum_are_rounded_up_in_both_directions(monkeypatch):
+    # One point of mass 1/2, 1/4 at 0, and 1/8 of the mean lost, as if of T = 1,000 steps.
+    steps, spacing = 1000, 0.01
+    known = numerics._Sum(steps, 700, np.array([0.5]), 0.25, 0.125)
+    monkeypatch.setattr(numerics, "_sum_of", lambda *_: (known, spacing))
+    pld = numerics.allocation_losses.__wrapped__(1.0, steps, _INTERVAL)
+    (_, _, remove, remove_lost), (_, low_of_add, add, add_lost) = map(parts_of, pmfs_of(pld))
+    # Relative errors of additions double with each of them; those of A are below 1e-12.
+    more = 1 + 4 * steps * (2 * 4096 + 64) * 2.0**-53
+    a = math.exp(7.0) / steps
+    assert remove_lost == pytest.approx(0.125 / steps * more, rel=1e-14)
+    assert add_lost == pytest.approx(0.25 * more, rel=1e-14)
+    assert math.fsum(add) == pytest.approx(0.5 * more, rel=1e-14)
+    # E[A] of the point, from P and from Q: a little above and a little below.
+    assert math.fsum(remove) == pytest.approx(0.5 * a * more * (1 + 1e-12), rel=1e-13)
+    of_add = add * np.exp(-(low_of_add + np.arange(len(add))) * _INTERVAL)
+    assert math.fsum(of_add) == pytest.approx(0.5 * a * more * (1 - 1e-12), rel=1e-13)

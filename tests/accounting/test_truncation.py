@@ -111,8 +111,10 @@ def test_a_poisson_simulation_overflows_as_often_as_stated():
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [((-1.0, 1, 0.1), "epsilon"), ((1.0, -1, 0.1), "steps"), ((1.0, 1, 1.1), "overflow_prob")],
-)
+    [((-1.0, 1, 0.1), "epsilon"), ((1.0, -1, 0.1), "steps"), ((1.0, 1, 1.1), "overflow_prob"),
+     ((math.nan, 1, 0.1), "epsilon"), ((1.0, math.nan, 0.1), "steps"),
+     ((1.0, 1, math.nan), "overflow_prob")],
+)  # fmt: skip
 def test_arguments_out_of_range_are_named(arguments, named):
     with pytest.raises(ValueError, match=f"`{named}"):
         truncation_delta(*arguments)

@@ -7,7 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from tfdp.accounting import Ledger, PrivacyBudget, epsilon
+from tfdp.accounting import Ledger, PrivacyBudget, epsilon, wishart
 from tfdp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from tfdp.accounting.literature import paper_sampling_epsilon
 from tfdp.accounting.releases import affordable_calls, release_epsilon
@@ -180,6 +180,19 @@ def test_gaussian_epsilon_agrees_with_privacy_loss_distributions():
         event = dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(sigma), 4)
         assert target * 0.999 < epsilon(event, 1e-5) <= target * (1 + 1e-9)
         assert release_epsilon(event, 1e-5) == pytest.approx(target, rel=1e-6)
+
+
+@pytest.mark.parametrize("releases", [1, 3])
+def test_the_most_samples_are_those_that_the_accountant_accepts(releases, monkeypatch):
+    """Whatever rounding adds to the closed form, here three samples, is taken off again."""
+    m, bound = 0.001, wishart._num_samples_bound
+    monkeypatch.setattr(wishart, "_num_samples_bound", lambda *args: bound(*args) + 3)
+    most = largest_num_samples(m, BUDGET, releases)
+    fits, too_many = (
+        dp_accounting.SelfComposedDpEvent(WishartDpEvent(n, m), releases) for n in (most, most + 1)
+    )
+    assert epsilon(fits, BUDGET.delta, "rdp") <= BUDGET.epsilon
+    assert epsilon(too_many, BUDGET.delta, "rdp") > BUDGET.epsilon
 
 
 def test_gaussian_calibration_reaches_any_epsilon():
