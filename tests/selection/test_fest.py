@@ -58,6 +58,23 @@ def test_a_private_choice_is_the_private_top_k_of_the_given_settings(mechanism, 
         )
 
 
+def test_another_choice_is_another_version():
+    # Graphs that were traced with the rows of one are not run with those of the next.
+    fest = FEST(1, epsilon=1.0)
+    versions = [fest.version]
+    for _ in range(2):
+        fest.adapt({"a": np.arange(4)}, {"a": 4})
+        versions.append(fest.version)
+    assert len(set(versions)) == 3
+
+
+def test_rows_of_each_table_stand_behind_all_rows_of_the_tables_before():
+    frequencies = {"a": [0, 1], "b": [1, 0, 2], "c": [0, 3]}
+    fest = FEST({"a": 1, "b": 2, "c": 1}, frequencies=frequencies)
+    tables = [TableActivity(n, len(f), tf.constant([[0]])) for n, f in frequencies.items()]
+    np.testing.assert_array_equal(fest.joint_rows(tables), [1, 2 + 0, 2 + 2, 2 + 3 + 1])
+
+
 def test_public_frequencies_cannot_be_adapted_to_private_data():
     with pytest.raises(ValueError, match="private data"):
         FEST(1, frequencies=[1.0]).adapt({"a": [0]}, {"a": 1})

@@ -11,7 +11,8 @@ from scipy import stats
 
 from tfdp.noise import NoiseSource
 from tfdp.selection import NO_ROW, AdaFEST
-from tfdp.selection.padded import _distinct, padded_survivors
+from tfdp.selection import padded as padded_rows
+from tfdp.selection.padded import _distinct, _untouched, padded_survivors
 
 ROWS = np.array([[0, 1, 1, 2], [0, 3, -1, -1], [0, 4, 5, -1], [0, 39, -1, -1], [0, 6, -1, -1]])
 PRESENT = np.array([True, True, True, True, False])
@@ -82,6 +83,33 @@ def test_the_last_untouched_rows_survive_as_often_as_any():
     rates = stats.norm.sf((0.8 - contributions) / 0.8)
     z = (survived - draws * rates) / np.sqrt(draws * rates * (1 - rates))
     assert stats.chi2.sf(np.sum(z**2), 10) > 1e-6 and abs(z[5]) < stats.norm.isf(5e-7)
+
+
+def test_where_all_rows_are_touched_there_is_no_other_row():
+    # Noise so large that another row, if there were one, would have passed in half of the cases.
+    for seed in range(20):
+        touched = tf.constant([0, 1, 2, NO_ROW], tf.int64)
+        number, threshold = tf.constant(3, tf.int64), tf.constant(0.1, tf.float64)
+        stddev = tf.constant(10.0, tf.float64)
+        rows, values = _untouched(touched, number, 3, threshold, stddev, 1, NoiseSource(seed))
+        assert rows.numpy() == NO_ROW and values.numpy() == -np.inf
+
+
+def test_an_untouched_row_that_just_survives_has_no_less_than_the_threshold(monkeypatch):
+    # The tail of the only row is, to the last bits, that of the threshold.
+    one, beyond = tf.constant(1.0, tf.float64), []
+    for threshold in np.linspace(0.5, 6.0, 50):
+        spacing = tf.constant([-np.log1p(-stats.norm.sf(threshold))], tf.float64)
+        monkeypatch.setattr(
+            padded_rows.draws, "standard_exponential", lambda *_, found=spacing: found
+        )
+        rows, values = _untouched(
+            tf.constant([NO_ROW]), tf.constant(0, tf.int64), 1,
+            tf.constant(threshold, tf.float64), one, 1, NoiseSource(0),
+        )  # fmt: skip
+        if rows.numpy() == 0:
+            beyond.append(values.numpy()[0] - threshold)
+    assert len(beyond) > 10 and min(beyond) >= 0
 
 
 def test_places_below_a_bound_that_does_not_divide_the_range_of_bits_are_uniform():
