@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import stats
 
 from tfdp.accounting import Ledger, PrivacyBudget
 from tfdp.accounting.wishart import WishartDpEvent
@@ -202,6 +203,10 @@ def test_implicit_masks_are_refused_and_explicit_ones_accepted():
         layer(embedded)
     with pytest.raises(ValueError, match="implicit Keras mask"):
         PrivateAttention(LARGE, 1.0)(embedded, embedded)
+    plain = tf.ones([1, 4, 4])
+    for query, key in ((embedded, plain), (plain, embedded)):
+        with pytest.raises(ValueError, match="implicit Keras mask"):
+            PrivateAttention(LARGE, 1.0)(query, key)
     public = np.repeat((ids != 0)[:, None], 4, 1)
     assert np.all(layer(embedded, attention_mask=public).numpy()[0, :, 2:] == 0)
 
@@ -234,12 +239,17 @@ def test_budget_is_per_call_over_all_heads_and_used_up(mechanism, heads):
 
 
 def test_ledger_of_training_is_refused():
-    training = Ledger()
-    training.add("training", dp_accounting.GaussianDpEvent(1.0), kind="training")
     layer = PrivateAttention(BUDGET, 1.0, "feature")
     layer.build((None, 8, 16))
-    with pytest.raises(ValueError, match="ledger of its own"):
-        layer.charge(training)
+    gaussian = dp_accounting.GaussianDpEvent(1.0)
+    for event, details in (
+        (gaussian, {"kind": "training"}),
+        (dp_accounting.PoissonSampledDpEvent(0.1, gaussian), {}),
+    ):
+        training = Ledger()
+        training.add("training", event, **details)
+        with pytest.raises(ValueError, match="ledger of its own"):
+            layer.charge(training)
 
 
 def test_statement_gives_epsilon_per_number_of_calls_and_every_assertion():
@@ -265,6 +275,27 @@ def test_statement_gives_epsilon_per_number_of_calls_and_every_assertion():
     seeded = PrivateAttention(BUDGET, 1.0, "feature", seed=1)
     seeded.build((None, 8, 16))
     assert "NOT PRIVATE while seed=1" in str(seeded.privacy_statement())
+
+
+@pytest.mark.parametrize(
+    "mechanism, factor", [("gaussian_noise", 1), ("gaussian_sampling", 2**0.5)]
+)
+def test_the_sensitivity_is_that_of_the_matrix_the_mechanism_perturbs(mechanism, factor):
+    """Q K' is perturbed by the noise; the samples have the covariance of [Q; K] as a whole."""
+    layer = PrivateAttention(PrivacyBudget(1e4, 1e-5), 1.5, mechanism=mechanism)
+    layer.build((None, 3, 4), (None, 3, 4))
+    # By hand: all 9 entries of Q K' turn round, or 18 of the 36 of the covariance.
+    assert layer.release_plan.sensitivity == pytest.approx(factor * 6 * 1.5**2)
+
+
+def test_epsilon_of_many_calls_is_that_of_as_many_gaussians():
+    statement = _built("feature", BUDGET).privacy_statement()
+    sigma = _built("feature", BUDGET).event().noise_multiplier
+    for calls, epsilon in statement.epsilon_by_calls.items():
+        mu = calls**0.5 / sigma  # Balle and Wang (2018), theorem 8
+        delta = stats.norm.cdf(mu / 2 - epsilon / mu)
+        delta -= np.exp(epsilon + stats.norm.logcdf(-mu / 2 - epsilon / mu))
+        assert delta == pytest.approx(BUDGET.delta, rel=1e-4)
 
 
 def _built(unit, budget):
@@ -304,8 +335,9 @@ def test_requirements_of_the_sampling_mechanism_name_what_must_change():
     def layer(**arguments):
         return PrivateAttention(BUDGET, 1.0, "feature", mechanism="gaussian_sampling", **arguments)
 
-    with pytest.raises(ValueError, match="`ridge` must exceed the sensitivity 1.414"):
-        layer(ridge=1.0)(x)
+    for too_small in (1.0, 2**0.5):  # the second is the sensitivity itself
+        with pytest.raises(ValueError, match="`ridge` must exceed the sensitivity 1.414"):
+            layer(ridge=too_small)(x)
     with pytest.raises(BudgetError, match="`num_samples` must be at most") as error:
         layer(ridge=500.0, num_samples=10**6)(x)
     most = int(str(error.value).split("must be at most ")[1].split()[0])

@@ -11,7 +11,12 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp.attention_release.chi_square import WORDS, chi_square_from_bits
-from tfdp.attention_release.mechanisms import noisy_gram, noisy_product, sampled_covariance
+from tfdp.attention_release.mechanisms import (
+    noisy_gram,
+    noisy_product,
+    rounded,
+    sampled_covariance,
+)
 from tfdp.noise import ServingNoiseSource, standard_normal_from_bits
 
 FALSE_ALARM = 1e-6
@@ -54,6 +59,33 @@ def test_chi_square_variates_have_true_tails():
         bits[0, 1] = word  # a normal 8.3 standard deviations out; tf.random.normal stops at 5.678
         draw = chi_square_from_bits(tf.constant(bits), [10_000]).numpy()[0]
         assert expected * (draw - 10_000) / np.sqrt(20_000) > 8
+
+
+@pytest.mark.parametrize("degrees", [2, 3, 4])
+@pytest.mark.parametrize("factor, taken", [(0.99, 1), (1.01, 2)])
+def test_a_proposal_is_accepted_up_to_its_probability_and_not_beyond(degrees, factor, taken):
+    """The first of two proposals is taken if its uniform number is just below the probability."""
+    bits = np.full([1, WORDS], 2**63, np.uint64)
+    bits[0, 1] = 2**58  # a normal 2.2 standard deviations out
+    z = standard_normal_from_bits(tf.constant(bits)).numpy()[0]
+    shape = degrees / 2  # Marsaglia and Tsang (2000)
+    d = shape - 1 / 3
+    v = (1 + z / np.sqrt(9 * d)) ** 3
+    probability = np.exp(z[1] ** 2 / 2 + d - d * v[1] + d * np.log(v[1]))
+    assert 0.5 < probability < 0.97
+    bits[0, 17] = np.uint64(factor * probability * 2.0**64)
+    bits[0, 18] = 2**40  # a uniform number near 0: the second is accepted
+    draw = chi_square_from_bits(tf.constant(bits), [degrees]).numpy()[0]
+    assert draw == pytest.approx(2 * d * v[taken], rel=1e-12)
+
+
+def test_a_proposal_below_zero_is_never_accepted():
+    bits = np.full([1, WORDS], 2**63, np.uint64)
+    bits[0, 17:] = 2**40  # uniform numbers near 0
+    bits[0, 1] = 2**9 + 1  # a normal of -8.3, whose 1 + cz is below 0
+    z = standard_normal_from_bits(tf.constant(bits)).numpy()[0, 2]
+    draw = chi_square_from_bits(tf.constant(bits), [2]).numpy()[0]
+    assert draw == pytest.approx(4 / 3 * (1 + z / np.sqrt(6)) ** 3, rel=1e-12)
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 12, 400])
@@ -150,3 +182,29 @@ def test_examples_and_heads_have_noise_of_their_own(source):
     ):
         corner = release.numpy()[..., 0, 1].ravel()
         assert len(set(corner)) == 4
+
+
+class GridSeen:
+    """Stands for a source: keeps the grid, and adds nothing."""
+
+    def release(self, values, grid, scale=None):
+        self.grid = grid
+        return values
+
+
+@pytest.mark.parametrize("mechanism", [noisy_gram, noisy_product])
+def test_the_grid_is_as_fine_as_all_entries_of_the_matrix_need(mechanism):
+    source, x = GridSeen(), tf.ones([3, 8, 2], tf.float64)
+    mechanism(*([x] if mechanism is noisy_gram else [x, x]), 4.0, 0.5, source)
+    # 2^-20 of the sensitivity, by the root of 64 entries.
+    assert float(source.grid.step) == 2.0**-20 * 4 / 8
+    # What rounding to the grid moves, and clipping may exceed, is made up for.
+    assert float(source.grid.stddev) == 0.5 * 4 * (1 + 2.0**-19 + 2.0**-20)
+
+
+def test_a_sampled_covariance_is_rounded_to_a_grid():
+    exact = np.random.default_rng(5).normal(size=[2, 4, 4])
+    step = 2.0**-20 * 8 / 4  # a ridge of 8, 16 entries
+    expected = np.round(exact / step) * step
+    assert np.all(expected != exact)
+    np.testing.assert_array_equal(rounded(tf.constant(exact), 8.0), expected)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdp.accounting import PrivacyBudget
 from tfdp.attention_release.mechanisms import noisy_gram, noisy_product, sampled_covariance
 from tfdp.attention_release.release_plan import Setting, plan_noise, plan_sampling
-from tfdp.attention_release.weights import ACTIVATIONS, attention_weights
+from tfdp.attention_release.weights import ACTIVATIONS, attention_weights, combined_mask
 from tfdp.noise import ServingNoiseSource
 
 LOGITS = np.array(
@@ -61,6 +61,12 @@ def test_one_row_and_no_rows(activation):
     assert attention_weights(tf.zeros([0, 3, 3], tf.float64), activation).shape == (0, 3, 3)
     empty = attention_weights(tf.zeros([1, 1], tf.float64), activation, tf.constant([[False]]))
     assert empty.numpy() == 0.0
+
+
+def test_a_causal_mask_and_one_of_the_caller_both_hold():
+    both = combined_mask(MASK, causal=True, multi_head=False, length=4).numpy()
+    np.testing.assert_array_equal(both, MASK & np.tril(np.ones([4, 4], bool)))
+    assert both.sum() < min(MASK.sum(), 10)
 
 
 def plans():
