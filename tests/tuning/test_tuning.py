@@ -206,6 +206,66 @@ def test_settings_of_different_costs_are_refused(small, runs):
         tune(train, lambda model: 0.0)
 
 
+PERSONS = np.arange(40) // 2
+
+
+@pytest.mark.parametrize("differing", ["steps", "max_batch_size", "period"])
+def test_runs_that_differ_in_one_part_of_their_cost_are_refused(small, runs, differing):
+    runs(2)
+    periods = tfdp.data.DisjointPeriods()
+    settings = {
+        "steps": [{}, {}],
+        "max_batch_size": [{"max_batch_size": 24}, {"max_batch_size": 25}],
+        "period": [{"period": periods.period("one")}, {"period": periods.period("two")}],
+    }[differing]
+    persons = [PERSONS, PERSONS + 20]
+    steps = [4, 5] if differing == "steps" else [4, 4]
+    left = iter(zip(settings, persons, steps, strict=True))
+
+    def train(hp):
+        setting, ids, number = next(left)
+        if differing != "period":
+            return charged(small.model(noise_multiplier=2.0), small.poisson(**setting), number)
+        batches = small.poisson(batch=5, privacy_ids=ids, max_records_per_unit=2, **setting)
+        model = small.model(
+            noise_multiplier=2.0, num_examples=20, expected_batch_size=5, max_records_per_unit=2
+        )
+        return charged(model, batches, number)
+
+    with pytest.raises(PrivacyError, match="`train` must cost the same"):
+        tune(train, lambda model: 0.0)
+
+
+def test_the_charge_says_what_one_run_was_about(small, runs):
+    """Its unit and adjacency are those of the trainings; two tunings are two releases."""
+    runs(1)
+    of_records = tune(trainer(small), lambda model: 0.0, 5.0).entry
+    assert of_records.details["unit"] == "one example" and of_records.adjacency is None
+    entry = tune(of_persons(small), lambda model: 0.0, 5.0).entry
+    assert entry.details["unit"] == "one person with all of its records"
+    assert entry.details["release"] != of_records.details["release"]
+    shuffled = tfdp.data.shuffled_epochs(small.data(), 10)
+    best = tune(lambda hp: charged(small.model(), shuffled), lambda model: 0.0, 5.0)
+    assert best.entry.adjacency == best.model.ledger.adjacency == "zero_out"
+
+
+def test_a_score_that_goes_on_with_the_training_of_its_run_is_refused(small, runs):
+    runs(1)
+
+    def train(hp):
+        model = small.model()
+        model.optimizer.charging.begin(tfdp.data.sampling_of(small.poisson()))
+        model.optimizer.charging.charge_step()
+        return model
+
+    def score(model):
+        model.optimizer.charging.charge_step()
+        return 0.0
+
+    with pytest.raises(PrivacyError, match="must not train"):
+        tune(train, score)
+
+
 def test_a_release_made_inside_of_the_runs_is_refused(small, runs):
     runs(2)
 
@@ -341,6 +401,21 @@ def test_the_noise_of_a_private_mean_is_what_is_charged(monkeypatch):
     assert score.event == dp_accounting.GaussianDpEvent(3.0)
 
 
+def test_scores_that_are_not_finite_count_as_zero(monkeypatch):
+    """And no mean of a person's scores exceeds the bound, not even by rounding."""
+    seen = []
+    monkeypatch.setattr(
+        NoiseSource, "release", lambda self, sums, *args, **kwargs: seen.extend(sums) or sums
+    )
+    values = lambda model: np.array([np.inf, -np.inf, np.nan, 0.5, 9.0])  # noqa: E731
+    score = PrivateMean(values, num_examples=5, noise_multiplier=1.0, bound=2.0)
+    assert score(None) == (0.5 + 2.0) / 5
+    assert (0.1 + 0.1 + 0.1) / 3 > 0.1
+    ids = {"privacy_ids": ["a"] * 3}
+    PrivateMean(lambda m: [0.1] * 3, num_examples=1, noise_multiplier=1, bound=0.1, **ids)(None)
+    assert float(seen[-1][0]) == 0.1
+
+
 def test_settings_are_drawn_uniformly_and_once():
     hp = HyperParameters()
     assert hp.Int("a", 1, 9, step=4) == hp.get("a") == hp.Int("a", 1, 9, step=4)
@@ -381,9 +456,6 @@ def test_settings_are_drawn_uniformly_and_once():
 def test_bad_arguments_are_named(call, named):
     with pytest.raises(ValueError, match=f"`{named}`"):
         call()
-
-
-PERSONS = np.arange(40) // 2
 
 
 def of_persons(small, k=2):
