@@ -72,6 +72,22 @@ def test_axes_of_unknown_size_get_the_same_noise():
     assert not np.any(noise == call(tf.zeros([4000, 50])))
 
 
+@pytest.mark.parametrize("shape, coordinates", [([None, 5, 3], 15), ([None, None, 3], 2**40)])
+def test_the_grid_is_for_all_coordinates_of_an_example(monkeypatch, shape, coordinates):
+    """For more than there can be, where their number is not known: 2^-20 of C by their root."""
+    layer, steps = DPForwardNoise(1.0, 2.0), []
+    release = layer._noise.release
+
+    def seen(values, grid):
+        steps.append(tf.get_static_value(grid.public[1]))
+        return release(values, grid)
+
+    monkeypatch.setattr(layer._noise, "release", seen)
+    tf.function(lambda x: layer(x, training=True)).get_concrete_function(tf.TensorSpec(shape))
+    # The largest power of two that is no more.
+    assert steps == [2.0 ** np.floor(np.log2(2.0**-20 / coordinates**0.5))]
+
+
 def test_inference_neither_clips_nor_adds_noise():
     layer = DPForwardNoise(1.0, 5.0)
     x = tf.random.normal([8, 4]) * 100
@@ -157,9 +173,25 @@ def test_arguments_out_of_range_are_named(arguments, name):
         DPForwardNoise(**{"clip_norm": 1.0, "noise_multiplier": 1.0, **arguments})
 
 
-def test_what_was_charged_cannot_change():
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("clip_norm", 9.0),
+        ("noise_multiplier", 0.1),
+        ("gradient", "propagate"),
+        ("adjacency", "replace_one"),
+        ("seed", 1),
+    ],
+)
+def test_what_was_charged_cannot_change(name, value):
     layer = DPForwardNoise(1.0, 1.0)
-    with pytest.raises(AttributeError, match="noise_multiplier"):
-        layer.noise_multiplier = 0.1
+    before = getattr(layer, name)
+    with pytest.raises(AttributeError, match=name):
+        setattr(layer, name, value)
+    assert getattr(layer, name) == before
+
+
+def test_one_representation_for_each_example_is_needed():
+    layer = DPForwardNoise(1.0, 1.0)
     with pytest.raises(ValueError, match="one representation"):
         layer(tf.zeros([3]), training=True)

@@ -13,8 +13,10 @@ import pytest
 import tensorflow as tf
 
 import tfdp
+from tfdp.accounting.mechanisms import ForwardNoise
 from tfdp.accounting.releases import release_epsilon
 from tfdp.models.next_item import newest
+from tfdp.runtime.external_table import ExternalTable
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,33 @@ def test_other_models_export_what_keras_exports(tmp_path):
     x = np.ones((2, 3), np.float32)
     served = tf.saved_model.load(str(tmp_path / "m"))
     np.testing.assert_allclose(served.serve(x), private(x), rtol=1e-6)
+
+
+def test_forward_noise_under_any_optimizer_is_stated(tmp_path, small, monkeypatch):
+    # The SavedModel is left out: the statement is what matters here.
+    monkeypatch.setattr(keras.Model, "export", lambda self, path, **_: pathlib.Path(path).mkdir())
+    private = tfdp.make_private(
+        keras.Sequential(
+            [keras.Input((3,)), tfdp.layers.DPForwardNoise(1.0, 2.0), keras.layers.Dense(2)]
+        )
+    )
+    private.compile("sgd", loss=small.loss)
+    drawn = tfdp.data.sampling_of(tfdp.data.shuffled_epochs(small.data(), 10))
+    history = private.charge_history
+    history.count(history.start(ForwardNoise(2.0, "zero_out", drawn)), 4)  # as `fit` does
+    exported = tfdp.serving.export(private, tmp_path / "m", delta=1e-3)
+    statement = json.loads((exported / "privacy_statement.json").read_text())
+    one_copy = release_epsilon(dp_accounting.GaussianDpEvent(2.0), 1e-3)
+    assert statement["epsilon"] == pytest.approx(one_copy, rel=1e-3)
+
+
+def test_tables_in_a_tpu_embedding_are_refused_before_anything_is_written(tmp_path, small):
+    base = small.base()
+    # As a SparseEmbedding(placement="tpu") has it on a TPU.
+    base.layers[0].external_table = ExternalTable("one", (4, 2))
+    with pytest.raises(RuntimeError, match=r"\['one'\].* are in a TPU embedding"):
+        tfdp.serving.export(small.model(base), tmp_path / "m")
+    assert not (tmp_path / "m").exists()
 
 
 def test_every_way_of_exporting_works_after_a_step(tmp_path):
