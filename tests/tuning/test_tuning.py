@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import math
+import secrets
 
 import dp_accounting
 import keras
@@ -95,6 +96,19 @@ def test_the_number_of_runs_has_the_distribution_that_is_accounted_for(mean, sha
         p = expected[j - 1]
         assert abs((draws == j).mean() - p) <= 5 * math.sqrt(max(p * (1 - p), 1e-12) / 20_000)
     assert draws.min() >= 1
+
+
+@pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, 2.0])
+def test_a_number_is_drawn_where_its_distribution_function_is_reached(monkeypatch, shape):
+    number = NumberOfRuns(3.0, shape)
+    gamma = number.gamma
+    # Papernot and Steinke (2022), definition 1, of one run and of two.
+    one = (1 - gamma) * (shape / (gamma**-shape - 1) if shape else -1 / math.log(gamma))
+    two = one * (1 - gamma) * (1 + shape) / 2
+    for probability, expected in ((one - 1e-9, 1), (one + 1e-9, 2),
+                                  (one + two - 1e-9, 2), (one + two + 1e-9, 3)):  # fmt: skip
+        monkeypatch.setattr(secrets, "randbits", lambda bits, p=probability: int(p * 2**bits))
+        assert number.draw() == expected
 
 
 def test_the_statement_is_that_of_dp_accounting_by_hand(small, runs):
