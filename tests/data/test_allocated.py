@@ -273,3 +273,15 @@ def test_epochs_of_poisson_batches_may_be_cut_short(small):
     model = small.model(compile_kwargs={"jit_compile": False})
     model.fit(small.poisson(), epochs=3, verbose=0, callbacks=[_ShortEpochs()])
     assert model.optimizer.steps_taken == 3
+
+
+def test_epochs_know_their_period_and_enter_their_persons():
+    periods, given = tfdp.data.DisjointPeriods(), {"max_records_per_unit": 1}
+    batches = tfdp.data.allocated_epochs(
+        numbered(4), 2, privacy_ids=[1, 2, 3, 4], period=periods.period("one"), **given
+    )
+    assert tfdp.data.sampling_of(batches).period == (periods.name, "one")
+    with pytest.raises(PrivacyError, match="1 of 2 persons"):
+        tfdp.data.allocated_epochs(
+            numbered(2), 1, privacy_ids=[4, 5], period=periods.period("two"), **given
+        )

@@ -89,6 +89,15 @@ def test_steps_and_neighbouring_records_are_independent(memberships):
         assert stats.binomtest(both, (records - lag) * steps, 0.15**2).pvalue > FALSE_ALARM
 
 
+def test_of_a_person_any_k_records_take_part_and_others_in_other_steps():
+    membership = Membership(b"a" * 32, 0.5, 64)  # a fixed secret: nothing is random here
+    drawn = [tuple(membership.records("user 1", step, 5, 2)) for step in range(100)]
+    assert len(set(drawn)) == 10  # all pairs below 5, sorted
+    assert all(0 <= first < second < 5 for first, second in drawn)
+    assert drawn[3] == tuple(membership.records("user 1", 3, 5, 2))
+    assert membership.records("user 1", 3, 2, 2) == [0, 1]
+
+
 def test_a_draw_is_a_function_of_secret_and_key_alone():
     one, again, other = (
         Membership(secret, 0.5, 64) for secret in (b"a" * 32, b"a" * 32, b"b" * 32)

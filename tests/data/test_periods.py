@@ -86,6 +86,39 @@ def test_a_registry_is_one_in_all_processes(tmp_path):
         DisjointPeriods(path)
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_persons_that_were_entered_before_stay_entered(tmp_path, in_file):
+    periods = DisjointPeriods(tmp_path / "periods.npz" if in_file else None)
+    for name, person in (("one", "a"), ("one", "b"), ("two", "c")):
+        periods.claim(name, [person])
+    for person in "abc":
+        with pytest.raises(PrivacyError, match="1 of 1 persons"):
+            periods.claim("three", [person])
+
+
+def test_what_is_entered_is_on_the_disk_before_the_file_is_replaced(tmp_path, monkeypatch):
+    path, done = tmp_path / "periods.npz", []
+    periods = DisjointPeriods(path)
+    replace = os.replace
+
+    def replaced(*paths):
+        done.append("replaced")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(os.fstat(file).st_size))
+    monkeypatch.setattr(os, "replace", replaced)
+    periods.claim("one", ["a"])
+    assert done == [path.stat().st_size, "replaced"]  # all bytes of it
+
+
+def test_bytes_that_are_no_text_are_the_same_id_as_their_string():
+    periods = DisjointPeriods()
+    periods.claim("one", [b"\xff"])
+    with pytest.raises(PrivacyError):
+        periods.claim("two", [os.fsdecode(b"\xff")])  # with a surrogate, as of file names
+    periods.claim("two", ["?"])
+
+
 def test_ids_are_not_written_down(tmp_path):
     path = tmp_path / "periods.npz"
     DisjointPeriods(path).claim("first", ["somebody with a name"])

@@ -90,6 +90,27 @@ def test_a_person_of_many_sequences_gives_norm_1_to_the_transitions():
     assert statement.unit == "one person with all of its records" and statement.num_examples == 200
 
 
+def test_items_of_different_sequences_of_a_person_do_not_follow_each_other():
+    x, y = np.array([[1], [3]]), np.array([[2], [4]])
+    release = tfdp.data.private_transitions(
+        (x, y), noise_multiplier=1e-6, num_items=4, rounds=1, privacy_ids=[7, 7],
+        max_records_per_unit=2,
+    )  # fmt: skip
+    clear = release.values > 1e-3  # the noise is of 1e-6
+    assert release.indices[clear].tolist() == [[1, 2], [3, 4]]
+    np.testing.assert_allclose(release.values[clear], 0.5**0.5, atol=1e-4)
+
+
+def test_transitions_of_persons_know_their_period():
+    periods = tfdp.data.DisjointPeriods()
+    release = tfdp.data.private_transitions(
+        (X, Y), noise_multiplier=1.0, num_items=3, period=periods.period("one"), **PERSONS
+    )
+    assert release.details["period"] == [periods.name, "one"]
+    with pytest.raises(PrivacyError, match="200 of 200 persons"):
+        periods.claim("two", IDS)
+
+
 def test_a_release_about_persons_goes_with_batches_of_persons_alone():
     frequency = tfdp.data.private_frequency((X, Y), 1.0, num_items=3, **PERSONS)
     model = tfdp.models.DPFormer(3, 2, item_frequency=frequency, dim=4, num_blocks=1)

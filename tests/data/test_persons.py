@@ -4,6 +4,7 @@ Distribution tests fail for no reason with a probability of at most 1e-6 each.
 """
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -159,6 +160,8 @@ def test_ids_are_integers_or_strings(ids):
         ({"privacy_ids": [7.0, *map(str, IDS[1:])]}, "none missing"),
         ({"privacy_ids": [True, *map(str, IDS[1:])]}, "none missing"),
         ({"privacy_ids": [b"\xff", *map(str, IDS[1:])]}, "none missing"),
+        ({"privacy_ids": np.array([7, *map(str, IDS[1:])], object)}, "dtype object"),
+        ({"privacy_ids": np.array([b"7", *map(str, IDS[1:])], object)}, "dtype object"),
         ({"expected_batch_size": 5}, "at most the number of examples \\(4\\)"),
     ],
 )
@@ -166,3 +169,19 @@ def test_arguments_are_checked(arguments, message):
     given = {"expected_batch_size": 2, "privacy_ids": IDS, "max_records_per_unit": 2, **arguments}
     with pytest.raises(ValueError, match=message):
         tfdp.data.poisson_batches((RECORDS, IDS), **given)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.0, True])
+def test_what_is_no_number_of_records_is_refused_where_nothing_is_sampled(wrong):
+    with pytest.raises(ValueError, match="`max_records_per_unit`"):
+        Persons(IDS, 12, wrong)
+    with pytest.raises(ValueError, match="`max_records_per_unit`"):
+        tfdp.data.private_frequency(
+            (IDS[:, np.newaxis], IDS[:, np.newaxis]), 1.0, num_items=9, privacy_ids=IDS,
+            max_records_per_unit=wrong,
+        )  # fmt: skip
+
+
+def test_a_number_of_records_of_numpy_can_be_written_to_a_ledger():
+    details = Persons(IDS, 12, np.int64(2)).details
+    assert json.loads(json.dumps(details))["max_records_per_unit"] == 2

@@ -9,6 +9,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 import tfdp
+from tfdp.data.provenance import Origin, OriginArray
 from tfdp.data.records import Records
 
 N = 12
@@ -76,6 +77,14 @@ def test_padding_is_never_a_copy_of_a_record():
     inputs, _, weights = Records((x, x)).batch(np.array([3]), 5)
     np.testing.assert_array_equal(inputs, [[7, 7]] + [[0, 0]] * 4)
     np.testing.assert_array_equal(weights, [1, 0, 0, 0, 0])
+
+
+def test_records_carry_where_any_of_their_arrays_comes_from():
+    origin = Origin((), ("the words are public",))
+    plain, made = np.ones(N), OriginArray.of(np.ones(N), origin)
+    for data in ((made, plain), ({"a": [plain, made]}, plain), (plain, made), (plain, plain, made)):
+        assert Records(data).origin == origin
+    assert Records((plain, plain)).origin == Origin()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import pytest
 
 import tfdp
 from tfdp.accounting import PrivacyBudget, epsilon
+from tfdp.data import representation_release, representations
 from tfdp.data.provenance import Origin, OriginArray, releases_of
 from tfdp.data.releases import released_by
+from tfdp.data.representation_release import free_path
 
 N = 200
 
@@ -236,6 +238,97 @@ def test_labels_of_tables_and_numbers_of_numpy_are_kept_in_a_file(data, tmp_path
             tfdp.data.release_once(x, np.array(wrong, object), 1.0, 2.0)
     amounts = np.int64(2), np.float32(1), np.int64(10), np.int64(5), np.float64(1)
     tfdp.data.release_mixtures(x, y, *amounts).save(tmp_path / "mixtures.npz")
+
+
+def test_every_release_has_noise_of_its_own(data):
+    # Two draws of 800 and of 300 float32 numbers: all alike with a chance far below 1e-100.
+    once = [tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0) for _ in range(2)]
+    assert np.mean(once[0].features == once[1].features) < 0.5
+    zeros = np.zeros((N, 4), np.float32), np.zeros(N, int)
+    sums = [tfdp.data.release_mixtures(*zeros, 2, 1.0, N, 50, 2.0) for _ in range(2)]  # q = 1
+    assert np.mean(sums[0].features == sums[1].features) < 0.5
+
+
+@pytest.mark.parametrize("mixtures", [False, True])
+def test_releases_of_the_same_arguments_are_charged_one_by_one(data, mixtures):
+    make = {
+        False: lambda: tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0),
+        True: lambda: tfdp.data.release_mixtures(*data, 2, 1.0, 5, 40, noise_multiplier=2.0),
+    }[mixtures]
+    one, two = make(), make()
+    assert one.entry != two.entry
+    both = Origin.all_of([Origin.of(one.features), Origin.of(two.features)])
+    assert both.releases == (one.entry, two.entry)
+
+
+def test_what_is_assumed_of_the_encoder_is_said(data):
+    for release in (
+        tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0),
+        tfdp.data.release_mixtures(*data, 2, 1.0, 5, 40, noise_multiplier=2.0),
+    ):
+        said = " ".join(release.privacy_statement(1e-3).assumptions)
+        assert "the encoder of the released representations learned nothing" in said
+
+
+def test_a_budget_for_replaced_records_buys_twice_the_noise(data):
+    budget = PrivacyBudget(3.0, 1e-3)
+    blanked = tfdp.data.release_once(*data, 1.0, budget=budget)
+    replaced = tfdp.data.release_once(*data, 1.0, budget=budget, adjacency="replace_one")
+    noise = [r.details["noise_multiplier"] for r in (blanked, replaced)]
+    assert noise[1] == pytest.approx(2 * noise[0], rel=1e-3)
+    for release, adjacency in ((blanked, "zero_out"), (replaced, "replace_one")):
+        statement = release.privacy_statement()
+        assert statement.adjacency == adjacency
+        assert 0.99 * 3 < statement.epsilon <= 3
+    by_hand = dp_accounting.GaussianDpEvent(noise[1] / 2)
+    assert statement.epsilon == pytest.approx(epsilon(by_hand, 1e-3), rel=1e-6)
+
+
+@pytest.mark.parametrize("mixtures", [False, True])
+def test_what_the_labels_were_made_with_is_charged(data, mixtures):
+    before = tfdp.data.release_once(*data, 1.0, noise_multiplier=3.0).entry
+    y = OriginArray.of(data[1], Origin((before,)))
+    if mixtures:
+        release = tfdp.data.release_mixtures(data[0], y, 2, 1.0, 5, 40, noise_multiplier=2.0)
+    else:
+        release = tfdp.data.release_once(data[0], y, 1.0, noise_multiplier=2.0)
+    assert release.privacy_releases == [before, release.entry]
+
+
+@pytest.mark.parametrize("mixtures", [False, True])
+def test_nothing_is_drawn_for_a_path_that_is_taken(data, tmp_path, monkeypatch, mixtures):
+    path = tmp_path / "r.npz"
+    path.write_bytes(b"of somebody else")
+    monkeypatch.delattr(representations, "_with_noise")
+    with pytest.raises(ValueError, match="`path`"):
+        if mixtures:
+            tfdp.data.release_mixtures(*data, 2, 1.0, 5, 40, noise_multiplier=2.0, path=path)
+        else:
+            tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0, path=path)
+    assert path.read_bytes() == b"of somebody else"
+
+
+def test_a_file_that_another_process_makes_meanwhile_is_not_overwritten(
+    data, tmp_path, monkeypatch
+):
+    release = tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0)
+
+    def taken_at_once(path):
+        free_path(path).write_bytes(b"of somebody else")
+        return path
+
+    monkeypatch.setattr(representation_release, "free_path", taken_at_once)
+    with pytest.raises(FileExistsError):
+        release.save(tmp_path / "r.npz")
+    assert (tmp_path / "r.npz").read_bytes() == b"of somebody else"
+
+
+@pytest.mark.parametrize("wrong", [-1, 2])
+def test_labels_of_mixtures_are_indices_of_classes(data, wrong):
+    y = data[1].copy()
+    y[3] = wrong
+    with pytest.raises(ValueError, match="`labels` must lie between 0 and num_classes-1 = 1"):
+        tfdp.data.release_mixtures(data[0], y, 2, 1.0, 5, 40, noise_multiplier=2.0)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,16 @@ def _mapped(tmp_path):
     return rows, np.memmap(tmp_path / "rows", np.float32, "r").reshape(N, 3)
 
 
+def test_a_file_that_became_shorter_than_its_map_is_refused(tmp_path):
+    rows, mapped = _mapped(tmp_path)
+    source = MappedRows.of(mapped)
+    os.truncate(tmp_path / "rows", 5 * 12)  # of N rows of 12 bytes; the map itself is not touched
+    np.testing.assert_array_equal(source[4], rows[4])
+    for wanted in ([4, 5], [5]):
+        with pytest.raises(ValueError, match="rows has become shorter than its map"):
+            source.__getitems__(wanted)
+
+
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_rows_of_a_disk_are_asked_for_ahead(tmp_path, monkeypatch, on_disk, large):

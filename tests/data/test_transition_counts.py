@@ -150,3 +150,40 @@ def test_a_repeated_pair_counts_once_with_its_smallest_gap():
     np.testing.assert_array_equal(places, [0 * 2 + 1, 1 * 2 + 0, 1 * 2 + 1])
     np.testing.assert_allclose(sums, 1 / np.sqrt(3), atol=1e-6)
     assert transition_counts.UNIT == 2**24
+
+
+def test_users_are_numbered_anew_before_their_pairs_exceed_64_bits():
+    # 2^60 pairs: numbers of users times pairs fit for 4 users at once. With 17 in one part the
+    # pair of the last would be taken for one of the first, 2^64 before it.
+    size = 2**30
+    rows = np.zeros((17, 3), np.int64)
+    rows[0] = rows[16] = [1, 2, size]
+    places, sums, _ = transition_sums(Histories(rows, size), 1, 0.0, False)
+    assert places.tolist() == [1, size + size - 1]
+    each = np.floor(UNIT / np.sqrt(2)) / UNIT
+    assert sums.tolist() == [2 * each, 2 * each]
+
+
+def test_the_shares_and_the_pairs_have_norm_1_together():
+    # 60 distinct items in a row, of which all pairs count: both shares are √(59/60) of the most.
+    raw = Histories(np.arange(1, 61)[np.newaxis], 60)
+    within = np.arange(59) * 61 + 1
+    places, sums, kept = transition_sums(raw, 1, 0.0, False, within)
+    assert places.tolist() == within.tolist()
+    assert (kept * UNIT).tolist() == [int(UNIT // 10 * (59 / 60) ** 0.5)] * 2
+    squares = sum(int(v * UNIT) ** 2 for v in [*sums, *kept])
+    assert 0.999 * UNIT**2 < squares <= UNIT**2
+
+
+def test_what_nearly_rounds_up_is_rounded_down():
+    # UNIT/√179 is less than 2^-30 of itself below a whole number, which 179 times is too much.
+    near = int(np.ceil(UNIT / np.sqrt(179)))
+    assert UNIT**2 < 179 * near**2 < UNIT**2 * (1 + 2.0**-29)
+    sums = Histories(np.arange(1, 180)[np.newaxis], 179).item_sums()
+    assert (sums * UNIT).tolist() == [near - 1] * 179
+
+
+def test_more_users_than_sum_up_exactly_are_refused():
+    with pytest.raises(ValueError, match=f"fewer than {2**29} users.*Received: {2**29}"):
+        Histories(np.zeros((2**29, 0), np.int32), 3)
+    assert Histories(np.zeros((2**29 - 1, 0), np.int32), 3).num_users == 2**29 - 1

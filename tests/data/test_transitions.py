@@ -169,6 +169,19 @@ def test_what_the_sequences_were_made_with_is_carried_along(train):
     assert private_transitions(public, noise_multiplier=1.0).privacy_assumptions
 
 
+def test_the_noise_of_every_part_is_that_of_its_share_and_of_what_one_user_reaches():
+    # A user reaches 7 items and 1·7 + 2 = 9 sums of pairs: steps of 2^-22 in both grids, and so
+    # √7 and √9 of them more noise. The quarter that is left to the pairs has twice the σ.
+    x = np.array([[1, 2, 3, 1, 2, 3]])
+    release = private_transitions(
+        (x, x), noise_multiplier=3.0, num_items=3, window=1, rounds=1, popularity_share=0.75
+    )
+    pairs, items = 3.0 / math.sqrt(0.25), 3.0 / math.sqrt(0.75)
+    found = release.details["noise_stddev"], release.details["popularity_noise_stddev"]
+    more = (1 + 1e-12) * (1 + 3 * 2.0**-22), (1 + 1e-12) * (1 + math.sqrt(7) * 2.0**-22)
+    assert found == pytest.approx((pairs * more[0], items * more[1]), rel=1e-14, abs=0)
+
+
 def test_the_test_item_is_never_read():
     histories = [[1, 2, 3], [4, 5, 6], [1, 2, 7]]
     other = [[1, 2, 8], [4, 5, 1], [1, 2, 2]]
