@@ -125,7 +125,9 @@ def test_later_rounds_measure_better_and_in_the_same_scale():
         ]
         found[rounds] = np.array([dense(r, 999)[0, 1] for r in made])
         stddevs[rounds] = np.mean([r.details["noise_stddev"] for r in made])
-        assert abs(found[rounds].mean() - 3000) < 0.03 * 3000
+        # With 3 rounds the mean of 12 is 3,021 with a standard error of 24 (of 1,200 releases), for
+        # the gain is estimated from two noisy sums: 180 is more than 6 of them away.
+        assert abs(found[rounds].mean() - 3000) < 0.06 * 3000
     # Users spend more on the pair that is left. The ratio is 0.82 with a standard error of 0.005,
     # and would be at least 1 if they did not.
     assert stddevs[3] < 0.87 * stddevs[1]
