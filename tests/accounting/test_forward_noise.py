@@ -63,9 +63,10 @@ def test_other_charges_are_subtracted_from_the_budget():
     )
 
 
-def test_a_budget_between_grid_points_is_met_as_the_ledger_counts():
-    # The exact noise would be counted as 5e-8 too much.
-    budget = PrivacyBudget(0.712345, 1e-7)
+@pytest.mark.parametrize(("wanted", "delta"), [(0.712345, 1e-7), (0.00115, 1e-9), (0.03, 1e-9)])
+def test_a_budget_between_grid_points_is_met_as_the_ledger_counts(wanted, delta):
+    # The exact noise would be counted as 5e-8 too much, and of a small budget as 2%.
+    budget = PrivacyBudget(wanted, delta)
     event = dp_accounting.GaussianDpEvent(calibrate_forward_noise(budget))
     ledger = Ledger()
     ledger.add("noise", event, adjacency="zero_out")

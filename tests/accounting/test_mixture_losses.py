@@ -304,6 +304,14 @@ def test_a_sensitivity_so_rare_that_it_is_left_out_counts_as_an_infinite_loss():
     assert 0 < otherwise < rare
 
 
+@pytest.mark.parametrize("rare", [5e-17, 1e-19])
+def test_a_sensitivity_that_sums_do_not_see_beside_others_counts(rare):
+    event = MixtureOfGaussiansDpEvent(1.0, (0.0, 1.0, 100.0), (0.5, 0.5, rare))
+    losses = mixture_losses(event, 0.1)
+    # A unit that moves the sum by 100 is seen with certainty.
+    assert losses.get_delta_for_epsilon(30.0) >= 0.999 * rare
+
+
 def test_the_event_goes_through_json():
     event = training_event(1.7, 0.03, records=7)
     again = event_from_dict(json.loads(json.dumps(event_to_dict(event))))

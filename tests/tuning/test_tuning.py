@@ -111,6 +111,12 @@ def test_a_number_is_drawn_where_its_distribution_function_is_reached(monkeypatc
         assert number.draw() == expected
 
 
+@pytest.mark.parametrize(("mean", "shape"), [(8.0, 1.0), (8.0, 0.5), (1000.0, 0.0)])
+def test_drawing_a_number_ends_where_its_sum_stays_below_1(monkeypatch, mean, shape):
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 2**bits - 1)
+    assert mean < NumberOfRuns(mean, shape).draw() < 1000 * mean
+
+
 def test_the_statement_is_that_of_dp_accounting_by_hand(small, runs):
     runs(2)
     trained = []

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 FORWARD_ADJACENCIES = ("zero_out", "replace_one")
 
+#: Below this epsilon the accountants round up by more than a ten-thousandth of it.
+_SMALL = 0.05
+
 
 def calibrate_forward_noise(
     budget: PrivacyBudget,
@@ -58,7 +61,7 @@ def calibrate_forward_noise(
         raise ValueError(
             f"Argument `budget` must be a tfdp.PrivacyBudget. Received: budget={budget!r}"
         )
-    if other_events:
+    if other_events or budget.epsilon < _SMALL:
         return calibrate_noise_multiplier(
             budget, 1.0, copies, adjacency=adjacency, other_events=other_events
         )

@@ -125,7 +125,8 @@ class _Mixture:
 
     def __init__(self, event):
         shifts, weights = _sorted(event)
-        above = np.cumsum(weights[::-1])[::-1] - weights  # [j]: probability of more than s_j
+        # [j]: probability of more than s_j; no difference, in which the rarest would be lost.
+        above = np.append(np.cumsum(weights[:0:-1])[::-1], 0.0)
         kept = int(np.argmax(above <= _TAIL)) + 1
         self.shifts, self.weights = shifts[:kept], weights[:kept]
         self.lost = float(above[kept - 1])

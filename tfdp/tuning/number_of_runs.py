@@ -67,7 +67,8 @@ class NumberOfRuns:
         else:
             probability = (1 - gamma) / -math.log(gamma)
         number, below = 1, probability
-        while below < uniform and probability > 0:
+        # Past its maximum the probability falls: what no longer counts ends a sum below `uniform`.
+        while below < uniform and below + probability > below:
             probability *= (1 - gamma) * (number + shape) / (number + 1)
             number += 1
             below += probability
