@@ -5,6 +5,7 @@ Distributions are tested with a false-alarm rate of 1e-6 each.
 
 import json
 import secrets
+import shutil
 
 import numpy as np
 import processes
@@ -13,8 +14,10 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
+from tfdp._compat.tensorflow import may_reorder
 from tfdp.data import drawn_batches
 from tfdp.data.membership import Membership, encoded_key
+from tfdp.data.provenance import walk
 from tfdp.errors import PrivacyError
 
 FALSE_ALARM = 1e-6
@@ -122,6 +125,7 @@ def test_batches_are_read_as_they_were_written(draw, small):
     x, y = small.data()
     read = list(batches.as_numpy_iterator())
     assert len(read) == STEPS == batches.cardinality()
+    assert not any(map(may_reorder, walk(batches)))
     for step, (xs, ys, weights) in enumerate(read):
         drawn = [i for i in range(N) if step in members[i]]
         np.testing.assert_array_equal(xs[: len(drawn)], x[drawn])
@@ -177,6 +181,50 @@ def test_a_draw_trains_once(draw, small):
     with pytest.raises(PrivacyError, match="A draw may train once"):
         model.fit(tfdp.data.load_batches(directory), verbose=0)
     assert model.privacy_statement(delta=0.01).epsilon == statement.epsilon
+
+
+def test_neither_a_copy_of_a_draw_nor_one_without_its_mark_trains_again(draw, small, tmp_path):
+    directory, _ = draw
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    history = small.model().charge_history
+    drawn_batches.mark_as_trained(tfdp.data.sampling_of(tfdp.data.load_batches(directory)))
+    for again in (copy, directory):
+        sampling = tfdp.data.sampling_of(tfdp.data.load_batches(again))
+        with pytest.raises(PrivacyError, match="A draw may train once"):
+            drawn_batches.refuse_used_draw(sampling, history)
+        (directory / "TRAINED").unlink(missing_ok=True)
+
+
+def test_a_draw_in_an_object_store_trains_once(draw, small):
+    directory, _ = draw
+    store = f"ram://{secrets.token_hex(8)}"
+    tf.io.gfile.makedirs(f"{store}/parts")
+    for name in ("manifest.json", *(f"parts/{step}.tfrecord" for step in range(STEPS))):
+        tf.io.gfile.copy(f"{directory}/{name}", f"{store}/{name}")
+    sampling = tfdp.data.sampling_of(tfdp.data.load_batches(store))
+    history = small.model().charge_history
+    drawn_batches.refuse_used_draw(sampling, history)
+    drawn_batches.mark_as_trained(sampling)
+    in_another_process()
+    tfdp.data.load_batches(store)
+    with pytest.raises(PrivacyError, match="A draw may train once"):
+        drawn_batches.refuse_used_draw(sampling, history)
+
+
+def test_a_map_of_a_draw_of_persons_keeps_to_the_rows_of_each(tmp_path):
+    spec = tf.TensorSpec((), tf.float32)
+    rows = np.arange(1, 7, dtype=np.float32)
+    with tf.io.TFRecordWriter(f"{tmp_path}/0") as writer:
+        writer.write(drawn_batches.encode_batch([rows, rows, np.ones(6, np.float32)]))
+    signature = drawn_batches.encode_signature((spec, spec, spec))
+    drawn_batches.Manifest(
+        secrets.token_hex(16), 9, 2, 1, 3, signature, (("0", None),), max_records_per_unit=2
+    ).write(tmp_path)
+    batches = tfdp.data.load_batches(tmp_path)
+    sampling = tfdp.data.sampling_of(batches)
+    assert (sampling.max_records_per_unit, sampling.rows) == (2, 6)
+    ((x, _, _),) = batches.map(lambda x, y, w: (x[::-1], y, w))
+    np.testing.assert_array_equal(x, [2, 1, 4, 3, 6, 5])
 
 
 def test_two_processes_that_begin_together_train_once(draw, small):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp.data import poisson_batches, shuffled_epochs
+from tfdp.data.padding import map_batches
 from tfdp.errors import PrivacyError
 
 N = 50
@@ -42,6 +43,44 @@ def test_padding_keeps_weight_zero_whatever_a_map_writes(name, sampler):
         records = x.numpy() > (1 if name == "python" else 0)
         for weight in tf.nest.flatten(weights):
             assert np.array_equal(weight.numpy() != 0, records) and len(weight) == capacity
+
+
+BEFORE = {
+    "map": lambda d: d.map(lambda *batch: batch),
+    "prefetch": lambda d: d.prefetch(1),
+    "apply": lambda d: d.apply(lambda e: e.take(9)),
+    "map_batches": lambda d: map_batches(d, lambda *batch: batch),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_map_keeps_to_the_rows_of_each_person_whatever_was_before(name):
+    ids = np.repeat(np.arange(4), 2)
+    persons = poisson_batches(
+        (ids.astype(np.float32), ids), 4, 4, 1, privacy_ids=ids, max_records_per_unit=2
+    )  # everybody
+    summed = BEFORE[name](persons).map(lambda x, y, w: (0 * x + tf.reduce_sum(x), y, w))
+    ((x, y, _),) = summed.as_numpy_iterator()
+    np.testing.assert_array_equal(x, 2 * y)  # of one person, not of the batch
+
+
+GIVEN = np.where(np.arange(N) % 2, 3.0, -2.0).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        (lambda x, y: (x, y), GIVEN),
+        (lambda x, y, w: (x, y), np.ones(N)),
+        (lambda x, y, w: (x, y, tf.ones_like(w)), np.ones(N)),
+        (lambda x, y, w: (x, y, w * 2.0), GIVEN * 2),
+    ],
+    ids=["of two", "left out", "ones", "doubled"],
+)
+def test_records_have_the_weights_that_a_map_gives_them(function, expected):
+    dataset = poisson_batches((np.arange(N), DATA[1], GIVEN), N, N, 1)  # all records
+    ((x, _, weights),) = dataset.map(function).as_numpy_iterator()
+    np.testing.assert_array_equal(weights, expected[x])
 
 
 def test_a_map_past_the_methods_of_the_dataset_is_refused(small):
