@@ -29,6 +29,7 @@ def sums(monkeypatch):
     seen = []
 
     def noisy(values, stddev, moved, largest):
+        assert np.abs(values).max() <= largest
         seen.append((values, stddev))
         return values
 
@@ -77,6 +78,13 @@ def test_a_person_moves_the_sums_by_no_more_than_what_is_charged(sums, k):
     assert stddev == pytest.approx(2.0 * k * (2 * K) ** 0.5)
     assert found.num_examples == 391 and found.details["unit"] == PERSON
     assert found.details["max_records_per_unit"] == k
+
+
+def test_the_largest_sum_is_that_of_all_records_of_all_persons(sums):
+    x = {"a": np.zeros(12, int)}  # of four persons, all alike
+    persons = {"privacy_ids": np.repeat(np.arange(4), 3), "max_records_per_unit": 3}
+    private_click_statistics((x, np.ones(12)), {"a": 5}, noise_multiplier=1.0, **persons)
+    assert sums[0][0].max() == 12  # the fixture compares it with what is said of it
 
 
 def test_how_many_records_persons_have_is_not_used(monkeypatch):
@@ -168,6 +176,7 @@ GOOD = clicks()
         ({"vocabulary_sizes": [5]}, "must be a pair"),
         ({"train": (GOOD[0], GOOD[1] + 1)}, "labels that are 0 or 1"),
         ({"vocabulary_sizes": {"a": 4}}, "ids of feature 'a' from 0 to 3"),
+        ({"train": (GOOD[0] | {"a": GOOD[0]["a"] - 1}, GOOD[1])}, "feature 'a' from 0 to 4"),
         ({"vocabulary_sizes": {"a": 5.5}}, "vocabulary_sizes"),
         ({"vocabulary_sizes": {"z": 5}}, "no such feature"),
         ({"train": ({"a": GOOD[0]["a"] * 1.0}, GOOD[1])}, "integer ids"),

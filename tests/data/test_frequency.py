@@ -10,6 +10,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
 import tfdp
+from tfdp.data import frequency
 from tfdp.data.frequency import _count_records
 
 FALSE_ALARM = 1e-6
@@ -84,6 +85,27 @@ def test_noise_differs_between_calls_and_between_items():
     train = tfdp.data.synthetic_sequences(2000, 20, max_length=10).train
     first, second = (tfdp.data.private_frequency(train, 1.0).probabilities[1:] for _ in range(2))
     assert (first != second).any()
+
+
+def test_two_releases_of_the_same_counts_are_two_entries():
+    train = (np.array([[1, 2]]), np.array([[2, 3]]))
+    first, second = (tfdp.data.private_frequency(train, 1.0, num_items=3) for _ in range(2))
+    assert first.entry != second.entry
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_the_grid_of_the_noise_is_that_of_all_counts_of_a_record(mechanism, monkeypatch):
+    asked, true = [], frequency.grid_of_counts
+
+    def watched(scale, moved, largest):
+        asked.append((scale, moved, largest))
+        return true(scale, moved, largest)
+
+    monkeypatch.setattr(frequency, "grid_of_counts", watched)
+    x = np.ones((5, 3), int)
+    release = tfdp.data.private_frequency((x, x), 2.0, mechanism=mechanism, num_items=3)
+    scale = release.event.noise_multiplier * release.details["sensitivity"]
+    assert asked == [(pytest.approx(scale), 4, 5)]
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 3.0])

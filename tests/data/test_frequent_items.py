@@ -4,7 +4,9 @@ import dp_accounting
 import numpy as np
 import pytest
 
+from tfdp.accounting import LedgerEntry
 from tfdp.data import FrequencyRelease, FrequentItems
+from tfdp.data.provenance import Origin, OriginArray
 
 FREQUENCY = np.array([1.0, 0.1, 0.5, 0.2, 0.05])
 
@@ -32,6 +34,22 @@ def test_frequencies_of_the_small_vocabulary_stay_a_charged_release():
     small = FrequentItems(release, 2).release
     assert small.event is release.event
     np.testing.assert_allclose(small.probabilities, [1.0, 0.5, 0.2, 0.15], rtol=1e-6)
+
+
+def test_what_is_encoded_costs_what_its_items_were_chosen_by_and_what_it_was_made_with():
+    event = dp_accounting.GaussianDpEvent(1.0)
+    chosen, made = (LedgerEntry(name, event, 1, {"n": name}) for name in ("chosen", "made"))
+    frequency = OriginArray.of(FREQUENCY, Origin((chosen,), ("the catalogue is public",)))
+    items = FrequentItems(frequency, 2)
+    assert Origin.of(items.release) == Origin.of(frequency)
+    ids = OriginArray.of(np.array([[2, 4]]), Origin((made,), ("the records are public",)))
+    for encoded in (items.encode(ids), items.encode((ids, ids))):
+        found = Origin.of(encoded)
+        assert found.releases == (made, chosen)
+        assert found.assumptions == (
+            "the records are public",
+            "the item frequencies that FrequentItems chose by are public",
+        )
 
 
 @pytest.mark.parametrize("k", [0, 5])

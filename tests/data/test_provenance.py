@@ -49,6 +49,14 @@ def test_shorter_epochs_bring_shuffled_records_back_sooner():
     assert tfdp.data.sampling_of(declared.take(2)).appearances(8) == 4
 
 
+def test_after_take_a_pass_of_unknown_length_may_be_of_any():
+    batches = tfdp.data.shuffled_epochs(DATA, 10)
+    unknown = tf.data.experimental.assert_cardinality(tf.data.UNKNOWN_CARDINALITY)
+    assert tfdp.data.sampling_of(batches.apply(unknown)).appearances(8) == 2
+    for shorter in (batches.take(1).apply(unknown), batches.apply(unknown).take(1)):
+        assert tfdp.data.sampling_of(shorter.prefetch(1)).appearances(8) == 8
+
+
 @pytest.mark.parametrize(
     "transform",
     [
@@ -89,6 +97,14 @@ def test_what_tfdp_drew_cannot_be_declared_otherwise(batches):
         with pytest.raises(ValueError, match="cannot be declared otherwise"):
             tfdp.data.declare_sampling(drawn, "shuffled", 40, 10)
     assert tfdp.data.sampling_of(batches).kind == "poisson"
+
+
+@pytest.mark.parametrize("longer", [lambda d: d.concatenate(d.take(1)), lambda d: d.repeat()])
+def test_a_pass_that_is_longer_than_its_records_cannot_be_declared(longer):
+    dataset = tf.data.Dataset.from_tensor_slices(DATA).batch(10)
+    with pytest.raises(ValueError, match="one pass over the records"):
+        tfdp.data.declare_sampling(longer(dataset), "shuffled", 40, 10)
+    assert tfdp.data.sampling_of(tfdp.data.declare_sampling(dataset, "shuffled", 40, 10))
 
 
 def test_unknown_kinds_and_objects_are_refused(batches):
