@@ -83,6 +83,31 @@ def test_records_have_the_weights_that_a_map_gives_them(function, expected):
     np.testing.assert_array_equal(weights, expected[x])
 
 
+ROUNDABOUT = {
+    "four parts": lambda d: d.map(lambda x, y, w: (x, y, w, w)).map(
+        lambda x, y, w, v: (x, y, tf.ones_like(w))
+    ),
+    "a dict": lambda d: d.map(lambda x, y, w: {"x": x, "y": y, "w": w}).map(
+        lambda b: (b["x"], b["y"], tf.ones_like(b["w"]))
+    ),
+    "one part": lambda d: d.map(lambda x, y, w: x).map(
+        lambda x: (x, tf.zeros_like(x[:, 0], tf.int32), tf.ones_like(x[:, 0]))
+    ),
+    "fewer rows": lambda d: d.map(lambda x, y, w: (x, y, w[1:])).map(
+        lambda x, y, w: (x, y, tf.ones_like(x[:, 0]))
+    ),
+    "no weights": lambda d: d.map(lambda x, y, w: (x, y, {"w": w, "none": None})).map(
+        lambda x, y, w: (x, y, tf.ones_like(x[:, 0]))
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ROUNDABOUT.values(), ids=ROUNDABOUT)
+def test_padding_does_not_come_to_life_by_what_has_no_weights(small, way):
+    with pytest.raises(PrivacyError, match="may have turned padding into records"):
+        small.model().fit(way(small.poisson()), verbose=0)
+
+
 def test_a_map_past_the_methods_of_the_dataset_is_refused(small):
     model = small.model()
     past = tf.data.Dataset.map(small.poisson(), ones)

@@ -39,7 +39,10 @@ def guard_padding(dataset, rows_per_unit=None):
             return methods["map"](map_func, *args, **kwargs)  # a step of `unbatch`, for one
         keep = _keeping_padding(map_func)
         keep = keep if rows_per_unit is None else _by_person(keep, rows_per_unit)
-        return guard_padding(methods["map"](keep, *args, **kwargs), rows_per_unit)
+        result = methods["map"](keep, *args, **kwargs)
+        if not _has_weights_of(result.element_spec, dataset.element_spec):
+            return result  # nobody could say any more what is padding: refused by `fit`
+        return guard_padding(result, rows_per_unit)
 
     def handed_on(name, *args, **kwargs):
         result = methods[name](*args, **kwargs)
@@ -56,6 +59,17 @@ def guard_padding(dataset, rows_per_unit=None):
     setattr(dataset, _GUARDED, True)
     setattr(dataset, _ROWS, rows_per_unit)
     return dataset
+
+
+def _has_weights_of(spec, before):
+    """Whether elements are (x, y, weights), each of the weights with the rows that were before."""
+    if not isinstance(spec, tuple) or len(spec) != 3:
+        return False
+    rows = tf.nest.flatten(before[2])[0].shape[0]
+    return all(
+        isinstance(leaf, tf.TensorSpec) and leaf.shape.rank and leaf.shape[0] == rows
+        for leaf in tf.nest.flatten(spec[2])
+    )
 
 
 def _was_mapped(dataset, since):
@@ -138,7 +152,7 @@ def _keeping_padding(map_func):
             kept = tf.ones_like(batch[2]) if takes_weights else batch[2]
             given = (*given, kept)
         if len(batch) != 3 or not isinstance(given, tuple) or len(given) != 3:
-            return given  # without weights: refused by `fit`
+            return given  # without weights: not guarded any more
         x, y, weights = tf.nest.map_structure(lambda t: _with_rows(t, batch[2].shape[0]), given)
         rows = tf.reshape(batch[2], [tf.shape(batch[2])[0], -1])
         example_mask = tf.reduce_any(tf.not_equal(rows, 0), axis=1)
@@ -146,7 +160,7 @@ def _keeping_padding(map_func):
         def masked(weight):
             weight = tf.convert_to_tensor(weight)
             if not weight.shape.rank or weight.shape[0] != batch[2].shape[0]:
-                return weight  # of other rows: refused by `fit`
+                return weight  # of other rows: not guarded any more
             shape = [-1] + [1] * (weight.shape.rank - 1)
             return tf.where(tf.reshape(example_mask, shape), weight, tf.zeros([], weight.dtype))
 

@@ -157,8 +157,9 @@ def _check_rows(dataset, sampling):
     if not keeps_padding(dataset):
         raise PrivacyError(
             "What was done to the dataset after it was sampled may have turned padding into "
-            "records. Call `map`, `prefetch`, `take` and `with_options` as methods of the dataset "
-            "that the sampler returned, which keep the weights of padding at 0."
+            "records: it has sample weights of 0. Let every `map` return (x, y, sample_weight) "
+            "with the same number of rows, and call `map`, `prefetch`, `take` and `with_options` "
+            "as methods of the dataset that the sampler returned, which keep those weights at 0."
         )
     rows = {t.shape[0] if t.shape.rank else None for t in tf.nest.flatten(spec)}
     if not weighted or len(rows) != 1 or rows != {sampling.rows or rows.pop()}:
