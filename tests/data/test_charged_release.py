@@ -8,6 +8,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp
 from tfdp.accounting import LedgerEntry
@@ -159,3 +160,25 @@ def test_a_smaller_vocabulary_carries_all_that_its_choice_was_made_with():
     for made in (items.encode(X), items.encode((X, Y))):
         assert Origin.of(made) == Origin((release.entry,), origin.assumptions)
     assert items.release.privacy_releases == [release.entry]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda d: d.cache(),
+        lambda d: d.shuffle(2),
+        lambda d: d.unbatch().batch(10),
+        lambda d: d.concatenate(d.take(1)),
+        lambda d: tf.data.Dataset.zip(d, d.take(9)).map(lambda a, b: a),
+    ],
+)
+def test_what_is_made_of_batches_costs_what_their_records_cost(made):
+    entry = LedgerEntry("counts", dp_accounting.GaussianDpEvent(2.0), 1, {})
+    x = OriginArray.of(np.zeros(40, np.float32), Origin((entry,), ("it is public",)))
+    again = made(tfdp.data.poisson_batches((x, x), 10))
+    assert tfdp.data.sampling_of(again) is None
+    declared = tfdp.data.declare_sampling(
+        again, "poisson", num_examples=40, expected_batch_size=10
+    ).prefetch(1)
+    assert tfdp.data.provenance.releases_of(declared) == (entry,)
+    assert "it is public" in tfdp.data.provenance.assumptions_of(declared)

@@ -146,7 +146,15 @@ def _origin_of(dataset):
     for made_from in walk(dataset):
         if getattr(made_from, _ATTRIBUTE, None) is not None:
             return getattr(made_from, _ORIGIN, Origin())
-    return Origin.of(dataset)
+    # How batches are drawn is not known any more; what their records cost is.
+    found, pending = [Origin.of(dataset)], [dataset]
+    while pending:
+        made_from = pending.pop()
+        if getattr(made_from, _ATTRIBUTE, None) is not None:
+            found.append(getattr(made_from, _ORIGIN, Origin()))
+        elif isinstance(made_from, tf.data.Dataset):
+            pending += inputs_of(made_from)
+    return Origin.all_of(found)
 
 
 def sampling_of(dataset: tf.data.Dataset) -> Sampling:
