@@ -12,7 +12,13 @@ from scipy import stats
 from tfdp.noise import NoiseSource
 from tfdp.selection import NO_ROW, AdaFEST
 from tfdp.selection import padded as padded_rows
-from tfdp.selection.padded import _distinct, _untouched, padded_survivors
+from tfdp.selection.padded import (
+    _distinct,
+    _touched,
+    _untouched,
+    _with_largest,
+    padded_survivors,
+)
 
 ROWS = np.array([[0, 1, 1, 2], [0, 3, -1, -1], [0, 4, 5, -1], [0, 39, -1, -1], [0, 6, -1, -1]])
 PRESENT = np.array([True, True, True, True, False])
@@ -139,3 +145,36 @@ def test_capacity_is_checked_and_part_of_the_configuration():
             AdaFEST(1.0, capacity=wrong)
     again = AdaFEST.from_config(AdaFEST(1.0, capacity=7).get_config())
     assert again.capacity == 7 and again.describe()["capacity"] == 7
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("capacity", [1, 2, 3, 4, 6])
+def test_the_largest_stay_where_there_are_more_than_places(capacity, jit_compile):
+    never = -np.inf
+    rows = tf.constant([7, NO_ROW, 3, 30, 5, 9], tf.int64)
+    noisy = tf.constant([1.5, never, 4.0, never, 2.0, 3.0], tf.float64)
+    largest = tf.function(
+        lambda: _with_largest(rows, noisy, capacity), jit_compile=jit_compile, autograph=False
+    )
+    found = largest().numpy()
+    expected = [3, 9, 5, 7][:capacity]
+    assert sorted(found) == sorted(expected + [NO_ROW] * (capacity - len(expected)))
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_touched_rows_are_counted_once_for_each_example_that_is_there(jit_compile):
+    # 40 and 41 are no rows of a table of 40; padding and the last example count for nothing.
+    ids = np.array([[0, 1, 1, 2], [0, 3, -1, -1], [0, 40, 41, -1], [0, 39, -1, -1], [0, 6, 1, -1]])
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def touched():
+        return _touched(tf.constant(ids), tf.constant(PRESENT), NUM_ROWS, 1.0, False)
+
+    rows, sums, count = touched()
+    assert count.numpy() == 5
+    np.testing.assert_array_equal(rows.numpy()[:5], [0, 1, 2, 3, 39])
+    assert np.all(rows.numpy()[5:] == NO_ROW)
+    third, half = 3**-0.5, 2**-0.5
+    np.testing.assert_allclose(
+        sums.numpy()[:5], [third + half + third + half, third, third, half, half], rtol=1e-12
+    )

@@ -23,6 +23,7 @@ from tfdp.runtime.xla import is_compiling, platform
 
 # From so many look-ups of an example on, comparing all pairs of them takes longer than hashing.
 _MANY_IDS = 100
+_MANY_ROWS = 256
 
 
 def variable_gradient(variable, contributions):
@@ -72,6 +73,17 @@ def _only_finite(finite, gradients):
     if is_compiling():
         return select()  # fused into what follows; a branch would copy its operands
     return tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in tensors], select)
+
+
+def _sum_of_rows(x):
+    """(n, d) to (d,), of products that XLA has not computed yet."""
+    n, d = x.shape
+    if platform() != "CPU" or n is None or n <= _MANY_ROWS:
+        return tf.reduce_sum(x, axis=0)
+    # XLA for CPUs adds up 32 terms where it makes them; of more it writes all to memory first.
+    blocks = -(-n // 32)
+    x = tf.pad(x, [[0, blocks * 32 - n], [0, 0]])
+    return tf.reduce_sum(tf.reduce_sum(tf.reshape(x, [blocks, 32, d]), axis=1), axis=0)
 
 
 class Gradient:
@@ -151,7 +163,7 @@ class _PerExample(Gradient):
         (values,) = parts
         flat = tf.reshape(values, [-1, _size(self.variable.shape)])
         if is_compiling():  # XLA for CPUs reads such a product's matrix column by column
-            total = tf.reduce_sum(flat * factors[:, tf.newaxis], axis=0)
+            total = _sum_of_rows(flat * factors[:, tf.newaxis])
         else:
             total = tf.linalg.matvec(flat, factors, transpose_a=True)
         return tf.reshape(total, self.variable.shape)
@@ -160,14 +172,14 @@ class _PerExample(Gradient):
 class _Outer(Gradient):
     """Sums of outer products, kept as their factors."""
 
-    is_product = True
-
     def __init__(self, variable, contributions):
         self.variable = variable
         self.layout = contributions[0].layout
         self.left = _join([c.left for c in contributions])
         self.right = _join([c.right for c in contributions])
         self.parts = (self.left, self.right)
+        # XLA for CPUs reads the matrix of a product with one column column by column.
+        self.is_product = not is_compiling() or 1 < min(self.left.shape[2], self.right.shape[2])
         self.strategy = cost.strategy(self.left.shape[1], self.left.shape[2], self.right.shape[2])
 
     def per_example(self):
@@ -194,6 +206,11 @@ class _Outer(Gradient):
             left = scale(left, factors)
         else:
             right = scale(right, factors)
+        if not self.is_product:
+            p, r = left.shape[2], right.shape[2]
+            products = left[..., tf.newaxis] * right[:, :, tf.newaxis]
+            matrix = tf.reshape(_sum_of_rows(tf.reshape(products, [-1, p * r])), [p, r])
+            return self.layout.to_variable(matrix, self.variable.shape)
         matrix = tf.matmul(
             tf.reshape(left, [-1, left.shape[2]]),
             tf.reshape(right, [-1, right.shape[2]]),

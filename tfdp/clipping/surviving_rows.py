@@ -1,6 +1,5 @@
 """Per-example gradients of sparse tables, restricted to the rows that a step may touch."""
 
-import copy
 import dataclasses
 
 import tensorflow as tf
@@ -9,6 +8,7 @@ from tfdp.clipping.gradients import Gradient, RowGradients, scale
 from tfdp.clipping.products import POSITIVE, UNDERFLOW, sum_of_squares
 from tfdp.clipping.recording import trained_variables
 from tfdp.errors import PrivacyError
+from tfdp.runtime import ordering
 from tfdp.runtime.xla import is_compiling
 
 _BEYOND = tf.int64.max
@@ -102,7 +102,8 @@ def _search(survivors, ids):
     ids = tf.cast(ids, tf.int64)
     # The sentinel keeps an empty set of survivors an ordinary case.
     sorted_rows = tf.concat([survivors, [_BEYOND]], 0)
-    place = tf.reshape(tf.searchsorted(sorted_rows, tf.reshape(ids, [-1])), tf.shape(ids))
+    place = ordering.search(sorted_rows, tf.reshape(ids, [-1]))
+    place = tf.reshape(place, tf.shape(ids))
     return place, tf.gather(sorted_rows, place) == ids
 
 
@@ -113,23 +114,26 @@ def _surviving(gradient, survivors):
 
 
 class _MaskedRows(Gradient):
-    """Look-ups as `RowGradients`, with zeros for rows that did not survive."""
+    """Look-ups as `RowGradients`, of which those of rows that did not survive do not count."""
 
     def __init__(self, gradient, survivors):
         self.variable = gradient.variable
         self.survivors = survivors
         self.place = place_among(survivors, gradient.ids)
-        values = tf.where(self.place[:, :, tf.newaxis] >= 0, gradient.values, 0.0)
-        self.masked = copy.copy(gradient)
-        self.masked.values = tf.ensure_shape(values, gradient.values.shape)
-        self.parts = self.masked.parts
+        self.parts = (gradient.values,)
 
     def squared_norm(self):
-        return self.masked.squared_norm()
+        (values,) = self.parts
+        _, length, width = values.shape
+        of_rows = sum_of_squares(tf.reshape(values, [-1, width]))
+        of_rows = tf.where(self.place >= 0, tf.reshape(of_rows, [-1, length]), 0.0)
+        norm = tf.reduce_sum(of_rows, axis=1)
+        return norm, norm * POSITIVE + length * width * UNDERFLOW
 
     def sum_of(self, parts, factors):
         values = scale(parts[0], factors)
         flat = tf.reshape(values, [-1, values.shape[2]])
+        # Places of -1 are left out.
         return _sums_of_rows(flat, tf.reshape(self.place, [-1]), self.survivors)
 
 

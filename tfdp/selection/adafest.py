@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import count, positive
+from tfdp.runtime import ordering
 from tfdp.selection.contribution_map import ContributionMap
 from tfdp.selection.fest import FEST
 from tfdp.selection.forecast import SelectionForecast
@@ -201,7 +202,7 @@ class AdaFEST(RowSelection):
 
 def _index_in(candidates, rows):
     """The place of each row among the sorted candidates, −1 for rows that are none."""
-    place = tf.searchsorted(candidates, tf.reshape(rows, [-1]), out_type=tf.int64)
+    place = ordering.search(candidates, tf.reshape(rows, [-1]))
     place = tf.reshape(place, tf.shape(rows))
     place = tf.minimum(place, candidates.shape[0] - 1)
     return tf.where(tf.gather(candidates, place) == rows, place, tf.constant(-1, tf.int64))

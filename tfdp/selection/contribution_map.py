@@ -8,6 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdp.noise import draws
+from tfdp.runtime import ordering
 
 
 class Survivors:
@@ -44,7 +45,7 @@ def activations(rows, example_mask, contribution_norm, distinct=False):
     """
     rows = tf.cast(rows, tf.int64)
     if not distinct:
-        rows = tf.sort(rows, axis=1)
+        rows = ordering.sort(rows)
     active = (rows >= 0) & example_mask[:, tf.newaxis]
     if not distinct:
         once = tf.ones_like(active[:, :1])

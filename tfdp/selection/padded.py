@@ -9,6 +9,7 @@ the largest noisy contributions V stay: a rule that looks at the private V and S
 import tensorflow as tf
 
 from tfdp.noise import draws, normal_of_tail
+from tfdp.runtime import ordering
 from tfdp.selection.contribution_map import activations
 
 NO_ROW = tf.int64.max
@@ -40,30 +41,47 @@ def padded_survivors(
     capacity = min(capacity, num_rows)
     threshold = tf.constant(threshold, tf.float64)
     stddev = tf.cast(noise_multiplier, tf.float64) * contribution_norm
-    touched, sums, count = _touched(rows, example_mask, contribution_norm, distinct)
+    touched, sums, count = _touched(rows, example_mask, num_rows, contribution_norm, distinct)
     noisy = sums + source.normal(tuple(sums.shape), stddev, tf.float64)
     noisy = tf.where((touched < NO_ROW) & (noisy >= threshold), noisy, _NEVER)
     others, of_others = _untouched(touched, count, num_rows, threshold, stddev, capacity, source)
     noisy, rows = tf.concat([noisy, of_others], 0), tf.concat([touched, others], 0)
-    largest, place = tf.math.top_k(noisy, capacity)
-    kept = tf.where(largest > _NEVER, tf.gather(rows, place), NO_ROW)
-    return tf.sort(kept)
+    return ordering.sort(_with_largest(rows, noisy, capacity))
 
 
-def _touched(rows, example_mask, contribution_norm, distinct):
+def _with_largest(rows, noisy, capacity):
+    """(capacity,) the rows with the largest V, in any order; NO_ROW where V is -inf."""
+    survives = noisy > _NEVER
+    place = tf.cumsum(tf.cast(survives, tf.int64))
+
+    def largest():
+        _, chosen = tf.math.top_k(noisy, capacity)
+        return tf.gather(rows, chosen)
+
+    def every():
+        target = tf.where(survives, place - 1, capacity)
+        room = tf.fill([capacity + 1], NO_ROW)
+        return tf.tensor_scatter_nd_update(room, target[:, tf.newaxis], rows)[:capacity]
+
+    # Mostly there is room for all of them, and nothing to compare.
+    return tf.cond(place[-1] > capacity, largest, every)
+
+
+def _touched(rows, example_mask, num_rows, contribution_norm, distinct):
     """Distinct touched rows, sorted and padded with NO_ROW; their V̂; and their number."""
     rows, active, weights = activations(rows, example_mask, contribution_norm, distinct)
-    flat = tf.reshape(tf.where(active, rows, NO_ROW), [-1])
+    # Padding, and what is no row of these tables, comes last.
+    flat = tf.reshape(tf.where(active, tf.minimum(rows, num_rows), num_rows), [-1])
     size = flat.shape[0]
-    order = tf.argsort(flat)
-    flat = tf.gather(flat, order)
+    flat, order = ordering.sort_with_order(flat, num_rows + 1)
     weights = tf.gather(tf.reshape(tf.where(active, weights, 0.0), [-1]), order)
     starts = tf.concat([[True], flat[1:] != flat[:-1]], 0)
     segment = tf.cumsum(tf.cast(starts, tf.int32)) - 1
     sums = tf.math.unsorted_segment_sum(weights, segment, size)
+    count = tf.reduce_sum(tf.cast(starts & (flat < num_rows), tf.int64))
     # Rows of one segment are equal, so that any of them may be written.
+    flat = tf.where(flat < num_rows, flat, NO_ROW)
     touched = tf.tensor_scatter_nd_update(tf.fill([size], NO_ROW), segment[:, tf.newaxis], flat)
-    count = tf.reduce_sum(tf.cast(starts & (flat < NO_ROW), tf.int64))
     return touched, sums, count
 
 
@@ -83,7 +101,7 @@ def _untouched(touched, num_touched, num_rows, threshold, stddev, capacity, sour
     # The r-th untouched row is r plus the number of touched rows before it.
     place = tf.range(touched.shape[0], dtype=tf.int64)
     before = tf.where(touched < NO_ROW, touched - place, NO_ROW)
-    rows = rank + tf.searchsorted(before, rank, side="right", out_type=tf.int64)
+    rows = rank + ordering.search(before, rank, side="right")
     return tf.where(survives, rows, NO_ROW), tf.where(survives, values, _NEVER)
 
 

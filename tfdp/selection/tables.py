@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdp.runtime import ordering
+
 
 @dataclasses.dataclass(frozen=True)
 class TableActivity:
@@ -59,7 +61,7 @@ def split_padded_rows(rows, tables):
     split = []
     for start, table in zip(offsets(tables)[:-1], tables, strict=True):
         own = (rows >= start) & (rows < start + table.num_rows)
-        padded = tf.sort(tf.where(own, rows - start, tf.int64.max))
+        padded = ordering.sort(tf.where(own, rows - start, tf.int64.max))
         split.append(padded[: min(rows.shape[0], table.num_rows)])
     return split
 

@@ -1,0 +1,68 @@
+"""Sorting and searching as each place where a step runs does them fast.
+
+In XLA, `tf.sort` carries the places of the values along, and `tf.searchsorted` compares each value
+with all sorted ones.
+"""
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+from tfdp.runtime.xla import is_compiling, platform
+
+# A TPU compares faster than it gathers: up to so many pairs, all of them at once.
+_ALL_PAIRS_ON_TPU = 1 << 24
+
+
+def sort(values):
+    """(n,) integers, ascending."""
+    return gen_xla_ops.xla_sort(input=values) if is_compiling() else tf.sort(values)
+
+
+def sort_with_order(values, bound):
+    """(n,) int64 in [0, bound), ascending, and where each stood.
+
+    Args:
+        values: (n,) int64, n known.
+        bound: a Python integer.
+
+    Returns:
+        (n,) int64; (n,) int64 places, ascending where values are equal.
+    """
+    bits = max(values.shape[0] - 1, 1).bit_length()
+    if bound << bits > tf.int64.max:
+        order = tf.argsort(values, stable=True)
+        return tf.gather(values, order), tf.cast(order, tf.int64)
+    place = tf.range(values.shape[0], dtype=tf.int64)
+    both = sort(tf.bitwise.left_shift(values, tf.constant(bits, tf.int64)) | place)
+    return tf.bitwise.right_shift(both, tf.constant(bits, tf.int64)), both & (2**bits - 1)
+
+
+def search(ordered, values, side="left"):
+    """`tf.searchsorted` of vectors, as int64.
+
+    Args:
+        ordered: (n,) ascending.
+        values: (m,).
+        side: "left" for the number of those smaller, "right" of those not larger.
+    """
+    if not _one_by_one(ordered, values):
+        return tf.searchsorted(ordered, values, side=side, out_type=tf.int64)
+    count = ordered.shape[0]
+    before = tf.less if side == "left" else tf.less_equal
+    turns = count.bit_length()
+
+    def halve(turn, place):
+        step = tf.bitwise.left_shift(tf.constant(1, tf.int64), tf.cast(turns - turn, tf.int64))
+        further = place + step
+        passed = before(tf.gather(ordered, tf.minimum(further, count) - 1), values)
+        return turn + 1, tf.where((further <= count) & passed, further, place)
+
+    start = 1, tf.zeros_like(values, tf.int64)
+    _, place = tf.while_loop(lambda turn, _: turn <= turns, halve, start, maximum_iterations=turns)
+    return place
+
+
+def _one_by_one(ordered, values):
+    if not is_compiling() or None in (ordered.shape[0], values.shape[0]) or ordered.shape[0] == 0:
+        return False
+    return platform() != "TPU" or ordered.shape[0] * values.shape[0] > _ALL_PAIRS_ON_TPU
