@@ -58,11 +58,14 @@ def split_padded_rows(rows, tables):
 
     No table's tensor is longer than the table.
     """
+    size = rows.shape[0]
+    starts = offsets(tables)
+    bounds = tf.unstack(ordering.search(rows, tf.constant(starts, tf.int64)))
     split = []
-    for start, table in zip(offsets(tables)[:-1], tables, strict=True):
-        own = (rows >= start) & (rows < start + table.num_rows)
-        padded = ordering.sort(tf.where(own, rows - start, tf.int64.max))
-        split.append(padded[: min(rows.shape[0], table.num_rows)])
+    for table, start, low, high in zip(tables, starts[:-1], bounds[:-1], bounds[1:], strict=True):
+        place = low + tf.range(min(size, table.num_rows), dtype=tf.int64)
+        own = tf.gather(rows, tf.minimum(place, size - 1)) - start
+        split.append(tf.where(place < high, own, tf.int64.max))
     return split
 
 
