@@ -58,9 +58,9 @@ def sparse_step():
         f"At {sizes[-1]:,} rows AdaFEST is {dense / adafest:,.0f} times as fast as a dense step, "
         f"{cut / adafest:,.0f} times by the noise of other libraries, and takes "
         f"{adafest / tf_data:.2f} of a step without privacy on a shuffled `tf.data.Dataset`, "
-        f"{adafest / arrays:.2f} on arrays, {adafest / drawn:.2f} on the same Poisson batches; with "
-        "`jit_compile=True` and a `capacity` of 32 rows "
-        f"{compiled / tf_data:.2f}, {compiled / arrays:.2f} and {compiled / drawn:.2f}.",
+        f"{adafest / arrays:.2f} on arrays, {adafest / drawn:.2f} on the same Poisson batches; "
+        f"compiled, with a `capacity` of 32 rows, {compiled / tf_data:.2f}, "
+        f"{compiled / arrays:.2f} and {compiled / drawn:.2f}.",
         "",
     ]
 

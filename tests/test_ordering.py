@@ -15,7 +15,7 @@ def compiled(function, *arrays):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 63, 64, 65, 1000])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 7, 8, 63, 64, 65, 1000])
 def test_searches_find_as_many_as_numpy(size, side):
     generator = np.random.default_rng(size)
     # Few different values, so that many are equal; some below all and above all.

@@ -63,6 +63,6 @@ def search(ordered, values, side="left"):
 
 
 def _one_by_one(ordered, values):
-    if not is_compiling() or None in (ordered.shape[0], values.shape[0]) or ordered.shape[0] == 0:
+    if not is_compiling() or None in (ordered.shape[0], values.shape[0]):
         return False
     return platform() != "TPU" or ordered.shape[0] * values.shape[0] > _ALL_PAIRS_ON_TPU

@@ -45,8 +45,8 @@ class AdaFEST(RowSelection):
         capacity: the number of rows, of all tables together, that a step may touch at most; of
             more survivors those with the largest V stay. The metric `capacity_reached` shows in
             which share of the steps there was a survivor for every place. Needed for
-            `jit_compile=True`, which compiles a step for a fixed number of rows. `None` sets no
-            limit.
+            `jit_compile=True`, which compiles a step for a fixed number of rows: the fastest way
+            to train, where the capacity is small. `None` sets no limit.
 
     Raises:
         ValueError: for arguments out of range.

@@ -74,7 +74,7 @@ def _touched(rows, example_mask, num_rows, contribution_norm, distinct):
     flat = tf.reshape(tf.where(active, tf.minimum(rows, num_rows), num_rows), [-1])
     size = flat.shape[0]
     flat, order = ordering.sort_with_order(flat, num_rows + 1)
-    weights = tf.gather(tf.reshape(tf.where(active, weights, 0.0), [-1]), order)
+    weights = tf.gather(tf.reshape(weights, [-1]), order)
     starts = tf.concat([[True], flat[1:] != flat[:-1]], 0)
     segment = tf.cumsum(tf.cast(starts, tf.int32)) - 1
     sums = tf.math.unsorted_segment_sum(weights, segment, size)
