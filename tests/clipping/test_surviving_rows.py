@@ -74,3 +74,11 @@ def test_an_example_that_is_not_finite_in_a_row_that_survived_is_left_out(kind, 
     assert np.isnan(norm[1]) and np.all(np.isfinite(of_rows))
     np.testing.assert_allclose(of_rows[0], FACTORS[0] * VALUES[0, 1], rtol=1e-5)
     np.testing.assert_array_equal(of_rows[1], 0.0)
+
+
+@pytest.mark.parametrize("kind, jit_compile", CASES)
+def test_squares_that_are_flushed_to_zero_are_in_the_bound(kind, jit_compile):
+    values = np.where(VALUES == 0.0, 0.0, 1e-19).astype("float32")
+    norm, bound, _ = found(kind, values, jit_compile)
+    # A row of 8 numbers in the first and the last example; two numbers are added up in the second.
+    assert np.all(norm + bound >= np.array([8, 40, 0, 8]) * 1e-38)
