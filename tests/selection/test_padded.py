@@ -19,6 +19,7 @@ from tfdp.selection.padded import (
     _with_largest,
     padded_survivors,
 )
+from tfdp.selection.tables import TableActivity, split_padded_rows
 
 ROWS = np.array([[0, 1, 1, 2], [0, 3, -1, -1], [0, 4, 5, -1], [0, 39, -1, -1], [0, 6, -1, -1]])
 PRESENT = np.array([True, True, True, True, False])
@@ -164,7 +165,9 @@ def test_the_largest_stay_where_there_are_more_than_places(capacity, jit_compile
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_touched_rows_are_counted_once_for_each_example_that_is_there(jit_compile):
     # 40 and what is beyond are no rows of a table of 40; padding and the last example count for nothing.
-    ids = np.array([[0, 1, 1, 2], [0, 3, -1, -1], [0, 40, 2**62 + 3, -1], [0, 39, -1, -1], [0, 6, 1, -1]])
+    ids = np.array(
+        [[0, 1, 1, 2], [0, 3, -1, -1], [0, 40, 2**62 + 3, -1], [0, 39, -1, -1], [0, 6, 1, -1]]
+    )
 
     @tf.function(jit_compile=jit_compile, autograph=False)
     def touched():
@@ -178,3 +181,19 @@ def test_touched_rows_are_counted_once_for_each_example_that_is_there(jit_compil
     np.testing.assert_allclose(
         sums.numpy()[:5], [third + half + third + half, third, third, half, half], rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_rows_of_several_tables_are_parted(jit_compile):
+    tables = [TableActivity(str(size), size, None) for size in (2, 5, 3, 100)]
+    rows = np.array([0, 1, 3, 6, 10, 12, 109, NO_ROW])  # none of the third table
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def split():
+        return split_padded_rows(tf.constant(rows), tables)
+
+    expected = [[0, 1], [1, 4], [], [0, 2, 99]]
+    for table, found, own in zip(tables, split(), expected, strict=True):
+        # No longer than the table, and no longer than the capacity.
+        assert found.shape == (min(8, table.num_rows),)
+        np.testing.assert_array_equal(found, own + [NO_ROW] * (len(found) - len(own)))
