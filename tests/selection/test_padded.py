@@ -164,7 +164,7 @@ def test_the_largest_stay_where_there_are_more_than_places(capacity, jit_compile
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_touched_rows_are_counted_once_for_each_example_that_is_there(jit_compile):
-    # 40 and what is beyond are no rows of a table of 40; padding and the last example count for nothing.
+    # 40 and beyond are no rows of a table of 40; padding and the last example do not count.
     ids = np.array(
         [[0, 1, 1, 2], [0, 3, -1, -1], [0, 40, 2**62 + 3, -1], [0, 39, -1, -1], [0, 6, 1, -1]]
     )
