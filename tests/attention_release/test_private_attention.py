@@ -244,6 +244,9 @@ def test_ledger_of_training_is_refused():
     gaussian = dp_accounting.GaussianDpEvent(1.0)
     for event, details in (
         (gaussian, {"kind": "training"}),
+        (gaussian, {"kind": "forward noise"}),
+        (gaussian, {"kind": "tuning"}),
+        (dp_accounting.NonPrivateDpEvent(), {"kind": "no privacy"}),
         (dp_accounting.PoissonSampledDpEvent(0.1, gaussian), {}),
     ):
         training = Ledger()

@@ -3,6 +3,7 @@
 import concurrent.futures
 import copy
 import os
+import stat
 import pickle
 import time
 
@@ -105,10 +106,14 @@ def test_what_is_entered_is_on_the_disk_before_the_file_is_replaced(tmp_path, mo
         done.append("replaced")
         replace(*paths)
 
-    monkeypatch.setattr(os, "fsync", lambda file: done.append(os.fstat(file).st_size))
+    def synced(file):
+        found = os.fstat(file)
+        done.append("directory" if stat.S_ISDIR(found.st_mode) else found.st_size)
+
+    monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
     periods.claim("one", ["a"])
-    assert done == [path.stat().st_size, "replaced"]  # all bytes of it
+    assert done == [path.stat().st_size, "replaced", "directory"]  # all bytes of it
 
 
 def test_bytes_that_are_no_text_are_the_same_id_as_their_string():

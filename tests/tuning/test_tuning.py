@@ -518,3 +518,12 @@ def test_a_person_counts_with_the_mean_score_of_its_records():
         PrivateMean(len, num_examples=4, noise_multiplier=1, privacy_ids=ids)
     with pytest.raises(ValueError, match="one score for each record"):
         PrivateMean(lambda m: np.ones(3), num_examples=2, noise_multiplier=1, privacy_ids=ids)(0)
+
+
+def test_many_runs_of_a_narrow_distribution_are_drawn():
+    # f(1) is e^-811 there: of runs of mean 1,000 and standard deviation 39, false alarm 1e-6.
+    number = NumberOfRuns(mean=1000, shape=2000)
+    drawn = np.array([number.draw() for _ in range(400)])
+    deviation = np.sqrt(1000 / number.gamma)
+    assert abs(np.mean(drawn) - 1000) < 4.9 * deviation / 20
+    assert 0.8 * deviation < np.std(drawn) < 1.2 * deviation

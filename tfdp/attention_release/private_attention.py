@@ -18,6 +18,8 @@ from tfdp.attention_release.statement import release_statement
 from tfdp.attention_release.weights import ACTIVATIONS, attention_weights, combined_mask
 from tfdp.noise import ServingNoiseSource
 
+_OF_TRAINING = ("training", "forward noise", "tuning", "no privacy")
+
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class PrivateAttention(keras.layers.Layer):
@@ -222,12 +224,12 @@ class PrivateAttention(keras.layers.Layer):
             calls: a count.
 
         Raises:
-            ValueError: if the ledger holds training steps; these protect other people.
+            ValueError: if the ledger holds training; it protects other people.
         """
         if any(_is_training(entry) for entry in ledger.entries):
             raise ValueError(
                 "Argument `ledger` must be a ledger of its own: releases about inference inputs "
-                "are not part of the training ledger. Received a ledger that holds training steps."
+                "are not part of the training ledger. Received a ledger that holds training."
             )
         ledger.add(self.name, self.event(), count=calls, kind="attention release", unit=self.unit)
 
@@ -305,4 +307,4 @@ def _heads_first(x):
 
 def _is_training(entry):
     sampled = isinstance(entry.event, dp_accounting.PoissonSampledDpEvent)
-    return sampled or entry.details.get("kind") == "training"
+    return sampled or entry.details.get("kind") in _OF_TRAINING

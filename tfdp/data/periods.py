@@ -187,6 +187,12 @@ class DisjointPeriods:
             file.flush()
             os.fsync(file.fileno())
         os.replace(written, self._path)
+        # The new name is only lasting when the directory is.
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 class Period:

@@ -10,7 +10,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tfdp.runtime.xla import is_compiling, platform
 
 # A TPU compares faster than it gathers: up to so many pairs, all of them at once.
-_ALL_PAIRS_ON_TPU = 1 << 24
+_ALL_PAIRS_ON_TPU = 1 << 30
 
 
 def sort(values):

@@ -6,8 +6,11 @@ import math
 import secrets
 
 from dp_accounting import dp_event
+from scipy import stats
 
 from tfdp import _validate
+
+_LARGEST = 700.0  # of a logarithm: what math.expm1 still has a number for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,9 @@ class NumberOfRuns:
         gamma, shape = self.gamma, self.shape
         if gamma == 1:
             return 1
+        if shape * -math.log(gamma) > _LARGEST:
+            # f(1) is below the smallest number, and so is what no run at all would have.
+            return max(int(stats.nbinom.ppf(uniform, shape, gamma)), 1)
         # f(1), and f(k + 1)/f(k) = (1 - γ)(k + η)/(k + 1)
         if shape:
             probability = (1 - gamma) * shape / math.expm1(-shape * math.log(gamma))
