@@ -179,7 +179,8 @@ class _Outer(Gradient):
         self.right = _join([c.right for c in contributions])
         self.parts = (self.left, self.right)
         # XLA for CPUs reads the matrix of a product with one column column by column.
-        self.is_product = not is_compiling() or 1 < min(self.left.shape[2], self.right.shape[2])
+        by_columns = is_compiling() and platform() == "CPU"
+        self.is_product = not by_columns or 1 < min(self.left.shape[2], self.right.shape[2])
         self.strategy = cost.strategy(self.left.shape[1], self.left.shape[2], self.right.shape[2])
 
     def per_example(self):

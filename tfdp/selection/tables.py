@@ -61,11 +61,13 @@ def split_padded_rows(rows, tables):
     size = rows.shape[0]
     starts = offsets(tables)
     bounds = tf.unstack(ordering.search(rows, tf.constant(starts, tf.int64)))
+    # A slice never begins where it would end past the last row; TPUs pad what a gather takes.
+    rows = tf.concat([rows, tf.fill([size], tf.int64.max)], 0)
     split = []
     for table, start, low, high in zip(tables, starts[:-1], bounds[:-1], bounds[1:], strict=True):
-        place = low + tf.range(min(size, table.num_rows), dtype=tf.int64)
-        own = tf.gather(rows, tf.minimum(place, size - 1)) - start
-        split.append(tf.where(place < high, own, tf.int64.max))
+        own = tf.slice(rows, [low], [min(size, table.num_rows)])
+        there = tf.range(own.shape[0], dtype=tf.int64) < high - low
+        split.append(tf.where(there, own - start, tf.int64.max))
     return split
 
 
