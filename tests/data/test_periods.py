@@ -3,8 +3,8 @@
 import concurrent.futures
 import copy
 import os
-import stat
 import pickle
+import stat
 import time
 
 import numpy as np
@@ -246,3 +246,37 @@ def test_of_releases_of_disjoint_periods_the_costliest_counts(release):
         entry("2", [7, 8, 3])
     with pytest.raises(ValueError, match="`period` needs `privacy_ids`"):
         release(period=periods.period("3"))
+
+
+REFUSED = {
+    "frequency": lambda **by: tfdp.data.private_frequency(
+        (IDS, IDS), 1.0, 2.0, "gaussian", 3, **by
+    ),
+    "transitions": lambda **by: tfdp.data.private_transitions(
+        (IDS, IDS), epsilon=1.0, delta=2.0, num_items=3, **by
+    ),
+    "top-k": lambda **by: tfdp.selection.private_top_k(
+        {"f": IDS}, {"f": 4}, 1, 1.0, max_values=0, **by
+    ),
+    "clicks": lambda **by: tfdp.data.private_click_statistics(
+        ({"f": IDS[:, 0]}, np.array([0, 1, 1])), {"f": 4}, epsilon=1.0, delta=2.0, **by
+    ),
+}
+
+
+@pytest.mark.parametrize("release", REFUSED.values(), ids=REFUSED)
+def test_a_release_that_is_refused_enters_nobody(release):
+    periods = DisjointPeriods()
+    with pytest.raises(ValueError):
+        release(privacy_ids=[1, 2, 3], max_records_per_unit=1, period=periods.period("1"))
+    periods.claim("2", [1, 2, 3])  # they are free
+
+
+def test_clicks_enter_their_persons():
+    periods, train = DisjointPeriods(), ({"f": IDS[:, 0]}, np.array([0, 1, 1]))
+    tfdp.data.private_click_statistics(
+        train, {"f": 4}, epsilon=1.0, delta=1e-6, privacy_ids=[1, 2, 3], max_records_per_unit=1,
+        period=periods.period("1"),
+    )  # fmt: skip
+    with pytest.raises(PrivacyError, match="3 of 3 persons"):
+        periods.claim("2", [1, 2, 3])

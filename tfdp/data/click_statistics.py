@@ -15,7 +15,7 @@ from tfdp._validate import count
 from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.click_odds import shrunken_log_odds
 from tfdp.data.count_values import INTEGER_VALUES, INTEGERS, value_of_count
-from tfdp.data.periods import claimed
+from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
 from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
@@ -91,42 +91,43 @@ def private_click_statistics(
     """
     names, sizes, ids, labels = _checked(train, vocabulary_sizes)
     n, k = len(labels), 1
-    persons = Persons.of(privacy_ids, n, max_records_per_unit, claimed(period, privacy_ids))
-    details = {}
-    if persons is not None:
-        n, k, details = persons.num_persons, max_records_per_unit, persons.details
-        ids, labels = persons.matrices([ids, labels[:, np.newaxis]], fill=-1)
-        ids, labels = ids.reshape(-1, len(names)), labels.reshape(-1)
-        ids, labels = ids[labels >= 0], labels[labels >= 0]
-    sensitivity = k * math.sqrt(2 * len(names))
-    sigma, cost = gaussian_cost(epsilon, delta, noise_multiplier, n)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    stddev = sigma * sensitivity
-    moved = 2 * k * len(names)
-    noisy = _noisy(_sums(ids + starts[:-1], labels, starts[-1]), stddev, moved, n * k)
-    shows, balances = (
-        {name: part[a:b] for name, a, b in zip(names, starts, starts[1:], strict=False)}
-        for part in noisy
-    )
-    log_odds, rate = shrunken_log_odds(shows, balances, stddev, len(labels) if k == 1 else None)
-    return ClickStatistics(
-        shows=shows,
-        clicks={name: (shows[name] + balances[name]) / 2 for name in names},
-        log_odds=log_odds,
-        rate=rate,
-        event=dp_accounting.GaussianDpEvent(sigma),
-        label="click statistics",
-        num_examples=n,
-        details={
-            **cost,
-            "num_features": len(names),
-            "sensitivity": float(sensitivity),
-            "noise_stddev": float(stddev),
-            "release": secrets.token_hex(8),
-            **details,
-        },
-        origin=Origin.of(train),
-    )
+    with entered(period, privacy_ids) as key:
+        persons = Persons.of(privacy_ids, n, max_records_per_unit, key)
+        details = {}
+        if persons is not None:
+            n, k, details = persons.num_persons, max_records_per_unit, persons.details
+            ids, labels = persons.matrices([ids, labels[:, np.newaxis]], fill=-1)
+            ids, labels = ids.reshape(-1, len(names)), labels.reshape(-1)
+            ids, labels = ids[labels >= 0], labels[labels >= 0]
+        sensitivity = k * math.sqrt(2 * len(names))
+        sigma, cost = gaussian_cost(epsilon, delta, noise_multiplier, n)
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        stddev = sigma * sensitivity
+        moved = 2 * k * len(names)
+        noisy = _noisy(_sums(ids + starts[:-1], labels, starts[-1]), stddev, moved, n * k)
+        shows, balances = (
+            {name: part[a:b] for name, a, b in zip(names, starts, starts[1:], strict=False)}
+            for part in noisy
+        )
+        log_odds, rate = shrunken_log_odds(shows, balances, stddev, len(labels) if k == 1 else None)
+        return ClickStatistics(
+            shows=shows,
+            clicks={name: (shows[name] + balances[name]) / 2 for name in names},
+            log_odds=log_odds,
+            rate=rate,
+            event=dp_accounting.GaussianDpEvent(sigma),
+            label="click statistics",
+            num_examples=n,
+            details={
+                **cost,
+                "num_features": len(names),
+                "sensitivity": float(sensitivity),
+                "noise_stddev": float(stddev),
+                "release": secrets.token_hex(8),
+                **details,
+            },
+            origin=Origin.of(train),
+        )
 
 
 def _checked(train, vocabulary_sizes):

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdp._validate import positive
 from tfdp.data._checks import check_sequences, known_num_items
 from tfdp.data.charged_release import ChargedRelease
-from tfdp.data.periods import claimed
+from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
 from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
@@ -90,16 +90,15 @@ def private_frequency(
     positive("epsilon", epsilon)
     # Of y only the last column: L + 1 ids bound what a record changes, whatever it holds.
     items = np.concatenate([x, y[:, -1:]], axis=1).astype(np.int64)
-    persons = Persons.of(
-        privacy_ids, len(items), max_records_per_unit, claimed(period, privacy_ids)
-    )
-    if persons is not None:
-        (items,) = persons.matrices([items])
-    details = {} if persons is None else persons.details
-    counts = _count_records(items, num_items)
-    return release_counts(
-        counts, *items.shape, epsilon, delta, mechanism, details, Origin.of(train)
-    )
+    with entered(period, privacy_ids) as key:
+        persons = Persons.of(privacy_ids, len(items), max_records_per_unit, key)
+        if persons is not None:
+            (items,) = persons.matrices([items])
+        details = {} if persons is None else persons.details
+        counts = _count_records(items, num_items)
+        return release_counts(
+            counts, *items.shape, epsilon, delta, mechanism, details, Origin.of(train)
+        )
 
 
 def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, details, origin):

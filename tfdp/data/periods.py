@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -230,8 +231,23 @@ def claimed(period, privacy_ids):
         ValueError: for a period without `privacy_ids`, or of another kind.
         PrivacyError: if a person is in another period.
     """
+    with entered(period, privacy_ids) as key:
+        return key
+
+
+@contextlib.contextmanager
+def entered(period, privacy_ids):
+    """Context of a release: the period's key; the persons are entered where it ends well.
+
+    A release that is refused enters nobody; one that is made is given out only when its persons
+    are entered.
+
+    Raises:
+        As `claimed`.
+    """
     if period is None:
-        return None
+        yield None
+        return
     if not isinstance(period, Period):
         raise ValueError(
             "Argument `period` must be what `DisjointPeriods.period(name)` returns. Received: "
@@ -243,8 +259,8 @@ def claimed(period, privacy_ids):
             "periods. Give records that are nobody's an id each, with max_records_per_unit=1. "
             f"Received: period={period!r}, privacy_ids=None"
         )
+    yield period.key
     period.claim(privacy_ids)
-    return period.key
 
 
 def _checked_name(name):

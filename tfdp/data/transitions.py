@@ -15,7 +15,7 @@ from tfdp import _validate
 from tfdp.data import _checks
 from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
-from tfdp.data.periods import claimed
+from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
 from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
@@ -127,20 +127,21 @@ def private_transitions(
     settings = checked_settings(window, gap_power, popularity_share, rounds, threshold, symmetric)
     _validate.count("most_survivors", most_survivors)
     records = np.concatenate([x, y[:, -1:]], axis=1)
-    key, parts, details = claimed(period, privacy_ids), 1, {}
-    persons = Persons.of(privacy_ids, len(x), max_records_per_unit, key)
-    if persons is not None:
-        (records,) = persons.matrices([records])
-        parts, details = max_records_per_unit, persons.details
-    return release_transitions(
-        Histories(records, num_items, parts),
-        settings,
-        (epsilon, delta, noise_multiplier),
-        (popularity_share, rounds, most_survivors),
-        details,
-        Origin.of(train),
-        source,
-    )
+    with entered(period, privacy_ids) as key:
+        parts, details = 1, {}
+        persons = Persons.of(privacy_ids, len(x), max_records_per_unit, key)
+        if persons is not None:
+            (records,) = persons.matrices([records])
+            parts, details = max_records_per_unit, persons.details
+        return release_transitions(
+            Histories(records, num_items, parts),
+            settings,
+            (epsilon, delta, noise_multiplier),
+            (popularity_share, rounds, most_survivors),
+            details,
+            Origin.of(train),
+            source,
+        )
 
 
 def release_transitions(histories, settings, cost, shares, details, origin, source=None):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdp._validate import count, positive
 from tfdp.data.charged_release import ChargedRelease
-from tfdp.data.periods import claimed
+from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
 from tfdp.data.provenance import Origin
 from tfdp.noise import NoiseSource, draws, grid_of_counts, laplace_of_tail
@@ -92,26 +92,30 @@ def private_top_k(
     check(features, vocabulary_sizes, epsilon, mechanism)
     values = {name: _as_matrix(name, ids) for name, ids in features.items()}
     sizes = {len(ids) for ids in values.values()}
-    persons = Persons.of(
-        privacy_ids, max(sizes), max_records_per_unit, claimed(period, privacy_ids)
-    )
-    if persons is not None:
-        if len(sizes) > 1:
-            raise ValueError(
-                "Argument `features` must hold as many examples of each feature as there are "
-                f"`privacy_ids`. Received: {sorted(sizes)} examples"
+    with entered(period, privacy_ids) as key:
+        persons = Persons.of(privacy_ids, max(sizes), max_records_per_unit, key)
+        if persons is not None:
+            if len(sizes) > 1:
+                raise ValueError(
+                    "Argument `features` must hold as many examples of each feature as there are "
+                    f"`privacy_ids`. Received: {sorted(sizes)} examples"
+                )
+            values = dict(
+                zip(values, persons.matrices(list(values.values()), fill=-1), strict=True)
             )
-        values = dict(zip(values, persons.matrices(list(values.values()), fill=-1), strict=True))
-    limits = limits_of(max_values, {name: ids.shape[1] for name, ids in values.items()})
+        limits = limits_of(max_values, {name: ids.shape[1] for name, ids in values.items()})
 
-    def counts_of(name):
-        ids = distinct_values(name, values[name], vocabulary_sizes[name], limits[name], padding_id)
-        return np.bincount(ids, minlength=vocabulary_sizes[name]).astype(np.float64)
+        def counts_of(name):
+            ids = distinct_values(
+                name, values[name], vocabulary_sizes[name], limits[name], padding_id
+            )
+            return np.bincount(ids, minlength=vocabulary_sizes[name]).astype(np.float64)
 
-    return release_largest(
-        counts_of, vocabulary_sizes, limits, k, epsilon, mechanism, max(map(len, values.values())),
-        {} if persons is None else persons.details, Origin.of(features), source,
-    )  # fmt: skip
+        return release_largest(
+            counts_of, vocabulary_sizes, limits, k, epsilon, mechanism,
+            max(map(len, values.values())),
+            {} if persons is None else persons.details, Origin.of(features), source,
+        )  # fmt: skip
 
 
 def limits_of(max_values, widths):
