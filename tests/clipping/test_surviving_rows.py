@@ -42,6 +42,20 @@ def found(kind, values, jit_compile, ids=IDS):
     return [x.numpy() for x in compute()]
 
 
+def test_sequences_of_lengths_that_are_not_known_compile():
+    table = tf.Variable(tf.zeros((10, 8)))
+    unknown = [tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None, None, 8], tf.float32)]
+
+    @tf.function(jit_compile=True, autograph=False, input_signature=unknown)
+    def norms(ids, values):
+        with compiling(True):
+            rows = RowGradients(table, [Rows(ids, values)])
+            return _MaskedRows(rows, tf.constant(SURVIVORS)).squared_norm()
+
+    norm, bound = norms(IDS, VALUES)
+    assert np.all(np.abs(norm - expected()[0]) <= bound)
+
+
 CASES = [(_KeptRows, False), (_MaskedRows, False), (_MaskedRows, True)]
 
 

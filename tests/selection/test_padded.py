@@ -162,6 +162,19 @@ def test_the_largest_stay_where_there_are_more_than_places(capacity, jit_compile
     assert sorted(found) == sorted(expected + [NO_ROW] * (capacity - len(expected)))
 
 
+@pytest.mark.parametrize("touched", [[-1, -1], [3, 4]])
+def test_whether_survivors_find_no_place_is_known_from_the_survivors_alone(touched, monkeypatch):
+    # Half of 200 rows survive by noise alone, for 10 places: with and without an example.
+    seen = []
+    monkeypatch.setattr(
+        padded_rows, "_with_largest", lambda _, v, k: seen.append(v) or tf.zeros([k], tf.int64)
+    )
+    rows, there = tf.constant([touched], tf.int64), tf.constant([True])
+    for seed in range(20):
+        padded_survivors(rows, there, 200, 1.0, 0.1, 100.0, 10, NoiseSource(seed))
+    assert all(np.sum(noisy.numpy() > -np.inf) >= 11 for noisy in seen)
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_touched_rows_are_counted_once_for_each_example_that_is_there(jit_compile):
     # 40 and beyond are no rows of a table of 40; padding and the last example do not count.

@@ -124,11 +124,13 @@ class _MaskedRows(Gradient):
 
     def squared_norm(self):
         (values,) = self.parts
-        _, length, width = values.shape
+        width = values.shape[2]
         of_rows = sum_of_squares(tf.reshape(values, [-1, width]))
-        of_rows = tf.where(self.place >= 0, tf.reshape(of_rows, [-1, length]), 0.0)
-        norm = tf.reduce_sum(of_rows, axis=1)
-        return norm, norm * POSITIVE + length * width * UNDERFLOW
+        of_rows = tf.reshape(of_rows, tf.shape(self.place))
+        norm = tf.reduce_sum(tf.where(self.place >= 0, of_rows, 0.0), axis=1)
+        # The length is not known where sequences of several lengths come.
+        lost = tf.cast(tf.shape(self.place)[1] * width, tf.float64) * UNDERFLOW
+        return norm, norm * POSITIVE + lost
 
     def sum_of(self, parts, factors):
         values = scale(parts[0], factors)

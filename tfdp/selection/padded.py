@@ -44,7 +44,9 @@ def padded_survivors(
     touched, sums, count = _touched(rows, example_mask, num_rows, contribution_norm, distinct)
     noisy = sums + source.normal(tuple(sums.shape), stddev, tf.float64)
     noisy = tf.where((touched < NO_ROW) & (noisy >= threshold), noisy, _NEVER)
-    others, of_others = _untouched(touched, count, num_rows, threshold, stddev, capacity, source)
+    # One more than there are places: whether some survivors find none is then a matter of S alone.
+    most = min(capacity + 1, num_rows)
+    others, of_others = _untouched(touched, count, num_rows, threshold, stddev, most, source)
     noisy, rows = tf.concat([noisy, of_others], 0), tf.concat([touched, others], 0)
     return ordering.sort(_with_largest(rows, noisy, capacity))
 
