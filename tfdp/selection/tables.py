@@ -65,7 +65,7 @@ def split_padded_rows(rows, tables):
     rows = tf.concat([rows, tf.fill([size], tf.int64.max)], 0)
     split = []
     for table, start, low, high in zip(tables, starts[:-1], bounds[:-1], bounds[1:], strict=True):
-        own = tf.slice(rows, [low], [min(size, table.num_rows)])
+        own = ordering.part(rows, low, min(size, table.num_rows))
         there = tf.range(own.shape[0], dtype=tf.int64) < high - low
         split.append(tf.where(there, own - start, tf.int64.max))
     return split
