@@ -27,4 +27,5 @@ def test_rows_stay_or_are_replaced_in_every_draw(count, may_move):
         np.testing.assert_array_equal(rows.first[compared], rows.second[others])
         assert rows.first_differentiated[compared].all()
         assert rows.second_differentiated[others].all()
-        assert rows.first_differentiated.sum() == rows.second_differentiated.sum() == 5
+        # What adds up, such as a norm of gradients, differs then.
+        assert rows.first_differentiated.sum() == 3 and rows.second_differentiated.sum() == 7

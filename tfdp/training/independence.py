@@ -6,7 +6,7 @@ inputs and outputs of every recorded call, losses, and gradients at the inputs, 
 every call and at the outputs of the model. The random generators start from the same state, so
 that random layers draw the same; where there are none, the rows that stay come to stand in other
 places of the batch, as they would without one of the others. Beside that only some of the rows that
-stayed enter the sum that is differentiated, others in the second run than in the first: at all
+stayed enter the sum that is differentiated, more in the second run than in the first: at all
 other rows its gradient must be exactly zero.
 
 It costs two forward and two backward passes, none of them to a weight, on `ROWS` examples, whatever

@@ -6,9 +6,10 @@ import numpy as np
 
 #: Examples of a check. A prime number: rows cannot be taken in groups of the same size.
 ROWS = 13
-# Rows that stay: those that are differentiated in both batches, in the first, and in the second.
+# Rows that stay: those that are differentiated in both batches, and in the second alone. More of
+# them than in the first, so that what only adds up (norms of gradients) is never the same in both.
 # That an order of the rows leaves each of the three in its place has a probability of 3e-6.
-_BOTH, _FIRST, _SECOND = slice(0, 3), slice(3, 5), slice(5, 7)
+_BOTH, _SECOND = slice(0, 3), slice(3, 7)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ class ReplacedRows:
             _replaced(first, kept, moved, count, generator),
             (kept, moved),
             (kept[_BOTH], moved[_BOTH]),
-            np.isin(np.arange(ROWS), [*kept[_BOTH], *kept[_FIRST]]),
+            np.isin(np.arange(ROWS), kept[_BOTH]),
             np.isin(np.arange(ROWS), [*moved[_BOTH], *moved[_SECOND]]),
         )
 
