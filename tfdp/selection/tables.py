@@ -61,7 +61,7 @@ def split_padded_rows(rows, tables):
     size = rows.shape[0]
     starts = offsets(tables)
     bounds = tf.unstack(ordering.search(rows, tf.constant(starts, tf.int64)))
-    # A slice never begins where it would end past the last row; TPUs pad what a gather takes.
+    # A slice never ends past the last row then.
     rows = tf.concat([rows, tf.fill([size], tf.int64.max)], 0)
     split = []
     for table, start, low, high in zip(tables, starts[:-1], bounds[:-1], bounds[1:], strict=True):
