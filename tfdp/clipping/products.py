@@ -37,8 +37,10 @@ UNDERFLOW = 1.2e-38
 def sum_of_squares(x):
     """(B, ...) float32 to (B,) float64 sums of squares, off by at most `POSITIVE`·value."""
     count = math.prod(x.shape[1:])
-    # XLA for CPUs makes no vector instructions of a sum along the last axis.
-    lanes = _LANES if is_compiling() and platform() == "CPU" and count % _LANES == 0 else 1
+    few = x.shape.is_fully_defined() and x.shape.num_elements() <= _FEW
+    # XLA for CPUs makes no vector instructions of a sum along the last axis, but a product of many.
+    lanes = is_compiling() and platform() == "CPU" and few and count % _LANES == 0
+    lanes = _LANES if lanes else 1
     count //= lanes
     width = max(w for w in range(1, 33) if count % w == 0)
     rows = tf.reshape(x, [-1, width])
@@ -47,7 +49,7 @@ def sum_of_squares(x):
         partial = tf.cast(tf.reduce_sum(rows * rows, axis=1), tf.float64)
     elif width == 1:
         partial = tf.square(tf.cast(rows[:, 0], tf.float64))
-    elif is_compiling() or (x.shape.is_fully_defined() and x.shape.num_elements() <= _FEW):
+    elif is_compiling() or few:
         partial = tf.cast(tf.linalg.matvec(rows * rows, tf.ones([width], x.dtype)), tf.float64)
     else:  # one pass over x, which needs no memory for its squares
         norms = tf.math.reduce_euclidean_norm(rows, axis=1)
