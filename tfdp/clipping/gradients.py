@@ -16,6 +16,7 @@ from tfdp.clipping.products import (
     gram_rounding,
     lengths_of_products,
     squared_norms_one_by_one,
+    sum_of_rows,
     sum_of_squares,
     sum_of_squares_of_rows,
 )
@@ -23,7 +24,6 @@ from tfdp.runtime.xla import is_compiling, platform
 
 # From so many look-ups of an example on, comparing all pairs of them takes longer than hashing.
 _MANY_IDS = 100
-_MANY_ROWS = 256
 
 
 def variable_gradient(variable, contributions):
@@ -73,17 +73,6 @@ def _only_finite(finite, gradients):
     if is_compiling():
         return select()  # fused into what follows; a branch would copy its operands
     return tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in tensors], select)
-
-
-def _sum_of_rows(x):
-    """(n, d) to (d,), of products that XLA has not computed yet."""
-    n, d = x.shape
-    if platform() != "CPU" or n is None or n <= _MANY_ROWS:
-        return tf.reduce_sum(x, axis=0)
-    # XLA for CPUs adds up 32 terms where it makes them; of more it writes all to memory first.
-    blocks = -(-n // 32)
-    x = tf.pad(x, [[0, blocks * 32 - n], [0, 0]])
-    return tf.reduce_sum(tf.reduce_sum(tf.reshape(x, [blocks, 32, d]), axis=1), axis=0)
 
 
 class Gradient:
@@ -163,7 +152,7 @@ class _PerExample(Gradient):
         (values,) = parts
         flat = tf.reshape(values, [-1, _size(self.variable.shape)])
         if is_compiling():  # XLA for CPUs reads such a product's matrix column by column
-            total = _sum_of_rows(flat * factors[:, tf.newaxis])
+            total = sum_of_rows(flat * factors[:, tf.newaxis])
         else:
             total = tf.linalg.matvec(flat, factors, transpose_a=True)
         return tf.reshape(total, self.variable.shape)
@@ -207,16 +196,12 @@ class _Outer(Gradient):
             left = scale(left, factors)
         else:
             right = scale(right, factors)
-        if not self.is_product:
-            p, r = left.shape[2], right.shape[2]
-            products = left[..., tf.newaxis] * right[:, :, tf.newaxis]
-            matrix = tf.reshape(_sum_of_rows(tf.reshape(products, [-1, p * r])), [p, r])
-            return self.layout.to_variable(matrix, self.variable.shape)
-        matrix = tf.matmul(
-            tf.reshape(left, [-1, left.shape[2]]),
-            tf.reshape(right, [-1, right.shape[2]]),
-            transpose_a=True,
-        )
+        left = tf.reshape(left, [-1, left.shape[2]])
+        right = tf.reshape(right, [-1, right.shape[2]])
+        if self.is_product:
+            matrix = tf.matmul(left, right, transpose_a=True)
+        else:  # one of them has one column
+            matrix = tf.reshape(sum_of_rows(left * right), [left.shape[1], right.shape[1]])
         return self.layout.to_variable(matrix, self.variable.shape)
 
 

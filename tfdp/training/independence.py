@@ -9,9 +9,9 @@ places of the batch, as they would without one of the others. Beside that only s
 stayed enter the sum that is differentiated, more in the second run than in the first: at all
 other rows its gradient must be exactly zero.
 
-It costs two forward and two backward passes, none of them to a weight, on `ROWS` examples, whatever
-the size of the batch and of the tables, once for each `compile`. They run eagerly, which is less
-work than to trace them, or traced where a loop has many steps.
+It costs four forward and four backward passes, none of them to a weight, on `ROWS` examples,
+whatever the size of the batch and of the tables, once for each `compile`. They run eagerly, which
+is less work than to trace them, or traced where a loop has many steps.
 """
 
 import dataclasses
@@ -69,7 +69,11 @@ def check_independence(model, x, y, sample_weight):
 
     # What is drawn for a row belongs to its place; and bfloat16 rounds a product by its blocks.
     halves = any(layer.compute_dtype == "bfloat16" for layer in all_layers(model))
-    compared = compare(run, count, may_move=not (plan.draws or halves))
+    may_move = not (plan.draws or halves)
+    compared = compare(run, count, may_move)
+    if not compared.changed:
+        # What others change a little is, in one draw of 500, the same by chance.
+        compared = compare(run, count, may_move)
     if compared.changed and compared.has_moved:
         compared = without_rounding(run, count, compared)
     if compared.changed:
