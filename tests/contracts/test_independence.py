@@ -9,6 +9,7 @@ from keras import layers
 
 import tfdp
 from tfdp.errors import PrivacyError
+from tfdp.training import compared_runs
 
 N, D = 64, 4
 MIXES = "mixes the examples.*sampled for each example"
@@ -388,3 +389,32 @@ def test_the_check_changes_nothing_of_the_model():
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
     assert model.checked_independence and model.optimizer.charging.steps == 0
+
+
+def by_mean_of_others(y, p):
+    """Only a rare label's gradient is changed, and by as much as the others' mean."""
+    rare = tf.where(y > 0, p - tf.stop_gradient(p), 0.0)
+    return tf.square(p - y) + rare * tf.stop_gradient(tf.reduce_mean(p))
+
+
+@pytest.mark.parametrize("unseen", ["first", "first that stays"])
+def test_what_one_draw_does_not_show_another_one_does(unseen, monkeypatch):
+    # The first of all draws; or the first of those in which rows do not move, and a change that
+    # is small enough for rounding in the others.
+    calls, changed = [], compared_runs._changed
+
+    def seen(*args):
+        calls.append(args[2])
+        still = np.array_equal(*args[2].stay)
+        small = args[4] == compared_runs._OF_STEPS
+        first_still = still and sum(np.array_equal(*rows.stay) for rows in calls) == 1
+        hidden = len(calls) == 1 if unseen == "first" else first_still or small
+        return None if hidden else changed(*args)
+
+    monkeypatch.setattr(compared_runs, "_changed", seen)
+    x, y = data()
+    y[:] = 0.0
+    y[40] = 1.0
+    model = compiled(tfdp.make_private(sequential(layers.Dense(1))), by_mean_of_others, N)
+    with pytest.raises(PrivacyError, match=MIXES):
+        tfdp.training.preflight.check_examples_do_not_mix(model, x, y)
