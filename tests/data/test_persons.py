@@ -128,6 +128,17 @@ def test_a_map_that_gives_back_other_rows_is_no_batch_of_persons():
     assert {s.shape[0] for s in tf.nest.flatten(doubled.element_spec)} == {4}
 
 
+def test_a_map_may_give_no_targets():
+    def without(x, y, weight):
+        return x, None, weight
+
+    again = batches(seed=3).map(without).map(without)
+    assert keeps_padding(again) and again.element_spec[1] == tf.NoneTensorSpec()
+    for (x, _, weight), (same, _, kept) in zip(batches(seed=3), again, strict=True):
+        np.testing.assert_array_equal(same, x)
+        np.testing.assert_array_equal(kept, weight)
+
+
 def test_what_is_done_past_the_methods_is_noticed():
     assert not keeps_padding(tf.data.Dataset.map(batches(), mixed))
     assert tfdp.data.sampling_of(batches().unbatch().batch(12)) is None

@@ -309,3 +309,20 @@ def test_a_budget_pays_for_batches_that_were_cut_before(small):
     overflow = sum(e.count * e.overflow_probability for e in model.ledger.entries)
     assert 0.2 * DELTA < overflow * (1 + math.exp(1.0)) < 0.8 * DELTA
     assert 0.99 * budget.epsilon < model.ledger.epsilon(DELTA) <= budget.epsilon
+
+
+def test_a_budget_goes_on_with_batches_of_another_size(small):
+    """The noise of the steps that are left is calibrated to them; of like batches it is kept."""
+    budget = {"budget": tfdp.PrivacyBudget(1.0, DELTA), "steps": 12}
+    model = eager_model(**budget)
+    fit_steps(model, 4)
+    first = model.optimizer.noise_multiplier
+    model.compile(small.optimizer(**budget), loss=small.loss, **EAGER)
+    fit_steps(model, 4)
+    assert model.optimizer.noise_multiplier == first
+    model.compile(small.optimizer(expected_batch_size=20, **budget), loss=small.loss, **EAGER)
+    model.fit(small.poisson(batch=20, steps_per_epoch=4), verbose=0)
+    sigma = model.optimizer.noise_multiplier
+    assert sigma > 1.1 * first and model.optimizer.steps_left == 0
+    assert_one(model, by_hand(poisson(first, 0.25, 8), poisson(sigma, 0.5, 4)))
+    assert 0.95 < model.ledger.epsilon(DELTA) <= 1.0

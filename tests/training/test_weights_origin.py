@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from eager_steps import EAGER, eager_model, fit_steps
 from epsilon_by_hand import DELTA
@@ -111,3 +112,45 @@ def test_values_of_initializers_that_a_layer_does_not_keep_are_initial(small):
         assert model.weight_origin.elsewhere() == ([] if known else [kernel.path])
         kernel.assign_add(0.1 * tf.random.normal((3, 4)))
         assert model.weight_origin.elsewhere() == [kernel.path]
+
+
+@pytest.mark.parametrize(
+    "layer", [keras.layers.Dense(3), keras.layers.EinsumDense("ab,bc->ac", 3, bias_axes="c")]
+)
+def test_files_hold_kernels_with_lora(layer, tmp_path):
+    """Keras writes the sum of kernel and product, where the charges are those of its parts."""
+
+    def base(layer):
+        return keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
+
+    model = eager_model(base(layer))
+    fit_steps(model)
+    layer.enable_lora(2)
+    model = eager_model(model.model)
+    fit_steps(model)
+    assert np.any(layer.lora_kernel_b)
+    model.save_weights(tmp_path / "own.weights.h5")
+    model.model.save_weights(tmp_path / "plain.weights.h5")
+    for file in ("own.weights.h5", "plain.weights.h5"):
+        again = base(type(layer).from_config({**layer.get_config(), "lora_rank": None}))
+        loaded = eager_model(again)
+        (loaded if file.startswith("own") else again).load_weights(tmp_path / file)
+        np.testing.assert_allclose(again.layers[0].kernel, layer.kernel)
+        assert loaded.ledger == model.ledger
+        fit_steps(loaded)
+        assumptions = loaded.privacy_statement(DELTA).assumptions
+        assert not any("elsewhere" in s for s in assumptions), assumptions
+
+
+def test_a_foreign_kernel_with_lora_stays_foreign(tmp_path):
+    model = eager_model()
+    model.set_weights([w + 1 for w in model.get_weights()])
+    fit_steps(model)
+    model.model.layers[-1].enable_lora(2)
+    model = eager_model(model.model)
+    fit_steps(model)
+    model.save_weights(tmp_path / "m.weights.h5")
+    loaded = eager_model()
+    loaded.load_weights(tmp_path / "m.weights.h5")
+    fit_steps(loaded)
+    assert any("elsewhere" in s for s in loaded.privacy_statement(DELTA).assumptions)

@@ -123,18 +123,19 @@ def _by_person(function, k):
     """A function of a batch that applies `function` to the k rows of each person by themselves."""
 
     def apply(*batch):
-        persons = tf.nest.map_structure(
-            lambda t: tf.reshape(t, [t.shape[0] // k, k, *t.shape[1:]]), batch
-        )
+        persons = tf.nest.map_structure(_as_persons, batch)
         count = tf.nest.flatten(persons)[0].shape[0]
         each = tf.data.Dataset.from_tensor_slices(persons)
         each = each.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         together = each.batch(count, drop_remainder=True).get_single_element()
         return tf.nest.map_structure(_as_rows, together)
 
+    def _as_persons(t):
+        return None if t is None else tf.reshape(t, [t.shape[0] // k, k, *t.shape[1:]])
+
     def _as_rows(t):
-        if not t.shape.rank or t.shape.rank < 2 or t.shape[1] != k:
-            return t  # of other rows: refused by `fit`
+        if t is None or not t.shape.rank or t.shape.rank < 2 or t.shape[1] != k:
+            return t  # None: no targets; or of other rows: refused by `fit`
         return tf.reshape(t, [t.shape[0] * k, *t.shape[2:]])
 
     return apply

@@ -234,9 +234,11 @@ class Charging(RunCharging):
         """σ of the budget's runs on such batches, or calibrated to what is left."""
         setting = self._setting(sampling, 1.0)
         for mechanism, _ in reversed(self._runs_of_this_budget()):
-            if (mechanism.amplification, mechanism.draws_per_unit) == (
+            alike = (mechanism.amplification, mechanism.draws_per_unit, mechanism.event()) == (
                 setting.amplification, setting.draws_per_unit,
-            ):  # fmt: skip
+                setting.event(mechanism.noise_multiplier),
+            )  # fmt: skip
+            if alike:
                 return mechanism.noise_multiplier
         ledger = self.history.ledger()
         ledger = ledger.beside(

@@ -17,7 +17,7 @@ TRAINING_METRICS = "the losses and metrics shown during training: they are compu
 def of_model(model):
     """What was taken to be public in the making of a model."""
     declared = assumptions_of(all_layers(model))
-    return Notes(assumptions=(*declared, *_adapted(model), *own_steps.assumption(model)))
+    return Notes(assumptions=(*declared, *_adapted(model), *own_steps.assumptions(model)))
 
 
 def of_optimizer(optimizer):

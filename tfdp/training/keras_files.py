@@ -77,7 +77,7 @@ def _charges_of(model):
     together = ChargeHistory()
     for history in histories.values():
         together.merge_json(history.to_json())
-    text = json.dumps({"history": together.to_json(), "states": states_of(variables)})
+    text = json.dumps({"history": together.to_json(), "states": states_of(model, variables)})
     return np.frombuffer(text.encode(), np.uint8)
 
 

@@ -84,12 +84,19 @@ def reached(model):
     vars(model)[_REACHED] = True
 
 
-def assumption(model):
-    """The sentence for the statement about a subclass' own step: a tuple of none or one."""
-    if not getattr(type(model).train_step, "is_own", False):
-        return ()
-    name = type(model).__name__
-    return (f"the `train_step` of {name} uses the data through `super().train_step` only",)
+def assumptions(model):
+    """Sentences for the statement about steps of a model's own, none if it has none."""
+    name, found = type(model).__name__, []
+    if getattr(type(model).train_step, "is_own", False):
+        found.append(f"the `train_step` of {name} uses the data through `super().train_step` only")
+    for step in ("test_step", "make_test_function"):
+        # `fit` validates by them, and takes what they do to weights for what it did itself.
+        module = getattr(getattr(model, step), "__module__", None) or ""
+        if not module.startswith(("tfdp.", "keras.")):
+            found.append(
+                f"the `{step}` of {name} gives the model no weights that learned from these records"
+            )
+    return tuple(found)
 
 
 def _charging(model):

@@ -5,6 +5,8 @@ of a model, a loop of the user's own, training before tfdp saw the model) have n
 statement then says that they are assumed to have learned nothing from the records.
 """
 
+import types
+
 import numpy as np
 import tensorflow as tf
 
@@ -85,7 +87,7 @@ class WeightOrigin:
         """Fingerprints of the values that are accounted for, to be stored with the charges."""
         if not tf.executing_eagerly():
             return []  # tf.saved_model.save: who restores weights from one has them from elsewhere
-        return states_of(self._variables())
+        return states_of(self._model, self._variables())
 
     def restore(self, states):
         """Takes over what `states` gave when the charges were stored."""
@@ -109,14 +111,31 @@ class WeightOrigin:
         ]
 
 
-def states_of(variables):
-    """Fingerprints of the values of variables that are accounted for."""
+def states_of(model, variables):
+    """Fingerprints of the values of a model's variables that are accounted for, as files hold them.
+
+    Args:
+        model: the `keras.Model`.
+        variables: those of its variables that may be accounted for.
+    """
     found = []
     for variable in variables:
         if _FOREIGN not in vars(variable):
             state = vars(variable).get(STATE)
             found.append(fingerprint(variable) if state == _TRAINING else state)
-    return [state for state in found if state is not None]
+    return [*(state for state in found if state is not None), *map(fingerprint, _merged(model))]
+
+
+def _merged(model):
+    """What Keras writes for weights with LoRA: their sum with the product of its two matrices."""
+    for layer in all_layers(model):
+        for name in ("kernel", "embeddings"):
+            weight = vars(layer).get(f"_{name}")
+            if weight is None or not getattr(layer, "lora_enabled", False):
+                continue
+            if not any(_FOREIGN in vars(v) for v in layer.weights):
+                value = tf.cast(getattr(layer, name), weight.dtype)
+                yield types.SimpleNamespace(shape=weight.shape, value=value)
 
 
 def _initializers(model):

@@ -24,7 +24,7 @@ class HyperParameters:
         self.values = {}
         self._random = secrets.SystemRandom()
 
-    def Choice(self, name, values):  # noqa: N802: KerasTuner's names
+    def Choice(self, name, values):  # noqa: N802 (KerasTuner's names)
         """One of `values`, a sequence that is not empty."""
         values = list(values)
         if not values:
