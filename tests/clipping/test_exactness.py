@@ -164,7 +164,8 @@ MODELS = {
                         lambda: layers.Activation("relu")), (5, 5, 2)),
     "group_norm_options": (conv(lambda: layers.GroupNormalization(2, axis=1),
                                 lambda: layers.GroupNormalization(-1, center=False)), (4, 5, 3)),
-    "layer_norm_axes": (conv(lambda: layers.LayerNormalization(axis=[1, 2]),
+    "layer_norm_axes": (conv(lambda: layers.LayerNormalization(axis=[-1, 1]),
+                             lambda: layers.LayerNormalization(axis=[1, 2]),
                              lambda: layers.LayerNormalization(axis=1, scale=False),
                              lambda: layers.LayerNormalization(center=False)), (5, 6)),
     "other_norms": (conv(lambda: layers.RMSNormalization(), lambda: layers.Dense(4),
@@ -204,7 +205,11 @@ EQUATIONS = {
         ("abc,dc->abd", (5, 4), "b"),
         ("...x,xy->...y", 4, "y"),
         ("abc,bcd->abd", (5, 4), "bd"),  # a batched kernel: no rule
+        ("abc,cd->ad", 4, "d"),  # an axis that is summed over first, a gain, a diagonal: neither
+        ("abc,c->abc", (5, 3), "c"),
+        ("abc,cdd->abd", (5, 4), None),
     ],
+    (4, 4): [("abb,bc->ac", 3, "c")],
     (5, 4): [("abc,cde->abde", (None, 2, 3), "de"), ("abc,cde->abde", (None, 2, 3), "d")],
     (5, 2, 3): [("abcd,cde->abe", (None, 4), "e")],
     (2, 5, 3): [("...x,xy->...y", 4, None)],
@@ -543,6 +548,83 @@ def test_keras_hub_layers(brute_force, mean_loss):
     check = brute_force(Hub, x, mean_loss(crossentropy(), y))
     check.check()
     assert "exact fallback" not in explain(check.model, check.x)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"start_index": 1}, {"start_index": 2}, {"positions": tf.constant([3, 0, 3, 1, 5, 7])}],
+    ids=lambda given: "-".join(given),
+)
+def test_keras_hub_positions_that_begin_elsewhere(brute_force, mean_loss, given):
+    hub = pytest.importorskip("keras_hub")
+
+    class Hub(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.positions = hub.layers.PositionEmbedding(LENGTH + 2)
+            self.dense = layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x * self.positions(x, **given))[..., 0]
+
+    x = GENERATOR.normal(size=(4, LENGTH, WIDTH)).astype("float32")
+    brute_force(Hub, x, mean_loss("mse", targets(4, LENGTH))).check()
+
+
+def test_keras_hub_positions_of_grids(brute_force, mean_loss):
+    hub = pytest.importorskip("keras_hub")
+
+    class Hub(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.positions = hub.layers.PositionEmbedding(LENGTH + 2)
+            self.dense = layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x * self.positions(x))[..., 0]
+
+    x = GENERATOR.normal(size=(4, 2, LENGTH, WIDTH)).astype("float32")
+    brute_force(Hub, x, mean_loss("mse", GENERATOR.normal(size=(4, 2, LENGTH)))).check()
+
+
+def test_layers_without_a_rule_are_given_constants(brute_force, mean_loss):
+    class Scaled(keras.Layer):
+        def build(self, *shapes):
+            self.gain = self.add_weight(shape=(WIDTH,), initializer="normal", name="gain")
+
+        def call(self, x, scale, shift=None):
+            return x * self.gain * scale + shift
+
+    class Constants(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.scaled, self.dense = Scaled(), layers.Dense(1)
+            self.scale = tf.linspace(0.5, 2.0, WIDTH)
+            self.shift = tf.ones([1, WIDTH])
+
+        def call(self, x):
+            scale, shift = self.scale, self.shift
+            if x.dtype != tf.float32:  # brute force
+                scale, shift = tf.cast(scale, x.dtype), tf.cast(shift, x.dtype)
+            return self.dense(self.scaled(x, scale, shift=shift))
+
+    x = GENERATOR.normal(size=(4, WIDTH)).astype("float32")
+    brute_force(Constants, x, mean_loss("mse", targets(4, 1))).check()
+
+
+def test_embeddings_with_lora(brute_force, mean_loss):
+    class Lora(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.tokens = layers.Embedding(TOKENS, WIDTH)
+            self.tokens.build()
+            self.tokens.enable_lora(2, b_initializer="normal")
+            self.dense = layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(self.tokens(x))[..., 0]
+
+    brute_force(Lora, ids(4, LENGTH), mean_loss("mse", targets(4, LENGTH))).check()
 
 
 def test_dpformer(brute_force, mean_loss):

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdp.clipping.contributions import MATRIX, OuterProduct, PerExampleGradients
 from tfdp.clipping.gradients import clipped_sums_of, variable_gradient
 from tfdp.clipping.products import POSITIVE, sum_of_squares
+from tfdp.clipping.rules.embedding import rows_of
 from tfdp.runtime.xla import compiling
 
 
@@ -76,3 +77,17 @@ def test_gradients_of_every_example(examples):
     np.testing.assert_allclose(norm[1:], np.sum(exact**2, axis=(1, 2)), rtol=1e-5)
     expected = np.tensordot(factors[1:].astype("float64"), exact, 1)
     np.testing.assert_allclose(total, expected, rtol=1e-5, atol=2e-5 * np.sqrt(examples))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_ids_out_of_range_mean_the_row_that_is_looked_up(dtype):
+    layer = keras.layers.Embedding(5, 3)
+    layer.build()
+    ids = np.array([[0, 4, 5, 9, -1, -5], [-6, -99, 2**31 - 1, -(2**31), 1, 2]], dtype)
+    if dtype == "int64":
+        ids[0, 2:4] = 2**32 + 1, -(2**32) - 1
+    s = tf.zeros([*ids.shape, 3])
+
+    looked_up, rows = compiled(lambda: [layer(tf.constant(ids)), rows_of(layer, ids, s).ids])
+    assert rows.min() >= 0 and rows.max() <= 4
+    np.testing.assert_array_equal(looked_up, layer.embeddings.numpy()[rows])

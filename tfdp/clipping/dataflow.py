@@ -58,8 +58,7 @@ class DataFlow:
         Returns:
             A `tf.Operation`, or None.
         """
-        probes = {t.name for t in (tf.nest.flatten(call.outputs) if whole else call.probes)
-                  if isinstance(t, tf.Tensor)}  # fmt: skip
+        probes = _names(tf.nest.flatten(call.outputs) if whole else call.probes)
         pending = [
             op for _, op, owner in self._reads
             if (self._place[op.name] in call.operations if whole else owner is call)
@@ -85,7 +84,7 @@ class DataFlow:
             calls: the call in the traces for both batch sizes.
         """
         call, other = calls
-        given = {t.name for t in _with_masks((call.args, call.kwargs))}
+        given = _names(_with_masks((call.args, call.kwargs)))
         here, there = call.operations, other.graph.get_operations()
         if len(there) != len(self._operations):
             there = {op.name: op for op in there}
@@ -137,6 +136,11 @@ class DataFlow:
 def has_batch_axis(a, b):
     """Whether a tensor of the two traces has the batch axis first."""
     return bool(a.shape.rank) and (a.shape[0], b.shape[0]) == BATCH_SIZES
+
+
+def _names(tensors):
+    """Names of those of the graph; what was made outside of it, a constant, has none."""
+    return {t.name for t in tensors if tf.is_symbolic_tensor(t)}
 
 
 def _with_masks(structure):

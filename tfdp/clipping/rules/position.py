@@ -15,7 +15,8 @@ class PositionRule(Rule):
     """Position t of every example meets row t of the table."""
 
     def accepts(self, layer, args, kwargs):
-        plain = len(args) == 1 and all(kwargs.get(k) in (None, 0) for k in kwargs)
+        given = [*args[1:], *kwargs.values()]  # where to begin, or positions; tensors, perhaps
+        plain = all(v is None or (isinstance(v, int) and v == 0) for v in given)
         return plain and len(args[0].shape) == 3
 
     def variables(self, layer, args, kwargs):
