@@ -231,7 +231,7 @@ def keep(path, part, rows, run=None, versions=None):
     new = {(row["architecture"], row["library"], row["method"]) for row in rows}
     kept = [r for r in result.get(part, ())
             if (r["architecture"], r["library"], r["method"]) not in new]  # fmt: skip
-    result[part] = [*kept, *rows]
+    result[part] = sorted([*kept, *rows], key=_place)
     if run:
         result["runs"] = [*result.get("runs", ()), run]
     result["versions"] = result.get("versions", {}) | (versions or {})
@@ -242,6 +242,16 @@ def keep(path, part, rows, run=None, versions=None):
         "batch": {name: size for name, (_, _, size) in sizes.ARCHITECTURES.items()},
     }
     path.write_text(json.dumps(result, indent=1))
+
+
+def _place(row):
+    """Where a row stands in the tables, whenever it was measured."""
+    methods = LIBRARIES[row["library"]][2]
+    return (
+        list(sizes.ARCHITECTURES).index(row["architecture"]),
+        list(LIBRARIES).index(row["library"]),
+        list(dict.fromkeys([*methods.values(), *methods])).index(row["method"]),
+    )
 
 
 def main():

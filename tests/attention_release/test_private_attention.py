@@ -11,6 +11,7 @@ from scipy import stats
 
 from tfdp.accounting import Ledger, PrivacyBudget
 from tfdp.accounting.wishart import WishartDpEvent
+from tfdp.attention_release import mechanisms
 from tfdp.errors import BudgetError
 from tfdp.layers import PrivateAttention
 
@@ -386,3 +387,35 @@ def test_calls_must_match_what_was_built():
         PrivateAttention(BUDGET, 1.0, "feature").build((None, 8, 16), (None, 9, 16))
     with pytest.raises(ValueError, match="must be built first"):
         PrivateAttention(BUDGET, 1.0).event()
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16", "float16"])
+def test_no_precision_spreads_neighbours_apart(policy, monkeypatch):
+    seen = []
+    noisy = mechanisms.noisy_gram
+    monkeypatch.setattr(mechanisms, "noisy_gram", lambda x, *a: (seen.append(x), noisy(x, *a))[1])
+    layer = PrivateAttention(
+        PrivacyBudget(1.0, 1e-5), 100.0, "token", neighbor_distance=1e-3,
+        mechanism="gaussian_noise", dtype=policy,
+    )  # fmt: skip
+    middle = 1.5 + {"float32": 2**-24, "mixed_bfloat16": 2**-8}.get(policy, 2**-11)
+    first = np.full((1, 8, 64), 1.5, np.float32)
+    first[0, 0] = middle - 5e-5
+    second = first.copy()
+    second[0, 0] = middle + 5e-5  # at a distance of 8e-4; rounded apart, of up to 0.06
+    for x in (first, second):
+        assert layer(tf.constant(x)).dtype == layer.compute_dtype
+    moved = np.linalg.norm((seen[0] - seen[1]).numpy())
+    assert 0 < moved <= 1e-3
+    with pytest.raises(ValueError, match="autocast"):
+        PrivateAttention(BUDGET, 1.0, autocast=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["budget", "max_norm", "unit", "neighbor_distance", "ridge", "num_samples", "mechanism"],
+)
+def test_what_is_stated_is_fixed(name):
+    layer = _built("feature", BUDGET)
+    with pytest.raises(AttributeError, match=f"`{name}` of a PrivateAttention is fixed"):
+        setattr(layer, name, 50.0)

@@ -72,7 +72,11 @@ def test_norms_are_off_by_less_than_their_bound(kind):
     else:
         wanted = np.sum(left.astype(np.float64) ** 2, axis=(1, 2))
         ids = tf.zeros([512, 1], tf.int32)
-        given = Rows(ids, tf.constant(left)) if kind == "rows" else PerExampleGradients(tf.constant(left))
+        given = (
+            Rows(ids, tf.constant(left))
+            if kind == "rows"
+            else PerExampleGradients(tf.constant(left))
+        )
     shape = [31, 31] if kind == "product" else [1, 31]
     norm, bound = variable_gradient(tf.zeros(shape), [given]).squared_norm()
     error = np.abs(norm - wanted)

@@ -13,6 +13,7 @@ ROOT = pathlib.Path(tfdp.__file__).parent
 ROOMS = (
     "errors",
     "_validate",
+    "fixed_settings",
     "_compat",
     "runtime",
     "noise",

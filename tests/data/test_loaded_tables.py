@@ -85,3 +85,12 @@ def test_columns_of_frames_may_lack_values():
     frame = {"review": np.array(["a", None, 3.0], object), "vote": np.array([1.0, 0.0, 1.0])}
     data = tfdp.data.load_texts(frame, "review", "vote", [0, 1], test_fraction=0)
     assert data.train[0].tolist() == ["a", "", "3"] and data.train[1].tolist() == [1, 0, 1]
+
+
+def test_users_of_several_types_are_told_apart_as_they_are_written():
+    frame = {
+        "user": np.array([7, 7.0, "7", b"7", 8.5], object),
+        "item": np.array([1, 2, 3, 1, 2]),
+    }
+    read = tfdp.data.load_sequences(frame, 4, user="user", item="item")
+    assert read.num_users == 2

@@ -280,3 +280,18 @@ def test_clicks_enter_their_persons():
     )  # fmt: skip
     with pytest.raises(PrivacyError, match="3 of 3 persons"):
         periods.claim("2", [1, 2, 3])
+
+
+def test_other_names_of_a_file_are_no_other_registries(tmp_path):
+    path, link = tmp_path / "periods.npz", tmp_path / "current.npz"
+    one = DisjointPeriods(path)
+    link.symlink_to(path)
+    linked = DisjointPeriods(link)
+    linked.claim("first", ["a"])
+    assert link.is_symlink()
+    with pytest.raises(PrivacyError):
+        one.claim("second", ["a"])
+    (tmp_path / "hard.npz").hardlink_to(path)
+    for claim in (lambda: one.claim("first", ["b"]), lambda: DisjointPeriods(path)):
+        with pytest.raises(PrivacyError, match="hard links"):
+            claim()

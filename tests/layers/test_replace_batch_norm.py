@@ -3,6 +3,8 @@
 import keras
 import numpy as np
 import pytest
+from eager_steps import eager_model, fit_steps
+from epsilon_by_hand import DELTA
 from keras import layers
 
 import tfdp
@@ -64,3 +66,17 @@ def test_what_cannot_be_replaced_is_refused():
     wrapped = layers.TimeDistributed(layers.BatchNormalization(name="inside"))
     with pytest.raises(PrivacyError, match="'inside'.*inside another layer"):
         tfdp.layers.replace_batch_norm(keras.Sequential([keras.Input((3, 4)), wrapped]))
+
+
+def test_what_training_cost_goes_with_the_weights():
+    frozen = layers.BatchNormalization(name="norm")
+    frozen.trainable = False
+    old = keras.Sequential([keras.Input((3,)), layers.Dense(4), frozen, layers.Dense(2)])
+    model = eager_model(old)
+    fit_steps(model, 2)
+    frozen.trainable = True
+    new = eager_model(tfdp.layers.replace_batch_norm(old))
+    assert new.ledger == model.ledger and len(new.ledger.entries) == 1
+    fit_steps(new)
+    assumptions = new.privacy_statement(DELTA).assumptions
+    assert not any("elsewhere" in s for s in assumptions), assumptions

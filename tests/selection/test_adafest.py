@@ -5,7 +5,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp.noise import NoiseSource
-from tfdp.selection import FEST, NO_ROW, AdaFEST, TableActivity
+from tfdp.selection import FEST, NO_ROW, AdaFEST, ExponentialSelection, TableActivity
 
 
 def table(name, num_rows, ids):
@@ -112,3 +112,19 @@ def test_survives_serialisation_with_the_rows_of_fest():
     assert again.get_config() == selection.get_config()
     np.testing.assert_array_equal(again.within.rows("a", 3), [1])
     assert again.privacy_assumptions == selection.privacy_assumptions != []
+
+
+@pytest.mark.parametrize(
+    "selection, names",
+    [
+        (AdaFEST(3.0), ("threshold", "noise_ratio", "contribution_norm", "within",
+                                       "capacity")),
+        (FEST(3, epsilon=1.0), ("k", "epsilon", "mechanism")),
+        (ExponentialSelection(3), ("num_rows", "noise_ratio")),
+    ],
+    ids=lambda one: type(one).__name__,
+)  # fmt: skip
+def test_settings_are_fixed(selection, names):
+    for name in names:
+        with pytest.raises(AttributeError, match=f"`{name}`"):
+            setattr(selection, name, 1.0)

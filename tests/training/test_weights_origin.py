@@ -7,6 +7,8 @@ import tensorflow as tf
 from eager_steps import EAGER, eager_model, fit_steps
 from epsilon_by_hand import DELTA
 
+import tfdp
+
 
 def test_weights_from_elsewhere_are_mentioned(small):
     def mentioned(model):
@@ -154,3 +156,25 @@ def test_a_foreign_kernel_with_lora_stays_foreign(tmp_path):
     loaded.load_weights(tmp_path / "m.weights.h5")
     fit_steps(loaded)
     assert any("elsewhere" in s for s in loaded.privacy_statement(DELTA).assumptions)
+
+
+def test_other_frequencies_than_the_released_ones_are_mentioned():
+    data = tfdp.data.leave_one_out_split([[1, 2, 3, 1]] * 40, 4, num_items=3)
+    frequency = tfdp.data.private_frequency(data.train, epsilon=0.5)
+
+    def assumptions(change):
+        model = tfdp.models.DPFormer(3, 4, frequency, dim=4, num_blocks=1)
+        optimizer = tfdp.optimizers.DPOptimizer(
+            keras.optimizers.SGD(0.1), noise_multiplier=1.0, num_examples=40,
+            expected_batch_size=10,
+        )  # fmt: skip
+        model.compile(optimizer, run_eagerly=True)
+        model.validate_independence = False
+        (layer,) = [one for one in model._flatten_layers() if hasattr(one, "frequency")][:1]
+        change(layer.frequency)
+        model.fit(tfdp.data.poisson_batches(data.train, 10, steps_per_epoch=1), verbose=0)
+        return model.privacy_statement(DELTA).assumptions
+
+    assert not any("elsewhere" in s for s in assumptions(lambda v: None))
+    raw = np.array([1.0, 0.9, 0.3, 0.7])
+    assert any("elsewhere" in s for s in assumptions(lambda v: v.assign(raw)))

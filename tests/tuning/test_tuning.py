@@ -256,6 +256,32 @@ def test_runs_that_differ_in_one_part_of_their_cost_are_refused(small, runs, dif
         tune(train, lambda model: 0.0)
 
 
+@pytest.mark.parametrize("sigmas", [(0.05, 50.0), (50.0, 0.05)])
+def test_scores_of_different_noise_are_refused(small, runs, sigmas):
+    runs(2)
+    x, y = small.data()
+    values = lambda model: np.argmax(model(x), -1) == y  # noqa: E731
+    score, left = PrivateMean(values, num_examples=40, noise_multiplier=10.0), iter(sigmas)
+
+    def train(hp):
+        score.noise_multiplier = next(left)
+        return trainer(small)(hp)
+
+    with pytest.raises(PrivacyError, match="`train` must cost the same"):
+        tune(train, score, 5.0)
+
+
+def test_a_score_leaves_the_weights_as_they_are(small, runs):
+    runs(1)
+
+    def score(model):
+        model.set_weights([w + 1 for w in model.get_weights()])
+        return 0.0
+
+    with pytest.raises(PrivacyError, match="leave the model's weights"):
+        tune(trainer(small), score, 5.0)
+
+
 def test_the_charge_says_what_one_run_was_about(small, runs):
     """Its unit and adjacency are those of the trainings; two tunings are two releases."""
     runs(1)

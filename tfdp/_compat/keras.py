@@ -136,3 +136,10 @@ class ModelHooks(keras.Model):
         if save_type != "savedmodel":
             return children
         return {name: child for name, child in children.items() if name not in self.not_exported}
+
+
+def schedule_of(optimizer):
+    """The `LearningRateSchedule` object of an optimizer, or None: Keras gives only its value."""
+    schedule = getattr(optimizer, "_learning_rate", None)
+    is_one = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
+    return schedule if is_one else None

@@ -16,13 +16,14 @@ from tfdp.attention_release.release_plan import Setting, check_mechanism, plan_r
 from tfdp.attention_release.sensitivity import check_unit
 from tfdp.attention_release.statement import release_statement
 from tfdp.attention_release.weights import ACTIVATIONS, attention_weights, combined_mask
+from tfdp.fixed_settings import FixedSettings
 from tfdp.noise import ServingNoiseSource
 
 _OF_TRAINING = ("training", "forward noise", "tuning", "no privacy")
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class PrivateAttention(keras.layers.Layer):
+class PrivateAttention(FixedSettings, keras.layers.Layer):
     """Attention weights that can be published: every call is one private release of its input.
 
     Returns the matrix D^-1 f(logits) with logits X X' / sqrt(d) for a query alone (the paper's
@@ -89,6 +90,11 @@ class PrivateAttention(keras.layers.Layer):
     TensorShape([2, 16, 16])
     """
 
+    fixed = (
+        "budget", "max_norm", "unit", "neighbor_distance", "ridge", "num_samples", "mechanism",
+        "seed",
+    )  # fmt: skip
+
     def __init__(
         self,
         budget: PrivacyBudget,
@@ -102,7 +108,12 @@ class PrivateAttention(keras.layers.Layer):
         seed: int | None = None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        if kwargs.get("autocast"):
+            raise ValueError(
+                "Argument `autocast` must be left out: rounding would spread neighbours further "
+                "apart than `neighbor_distance`. Received: autocast=True"
+            )
+        super().__init__(**{**kwargs, "autocast": False})
         if not isinstance(budget, PrivacyBudget):
             raise ValueError(
                 f"Argument `budget` must be a tfdp.PrivacyBudget. Received: budget={budget!r}"

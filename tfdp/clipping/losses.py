@@ -35,6 +35,13 @@ class PerExampleLoss(keras.losses.Loss):
         self.loss = loss
         self.per_example_reduction = per_example_reduction
         self._function = keras.losses.get(loss)
+        is_loss = isinstance(self._function, keras.losses.Loss)
+        if is_loss and type(self._function).__call__ is not keras.losses.Loss.__call__:
+            raise ValueError(
+                "Argument `loss` has a `__call__` of its own, of which the losses of single "
+                "examples cannot be taken. Define `call`, which returns them. Received: "
+                f"loss={self._function}"
+            )
         own = getattr(self._function, "reduction", "sum_over_batch_size")
         if own in ("none", None) or (own == "sum" and per_example_reduction != "sum"):
             raise ValueError(

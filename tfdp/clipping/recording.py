@@ -292,7 +292,8 @@ def ensure_built(model, x):
 
     Its variables are made where `fit` would make them: under the strategy of the model.
     """
-    if not model.built:
+    # `Model.build` of a subclass that has none of its own makes the variables of no layer.
+    if not model.built or not all(layer.built for layer in all_layers(model)):
         with tf.init_scope(), scope_of(model):
             model(tf.nest.map_structure(lambda t: tf.zeros((1, *t.shape[1:]), t.dtype), x))
 

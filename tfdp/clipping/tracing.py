@@ -14,7 +14,7 @@ from tfdp.clipping.recording import (
     is_seed_state,
 )
 from tfdp.clipping.registry import find_rule
-from tfdp.clipping.side_effects import refuse_side_effects
+from tfdp.clipping.side_effects import refuse_results_of_metrics, refuse_side_effects
 from tfdp.errors import PrivacyError
 
 
@@ -57,9 +57,18 @@ def trace(model, x, batch_size):
 
     with tapes_record():  # those in the model: a plan is made in `tf.init_scope`
         traced = tf.function(forward, autograph=False).get_concrete_function(specs)
-    refuse_side_effects(traced.graph, f"Model {model.name!r}")
+    where = f"Model {model.name!r}"
+    refuse_side_effects(traced.graph, where)
+    outputs = tf.nest.flatten(tracer.root.outputs, expand_composites=True)
+    refuse_results_of_metrics(traced.graph, outputs, variables_of_metrics(model), where)
     _refuse_corruption(model, traced.graph)
     return tracer.root
+
+
+def variables_of_metrics(model):
+    """The variables that metrics have to themselves: none that is also a weight."""
+    weights = {id(v) for v in model.weights}
+    return [v for metric in model.metrics for v in metric.variables if id(v) not in weights]
 
 
 def _spec(tensor, batch_size):

@@ -54,7 +54,8 @@ class DisjointPeriods:
     """
 
     def __init__(self, path: str | os.PathLike | None = None):
-        self._path = None if path is None else pathlib.Path(path)
+        # Of a link, what it leads to: replaced by a file, it would be a second registry.
+        self._path = None if path is None else pathlib.Path(os.path.realpath(path))
         self._name, self._owners = secrets.token_hex(8), {}
         self._process = os.getpid()
         with self._locked():
@@ -157,6 +158,12 @@ class DisjointPeriods:
         """(name, owners) of the file, which another process may have written; None without one."""
         if self._path is None or not self._path.exists():
             return None
+        links = self._path.stat().st_nlink
+        if links > 1:
+            raise PrivacyError(
+                f"The file {str(self._path)!r} has {links} names (hard links): it is written anew "
+                "under one of them, and the others would go on as a second registry. Keep one."
+            )
         try:
             with np.load(self._path, allow_pickle=False) as stored:
                 name, names = str(stored["registry"]), stored["names"].tolist()

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import inputs_of
 from tfdp.accounting import Sampling
+from tfdp.data.releases import is_release, released_by
 
 _ATTRIBUTE = "_tfdp_sampling"
 _ORIGIN = "_tfdp_origin"
@@ -45,10 +46,9 @@ class Origin:
         if isinstance(data, (tf.data.Dataset, tf.distribute.DistributedDataset)):
             return getattr(data, _ORIGIN, cls())
         own = getattr(data, "origin", None)
-        parts = [own] if own is not None else [
-            leaf.origin for leaf in tf.nest.flatten(data) if isinstance(leaf, OriginArray)
-        ]  # fmt: skip
-        return cls.all_of(parts)
+        # A pair that was mapped over has an empty one of its own, and arrays that know theirs.
+        parts = [leaf.origin for leaf in tf.nest.flatten(data) if isinstance(leaf, OriginArray)]
+        return cls.all_of([own, *parts] if isinstance(own, cls) else parts)
 
     @classmethod
     def all_of(cls, origins):
@@ -64,10 +64,13 @@ class Origin:
 class OriginArray(np.ndarray):
     """An array that knows where it comes from, as do slices, copies and what numpy makes of it.
 
-    `np.asarray`, `np.array` and other libraries copy the numbers alone, and so does an index.
+    `np.asarray`, `np.array`, `np.ascontiguousarray`, a Generator's `permutation` and other
+    libraries copy the numbers alone, and so does an index. A plain array that one is written into
+    (`plain[:] = `, `out=plain`) does not know it; `plain *= ` gives one that does.
     """
 
     origin = Origin()
+    __array_priority__ = 1.0  # `plain.dot` returns one, too
 
     @classmethod
     def of(cls, array, origin):
@@ -82,18 +85,29 @@ class OriginArray(np.ndarray):
     def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwargs):
         origin = Origin.of([*inputs, *kwargs.values()])
         plain = {"out": _plain(out)} if out else {}
+        written = inputs[:1] if method == "at" else out
         inputs, kwargs = _plain(inputs), {name: _plain(value) for name, value in kwargs.items()}
         made = getattr(ufunc, method)(*inputs, **plain, **kwargs)
-        if not out:
+        if not written:
             return _carrying(made, origin)
-        for array in out:
-            if isinstance(array, OriginArray):
-                array.origin = Origin.all_of([array.origin, origin])
-        return out[0] if len(out) == 1 else out
+        written = tuple(_written(array, origin) for array in written)
+        return None if method == "at" else written[0] if len(written) == 1 else written
 
     def __array_function__(self, function, types, args, kwargs):
         made = super().__array_function__(function, types, args, kwargs)
-        return _carrying(made, Origin.of([args, kwargs]))
+        origin = Origin.of([args, kwargs])
+        if made is None:  # it wrote into one of them: `np.copyto`, `np.put`
+            for array in args:
+                _written(array, origin)
+        return _carrying(made, origin)
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        _written(self, Origin.of(value))
+
+    def dot(self, b, out=None):
+        """As `np.dot`."""
+        return np.dot(self, b) if out is None else np.dot(self, b, out)
 
     def __reduce__(self):
         make, arguments, state = super().__reduce__()
@@ -109,6 +123,15 @@ def _plain(value):
     if isinstance(value, tuple):
         return tuple(_plain(part) for part in value)
     return value.view(np.ndarray) if isinstance(value, OriginArray) else value
+
+
+def _written(array, origin):
+    """What an operation wrote into, with the `Origin` of what was written beside its own."""
+    if isinstance(array, OriginArray):
+        array.origin = Origin.all_of([array.origin, origin])
+    elif isinstance(array, np.ndarray):
+        return OriginArray.of(array, origin)
+    return array
 
 
 def _carrying(made, origin):
@@ -150,7 +173,9 @@ def _origin_of(dataset):
     found, pending = [Origin.of(dataset)], [dataset]
     while pending:
         made_from = pending.pop()
-        if getattr(made_from, _ATTRIBUTE, None) is not None:
+        if is_release(made_from):
+            found.append(released_by(made_from))
+        elif getattr(made_from, _ATTRIBUTE, None) is not None:
             found.append(getattr(made_from, _ORIGIN, Origin()))
         elif isinstance(made_from, tf.data.Dataset):
             pending += inputs_of(made_from)

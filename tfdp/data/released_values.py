@@ -1,5 +1,9 @@
-"""Variables that hold a private release: which values they are to have."""
+"""What is known of the values of variables: what they are to be, and what they cost.
 
+It is kept on the variables themselves, whatever models they are in.
+"""
+
+import copy
 import hashlib
 
 import numpy as np
@@ -7,6 +11,14 @@ import tensorflow as tf
 
 #: Attribute of a variable: the fingerprint of the values that are accounted for.
 STATE = "_tfdp_state"
+#: Attribute of a variable: once true of it, it stays true of what its values become.
+FOREIGN = "_tfdp_from_elsewhere"
+#: Attribute of a variable: fingerprints of values that came from a file with their charges.
+RESTORED = "_tfdp_restored"
+#: Attribute of a variable, and of its layer: the `ChargeHistory` of the weights.
+HISTORY = "_tfdp_charges"
+#: Instead of a fingerprint, while a charged run changes the values.
+TRAINING = "training"
 _RELEASED = "_tfdp_released"
 _WHOLE = 1 << 22  # larger variables are known by some of their rows
 ROWS = 4096
@@ -22,6 +34,29 @@ def mark_released(variable):
 def is_released(variable):
     """Whether a variable holds a release."""
     return _RELEASED in vars(variable)
+
+
+def hand_on(pairs):
+    """Notes what is known of variables on others that were given the same values.
+
+    Args:
+        pairs: (variable, the one that was given its value); histories of charges are copied.
+    """
+    from tfdp.accounting.history import ChargeHistory  # here: needed for private weights only
+
+    copies = {}
+    for old, new in pairs:
+        for name in (STATE, FOREIGN, RESTORED):
+            known = vars(old).get(name)
+            if known is not None and known != TRAINING:
+                vars(new)[name] = copy.copy(known)
+        history = vars(old).get(HISTORY)
+        if history is None:
+            continue
+        if id(history) not in copies:
+            copies[id(history)] = ChargeHistory()
+            copies[id(history)].merge_json(history.to_json())
+        vars(new)[HISTORY] = copies[id(history)]
 
 
 def is_large(variable):

@@ -120,12 +120,15 @@ class SourceRecords:
         self.num_examples = int(size)
         origin = getattr(source, "origin", None)
         origin = origin if isinstance(origin, Origin) else Origin()
-        self.origin = Origin(origin.releases, (*origin.assumptions, _BY_ITSELF))
         self._source, self._parse, self._reads_many = source, parse, many
         self._reads_ahead = isinstance(source, MappedRows)
         self._lock = threading.Lock()
         self._is_batched = isinstance(parse, _Batched)
         parsed = self._first_parsed()
+        # Before they become plain arrays. Of records of other origins, `_BY_ITSELF` is assumed.
+        own = Origin.of(self._parse(self._read([0])) if self._is_batched else parsed)
+        origin = Origin.all_of([origin, own])
+        self.origin = Origin(origin.releases, (*origin.assumptions, _BY_ITSELF))
         weight = np.float32(1.0) if len(parsed) == 2 else parsed[2]
         first = lists_as_tuples((*parsed[:2], weight))
         self._structure = tf.nest.map_structure(lambda _: None, first)

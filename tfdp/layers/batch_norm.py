@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 
 from tfdp._compat.keras import all_layers
+from tfdp.data.released_values import hand_on
 from tfdp.errors import PrivacyError
 
 
@@ -71,13 +72,16 @@ def replace_batch_norm(model: keras.Model, groups: int = 32) -> keras.Model:
                 f"Layer {layer.name!r} (BatchNormalization) is inside another layer, where it "
                 "cannot be replaced. Make that layer with `keras.layers.GroupNormalization`."
             )
+    pairs = []
     for old, new in copies:
-        if not _is_replaced(old):
-            new.set_weights(old.get_weights())
-            continue
-        for name in ("gamma", "beta"):
-            if getattr(old, name, None) is not None:
-                getattr(new, name).assign(getattr(old, name))
+        if _is_replaced(old):
+            names = [name for name in ("gamma", "beta") if getattr(old, name, None) is not None]
+            pairs += [(getattr(old, name), getattr(new, name)) for name in names]
+        else:
+            pairs += zip(old.weights, new.weights, strict=True)
+    for old, new in pairs:
+        new.assign(old)
+    hand_on(pairs)  # what training cost goes with the weights
     return made
 
 

@@ -7,17 +7,17 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp._validate import not_negative, positive
+from tfdp.fixed_settings import FixedSettings
 from tfdp.noise import Grid, ReplicaNoiseSource
 
 GRADIENTS = ("stop", "propagate")
 _ANY_NUMBER = 1 << 40  # stands for the coordinates of an example where an axis has no fixed size
 #: Attribute of tensors that a layer clipped and added noise to.
 NOISED = "_tfdp_noised"
-_FIXED = ("clip_norm", "noise_multiplier", "gradient", "adjacency", "seed")
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class DPForwardNoise(keras.layers.Layer):
+class DPForwardNoise(FixedSettings, keras.layers.Layer):
     """Clips each example's representation and adds Gaussian noise to it, in training only.
 
     For a representation h of one example, whatever its axes,
@@ -72,6 +72,8 @@ class DPForwardNoise(keras.layers.Layer):
     1.0
     """
 
+    fixed = ("clip_norm", "noise_multiplier", "gradient", "adjacency", "seed")
+
     def __init__(
         self,
         clip_norm: float,
@@ -106,14 +108,6 @@ class DPForwardNoise(keras.layers.Layer):
         self.seed = seed
         self.supports_masking = True  # taken into account in `call`, and not handed on
         self._noise = ReplicaNoiseSource(seed)
-
-    def __setattr__(self, name, value):
-        if name in _FIXED and name in vars(self):
-            raise AttributeError(
-                f"`{name}` of a DPForwardNoise layer is fixed: what is charged depends on it. "
-                f"Make a new layer. Received: {name}={value}"
-            )
-        super().__setattr__(name, value)
 
     def call(self, inputs, training=None, mask=None):
         if not training:

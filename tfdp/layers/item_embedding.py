@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
+from tfdp.data.released_values import mark_released
 from tfdp.layers.effective_error import EffectiveError
 
 
@@ -69,8 +70,8 @@ class ItemFrequency(EffectiveError):
             dtype="float32",
             autocast=False,
         )
-        # Public, or charged.
-        self.frequency.is_accounted_for = self.smallest.is_accounted_for = True
+        mark_released(self.frequency)
+        self.smallest.is_accounted_for = True  # 1/n, public
 
     def bind_privacy(self, *, num_examples, **kwargs):
         super().bind_privacy(num_examples=num_examples, **kwargs)

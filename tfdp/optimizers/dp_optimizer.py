@@ -11,6 +11,7 @@ from tfdp.accounting.sampling import checked_period
 from tfdp.clipping.losses import REDUCTIONS
 from tfdp.data.periods import Period
 from tfdp.errors import PrivacyError
+from tfdp.fixed_settings import FixedSettings
 from tfdp.noise import NoiseSource
 from tfdp.optimizers import arguments, from_data, logical_step
 from tfdp.optimizers.charging import Charging
@@ -25,13 +26,11 @@ _PLAIN = (
     "num_examples", "expected_batch_size", "steps", "clip_norm", "clipping", "layer_shares",
     "microbatch_size", "max_records_per_unit", "num_records", "per_example_reduction", "seed",
 )  # fmt: skip
-# What a run was charged by cannot change under it.
-_FIXED = {*_PLAIN, "inner_optimizer", "budget", "selection", "embedding_optimizer", "period"}
 _CHARGES = "charges"  # of a saved optimizer, beside its variables
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class DPOptimizer(keras.optimizers.Optimizer):
+class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
     """Differentially private training with any Keras optimizer.
 
     Each logical step hands the wrapped optimizer (MATH.md section 1)
@@ -100,6 +99,8 @@ class DPOptimizer(keras.optimizers.Optimizer):
     ```
     """
 
+    fixed = (*_PLAIN, "inner_optimizer", "budget", "selection", "embedding_optimizer", "period")
+
     def __init__(
         self, optimizer: str | dict | keras.Optimizer, *, budget: PrivacyBudget | None = None,
         noise_multiplier: float | None = None, num_examples: int | None = None,
@@ -145,14 +146,6 @@ class DPOptimizer(keras.optimizers.Optimizer):
         self._charging = Charging(self, noise_multiplier)
         # tf.train.Checkpoint keeps Python state of this kind.
         self.history_state = HistoryState(self._charging)
-
-    def __setattr__(self, name, value):
-        if name in _FIXED and name in vars(self):
-            raise AttributeError(
-                f"`{name}` of a DPOptimizer is fixed: what was charged depends on it. Compile the "
-                f"model with a new DPOptimizer. Received: {name}={value}"
-            )
-        super().__setattr__(name, value)
 
     @property
     def sampling_probability(self):

@@ -55,6 +55,8 @@ class AdaFEST(RowSelection):
     Embedding Models", algorithm 1 and appendix B.2.
     """
 
+    fixed = ("threshold", "noise_ratio", "contribution_norm", "within", "capacity")
+
     def __init__(
         self,
         threshold: float,

@@ -45,6 +45,7 @@ class ExponentialSelection(RowSelection):
 
     step_mechanism = "concentrated"
     reads_gradients = True
+    fixed = ("num_rows", "noise_ratio")
 
     def __init__(self, num_rows: int, noise_ratio: float = 1.0):
         self.num_rows = count("num_rows", num_rows)

@@ -49,6 +49,7 @@ class FEST(RowSelection):
 
     is_static = True
     reads_batch = False
+    fixed = ("k", "epsilon", "mechanism")
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
 """What a rule that chooses rows tells the optimizer, the ledger and the statement."""
 
 from tfdp.accounting.participant import PrivacyParticipant
+from tfdp.fixed_settings import FixedSettings
 
 
-class RowSelection(PrivacyParticipant):
+class RowSelection(FixedSettings, PrivacyParticipant):
     """Base of the rules that choose which rows of sparse tables a private step may touch.
 
     A subclass defines `describe` and `select`; whatever it reads of a batch must be paid for by

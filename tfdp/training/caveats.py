@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdp._compat.keras import all_layers
+from tfdp._compat.keras import all_layers, schedule_of
 from tfdp.accounting.notes import Notes
 from tfdp.accounting.participant import assumptions_of
 from tfdp.training import own_steps
@@ -17,12 +17,21 @@ TRAINING_METRICS = "the losses and metrics shown during training: they are compu
 def of_model(model):
     """What was taken to be public in the making of a model."""
     declared = assumptions_of(all_layers(model))
-    return Notes(assumptions=(*declared, *_adapted(model), *own_steps.assumptions(model)))
+    own = (*_adapted(model), *_of_weights(model), *own_steps.assumptions(model))
+    return Notes(assumptions=(*declared, *own))
 
 
 def of_optimizer(optimizer):
     """What was taken to be public by a `DPOptimizer`, and whether its noise is a test's."""
     assumptions = assumptions_of([optimizer.selection])
+    inner = optimizer.inner_optimizer
+    schedule = schedule_of(inner)
+    if not _is_known(inner):
+        name = type(inner).__name__
+        assumptions += (f"optimizer {name} knows the records by their noised gradients alone",)
+    if schedule is not None and not _is_known(schedule):
+        name = type(schedule).__name__
+        assumptions += (f"the schedule {name} follows no losses or metrics",)
     if optimizer.seed is None:
         return Notes(assumptions=assumptions)
     return Notes(
@@ -32,6 +41,24 @@ def of_optimizer(optimizer):
             "remove the noise. This run is a test, not a private one.",
         ),
     )
+
+
+def _of_weights(model):
+    """Regularizers and constraints of the user's, which act on weights past the noise."""
+    found = {}
+    for variable in model.trainable_variables:
+        for kind in ("regularizer", "constraint"):
+            one = getattr(variable, kind, None)
+            if one is not None and not _is_known(one):
+                name = getattr(one, "__name__", type(one).__name__)
+                found[f"{kind} {name} knows no records"] = None
+    return tuple(found)
+
+
+def _is_known(one):
+    """Whether this is the code of Keras or of tfdp."""
+    own = one if hasattr(one, "__qualname__") else type(one)
+    return own.__module__.startswith(("keras.", "tfdp."))
 
 
 def _adapted(model):

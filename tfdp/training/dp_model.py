@@ -1,7 +1,5 @@
 """Private training for Keras models: the train step, and the statement of what it did."""
 
-import threading
-
 import keras
 import tensorflow as tf
 
@@ -23,7 +21,7 @@ from tfdp.optimizers.run_charging import HistoryState
 from tfdp.runtime import replicas
 from tfdp.runtime.strategies import compiled_by_xla
 from tfdp.runtime.xla import compiling
-from tfdp.training import own_steps, preflight, run, step, tpu_resident_tables
+from tfdp.training import own_steps, penalties, preflight, run, step, tpu_resident_tables
 from tfdp.training.building import build_ahead
 from tfdp.training.charged_model import ChargedModel
 from tfdp.training.multi_worker import MultiWorkerFit, as_results
@@ -34,9 +32,6 @@ from tfdp.training.row_selection import (
     preselect_rows,
     refuse_unchecked_rows,
 )
-
-# Whether a thread, of which each replica has one, keeps weight penalties out of the losses.
-_PENALTIES = threading.local()
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -127,6 +122,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
             steps_per_execution=steps_per_execution, jit_compile=jit_compile,
             auto_scale_loss=auto_scale_loss,
         )  # fmt: skip
+        own_steps.note_compilation(self)
         self._plans = {}
         self.checked_losses, self.checked_independence = set(), {}
         self.devices_checked = False
@@ -230,7 +226,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
             self.join_histories()  # the step may have built the model
 
     def train_step(self, data):
-        own_steps.reached(self)
+        own_steps.reached(self, data)
         if not isinstance(self.optimizer, DPOptimizer):
             tpu_resident_tables.refuse_training_otherwise(self)
             run.refuse_other_variables(self)
@@ -297,7 +293,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
 
     @property
     def losses(self):
-        return [] if getattr(_PENALTIES, "apart", False) else super().losses
+        return [] if penalties.are_apart() else super().losses
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Losses of shape (B,) in training under a `DPOptimizer`, else their mean.
@@ -305,13 +301,10 @@ class DPModel(MultiWorkerFit, ChargedModel):
         Weight penalties are included; under a `DPOptimizer` for display, as their gradients depend
         on no example and are added after the noise. On several replicas a mean is this one's share.
         """
-        penalties = self.losses
-        _PENALTIES.apart = True  # Keras would stack them with the (B,) losses
-        try:
+        of_weights = self.losses
+        with penalties.apart():  # Keras would stack them with the (B,) losses
             losses = super().compute_loss(x, y, y_pred, sample_weight, training)
-        finally:
-            _PENALTIES.apart = False
-        penalty = tf.add_n(penalties) if penalties else 0.0
+        penalty = tf.add_n(of_weights) if of_weights else 0.0
         if isinstance(self.optimizer, DPOptimizer):
             if training:
                 return losses + penalty

@@ -16,12 +16,9 @@ import keras
 import numpy as np
 
 from tfdp._compat.keras import all_layers, check_legacy_saving, file_of
+from tfdp.data.released_values import HISTORY, RESTORED
 from tfdp.errors import PrivacyError
 
-#: Attribute of a variable, and of its layer: the `ChargeHistory` of the weights.
-HISTORY = "_tfdp_charges"
-#: Attribute of a variable: fingerprints of values that came from a file with their charges.
-RESTORED = "_tfdp_restored"
 _GROUP, _NAME = "_tfdp", "charges"
 
 

@@ -49,6 +49,13 @@ def make_private(model: keras.Model, validate: bool = True) -> DPModel:
             "gradients cannot be clipped per example. Express the training as a loss, or subclass "
             "`tfdp.models.DPModel`."
         )
+    for name in ("test_step", "predict_step", "compute_metrics"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise ValueError(
+                f"Argument `model` has a `{name}` of its own ({type(model).__name__}), which "
+                "nobody would call: the model is wrapped. Subclass `tfdp.models.DPModel`, and "
+                "define it there."
+            )
     refuse_named_layers(model)
     # One ledger for the weights, however often they are wrapped. Kept in the instance's
     # dictionary inside a plain object, where Keras neither tracks nor saves it.

@@ -1,6 +1,9 @@
 """Steps of subclasses that have a `train_step` of their own."""
 
 import functools
+import weakref
+
+import tensorflow as tf
 
 from tfdp import accounting
 from tfdp.errors import PrivacyError
@@ -8,8 +11,12 @@ from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime import replicas
 
 _REACHED = "_tfdp_step_reached"
+_ROWS = "_tfdp_step_rows"
 _CHARGING = "_tfdp_own_charging"
+_OPTIMIZER = "_tfdp_compiled_optimizer"
 _FUNCTION = "_tfdp_train_function"
+# Steps that are charged, of the user's.
+_CHARGED = weakref.WeakSet()
 
 
 def charge_own_step(model):
@@ -28,7 +35,7 @@ def charge_own_step(model):
                 f"A `{name}` was assigned to the model itself, where its steps cannot be charged. "
                 "Define `train_step` in a subclass of tfdp.models.DPModel."
             )
-    if not type(model).make_train_function.__module__.startswith("tfdp."):
+    if _is_own(model, "make_train_function"):
         raise PrivacyError(
             f"{type(model).__name__} has a `make_train_function` of its own, whose steps cannot be "
             "charged. Define `train_step` in it instead."
@@ -40,8 +47,37 @@ def charge_own_step(model):
             "`train_step` in a subclass of tfdp.models.DPModel."
         )
     train_step = type(model).train_step
-    if not train_step.__module__.startswith("tfdp.") and not hasattr(train_step, "is_own"):
+    if _is_own(model, "train_step") and train_step not in _CHARGED:
         type(model).train_step = _charged(train_step)
+
+
+def _is_own(model, name):
+    """Whether a method is of the user's: by the class that has it, for `functools.wraps` copies
+    the module of a function."""
+    owner = next(c for c in type(model).__mro__ if name in vars(c))
+    modules = owner.__module__, getattr(vars(owner)[name], "__module__", None) or ""
+    return not all(module.startswith("tfdp.") for module in modules)
+
+
+def note_compilation(model):
+    """Called at the end of `compile`, after which another optimizer may not take over."""
+    vars(model)[_OPTIMIZER] = model.optimizer
+
+
+def refuse_other_optimizer(model):
+    """Refuses to train by another optimizer than the one that the model was compiled with.
+
+    Raises:
+        PrivacyError: if `model.optimizer` was assigned after steps were traced: they are those of
+            the one before, and are charged to its budget.
+    """
+    other = model.optimizer is not vars(model).get(_OPTIMIZER, model.optimizer)
+    if other and getattr(model, "train_function", None) is not None:
+        raise PrivacyError(
+            "Another optimizer was assigned to the model after `compile`, and its steps would "
+            "still be those of the one before. Call `model.compile` with it. Received: optimizer "
+            f"{model.optimizer.name!r}"
+        )
 
 
 def known_function(model, function):
@@ -55,7 +91,7 @@ def _charged(train_step):
     def step(model, data):
         if _REACHED in vars(model):  # called by another subclass' step
             return train_step(model, data)
-        vars(model)[_REACHED] = False
+        vars(model)[_REACHED], vars(model)[_ROWS] = False, _rows(data)
         try:
             return train_step(model, data)
         finally:
@@ -63,16 +99,27 @@ def _charged(train_step):
                 model.join_histories()
                 replicas.run_once_per_step(_charging(model).charge_step)
 
-    step.is_own = True
+    _CHARGED.add(step)
     return step
 
 
-def reached(model):
+def _rows(data):
+    """The static number of rows of a batch; None if it is not known."""
+    first = next((t for t in tf.nest.flatten(data) if getattr(t, "shape", None)), None)
+    return None if first is None or first.shape.rank is None else first.shape[0]
+
+
+def reached(model, data):
     """Called by `DPModel.train_step`, which charges the step.
+
+    Args:
+        model: the model.
+        data: the batch that came there.
 
     Raises:
         PrivacyError: if a step of a subclass comes there twice: it would use one batch for two
-            steps, which are not the independent samples that are accounted for.
+            steps, which are not the independent samples that are accounted for. Or if it hands on
+            other rows than it got.
     """
     if _REACHED not in vars(model):
         return
@@ -82,13 +129,23 @@ def reached(model):
             "steps on one batch are not two samples. Call it once."
         )
     vars(model)[_REACHED] = True
+    if _rows(data) != vars(model)[_ROWS]:
+        raise PrivacyError(
+            f"The `train_step` of {type(model).__name__} hands on {_rows(data)} rows of the "
+            f"{vars(model)[_ROWS]} that it got: a record that is in two of them would count "
+            "twice. Hand each row on once; several views of a record belong into its row, as an "
+            "axis of their own."
+        )
 
 
 def assumptions(model):
     """Sentences for the statement about steps of a model's own, none if it has none."""
     name, found = type(model).__name__, []
-    if getattr(type(model).train_step, "is_own", False):
-        found.append(f"the `train_step` of {name} uses the data through `super().train_step` only")
+    if _is_own(model, "train_step"):
+        found.append(
+            f"the `train_step` of {name} uses the data through `super().train_step` only, to which "
+            "it hands each row once and as it would without the others"
+        )
     for step in ("test_step", "make_test_function"):
         # `fit` validates by them, and takes what they do to weights for what it did itself.
         module = getattr(getattr(model, step), "__module__", None) or ""

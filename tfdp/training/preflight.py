@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
-from tfdp._validate import is_number
+from tfdp._validate import is_integer, is_number
 from tfdp.accounting import Sampling
 from tfdp.accounting.notes import Notes
 from tfdp.accounting.sampling import PERSON
@@ -237,7 +237,13 @@ def apply_class_weight(x, kwargs):
     if class_weight is None or not isinstance(x, tf.data.Dataset):
         return x
     kwargs.pop("class_weight")
-    size = max(class_weight) + 1
+    keys = list(class_weight) if isinstance(class_weight, dict) else [None]
+    if not keys or not all(is_integer(key) and key >= 0 for key in keys):
+        raise ValueError(
+            "Argument `class_weight` must be a dict from classes, integers from 0 on, to their "
+            f"weights. Received: class_weight={class_weight}"
+        )
+    size = max(keys) + 1
     table = tf.constant([class_weight.get(i, 1.0) for i in range(size)], tf.float32)
 
     def weigh(x, y, sample_weight=None):

@@ -108,6 +108,7 @@ def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
     """
     refuse_uncompiled(model)
     own_steps.charge_own_step(model)
+    own_steps.refuse_other_optimizer(model)
     private = isinstance(model.optimizer, DPOptimizer)
     begin_run = _begin_private_run if private else _begin_plain_run
     model.weight_origin.watch()
@@ -117,6 +118,9 @@ def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
 
 def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     optimizer, strategy = model.optimizer, model.distribute_strategy
+    # Python state may have changed since the last run, and a step may be traced anew.
+    for known in (model._plans, model.checked_losses, model.checked_independence):
+        known.clear()
     sampling = preflight.sampling_of_fit(optimizer, x, y, kwargs)
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
     epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
@@ -125,11 +129,11 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     checks.check_data(strategy, x, sampling)
     has_rows = host_selection.check_selected(x, model)
     notes = Notes(not_covered=(caveats.TRAINING_METRICS,)) | notes
-    notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)
     notes |= preflight.notes_of_data(x)
-    releases = provenance.releases_of(x if y is None else (x, y))
+    releases = _releases_of(x, y, kwargs)
     x = preflight.apply_class_weight(x, kwargs)
     notes |= preflight.check_examples_do_not_mix(model, x, y, kwargs.get("sample_weight"))
+    notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)  # now it is built
     plain_training.refuse_noise_alone(model, x, y, kwargs)
     x = checks.padded(x, strategy.num_replicas_in_sync, optimizer.rows_per_unit)
     x = tpu_resident_tables.prepare(model, x, callbacks, kwargs)
@@ -153,11 +157,18 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     return x, with_callbacks(callbacks, own)
 
 
+def _releases_of(x, y, kwargs):
+    """The releases that the data of a run were made with."""
+    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
+        return provenance.releases_of(x)
+    return provenance.releases_of((x, y, kwargs.get("sample_weight")))
+
+
 def _begin_plain_run(model, x, y, callbacks, kwargs, notes):
     tpu_resident_tables.refuse_training_otherwise(model)
     x = preflight.apply_class_weight(x, kwargs)
     model.join_histories()
-    model.charge_releases(provenance.releases_of(x if y is None else (x, y)))
+    model.charge_releases(_releases_of(x, y, kwargs))
     mechanism = plain_training.mechanism_of_fit(model, x, y, notes, kwargs)
     model.join_histories()  # again: the checks have built the model
     model.plain_charging.begin(mechanism)

@@ -1,5 +1,6 @@
 """A private step from the batch to the sums that the optimizer noises."""
 
+import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import means_of_losses
@@ -8,10 +9,15 @@ from tfdp.clipping.engine import backward, clipped_sums
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.planning import refuse_crossed_examples
 from tfdp.clipping.recording import trained_variables
-from tfdp.clipping.side_effects import refuse_side_effects
+from tfdp.clipping.side_effects import (
+    refuse_results_of_metrics,
+    refuse_side_effects,
+    refuse_writes,
+)
 from tfdp.clipping.surviving_rows import SurvivorSums
+from tfdp.clipping.tracing import variables_of_metrics
 from tfdp.errors import PrivacyError
-from tfdp.training import preflight
+from tfdp.training import penalties, preflight
 from tfdp.training.row_selection import restrict_to_survivors
 
 
@@ -117,25 +123,24 @@ def regularization(variables):
 def check_losses(model, x, y, sample_weight, outputs):
     """Losses must have the batch axis, not just as many numbers as the batch examples."""
     data = (x, y, outputs, sample_weight)
-    key = tuple((t.dtype, tuple(t.shape[1:])) for t in tf.nest.flatten(data) if t is not None)
+    key = _structure(data)
     if key in model.checked_losses:
         return
     model.checked_losses.add(key)
 
     def trace(size):
         def losses(*data):
-            return model.compute_loss(*data, training=True)
+            with penalties.apart():
+                return model.compute_loss(*data, training=True)
 
-        specs = tf.nest.map_structure(
-            lambda t: None if t is None else tf.TensorSpec((size, *t.shape[1:]), t.dtype),
-            data,
-        )
-        return tf.function(losses, autograph=False).get_concrete_function(*specs)
+        return tf.function(losses, autograph=False).get_concrete_function(*_specs(data, size))
 
     with tf.init_scope():
         traced = [trace(size) for size in (3, 5)]
     where = f"The loss of model {model.name!r}"
-    refuse_side_effects(traced[0].graph, where, model.metrics)
+    shown = variables_of_metrics(model)
+    refuse_side_effects(traced[0].graph, where, shown)
+    refuse_results_of_metrics(traced[0].graph, traced[0].outputs, shown, where)
     refuse_crossed_examples(traced[0].graph, traced[1].graph, where)
     _refuse_reads(model, model.clipping_plan(x), traced[0].graph, where)
     shapes = [tuple(t.structured_outputs.shape) for t in traced]
@@ -153,8 +158,7 @@ def _refuse_reads(model, plan, graph, where):
     captured = {id(outer) for outer, _ in graph.captures}
     unused = {id(v) for v in plan.unused}  # not trained at all, of which the plan warns
     for variable in trained_variables(model):
-        # Keras adds the penalties of weights to the loss; they are differentiated apart.
-        if id(variable) in unused or variable.regularizer is not None:
+        if id(variable) in unused:
             continue
         if any(id(handle) in captured for handle in handles_of(variable)):
             raise PrivacyError(
@@ -170,7 +174,35 @@ def _update_metrics(model, x, y, sample_weight, result):
     for metric in model.metrics:
         if metric.name == "loss":
             metric.update_state(result.losses, sample_weight=weights)
+    _check_metrics(model, (x, y, result.outputs, sample_weight))
     model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
+
+
+def _check_metrics(model, data):
+    """Metrics may keep what they like in variables of their own, and write to no weight."""
+    given = model._compile_arguments
+    own = type(model).compute_metrics is not keras.Model.compute_metrics
+    key = ("metrics", *_structure(data))
+    if key in model.checked_losses or not (own or given["metrics"] or given["weighted_metrics"]):
+        return
+    model.checked_losses.add(key)
+
+    def update(*data):
+        model.compute_metrics(*data)
+
+    with tf.init_scope():
+        traced = tf.function(update, autograph=False).get_concrete_function(*_specs(data, 3))
+    refuse_writes(traced.graph, model.weights, f"A metric of model {model.name!r}")
+
+
+def _structure(data):
+    return tuple((t.dtype, tuple(t.shape[1:])) for t in tf.nest.flatten(data) if t is not None)
+
+
+def _specs(data, size):
+    return tf.nest.map_structure(
+        lambda t: None if t is None else tf.TensorSpec((size, *t.shape[1:]), t.dtype), data
+    )
 
 
 def _in_microbatches(tensor, size):

@@ -11,12 +11,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
-from tfdp.data.released_values import ROWS, STATE, fingerprint, is_large
+from tfdp.data.released_values import (
+    FOREIGN,
+    RESTORED,
+    ROWS,
+    STATE,
+    TRAINING,
+    fingerprint,
+    is_large,
+)
 from tfdp.training.initial_values import INITIALIZER, knows_no_data
-from tfdp.training.keras_files import RESTORED
-
-_FOREIGN = "_tfdp_from_elsewhere"  # once true of a variable, it stays true of what it becomes
-_TRAINING = "training"  # instead of a fingerprint, while a charged run changes the values
 
 
 class WeightOrigin:
@@ -50,7 +54,7 @@ class WeightOrigin:
             return
         self._before = {id(v) for v in self._variables()}
         for variable in self._variables():
-            vars(variable)[STATE] = _TRAINING
+            vars(variable)[STATE] = TRAINING
 
     def end(self):
         """Called eagerly after it; values made by the run itself are accounted for, too."""
@@ -58,7 +62,7 @@ class WeightOrigin:
             return
         for variable in self._variables():
             state = vars(variable).get(STATE)
-            if state == _TRAINING or (state is None and id(variable) not in self._before):
+            if state == TRAINING or (state is None and id(variable) not in self._before):
                 vars(variable)[STATE] = fingerprint(variable)
         self._before = None
 
@@ -69,8 +73,8 @@ class WeightOrigin:
             if self._watched is not None and id(v) not in self._watched:
                 vars(v).setdefault(STATE, fingerprint(v))
             if not self._is_known(v) and not _is_initial(v, fresh.get(id(v), ())):
-                vars(v)[_FOREIGN] = True
-        return [v.path for v in self._variables() if _FOREIGN in vars(v)]
+                vars(v)[FOREIGN] = True
+        return [v.path for v in self._variables() if FOREIGN in vars(v)]
 
     def assumption(self):
         """The sentences for the statement: none, or one that names a variable."""
@@ -89,13 +93,17 @@ class WeightOrigin:
             return []  # tf.saved_model.save: who restores weights from one has them from elsewhere
         return states_of(self._model, self._variables())
 
+    def values(self):
+        """Fingerprints of all values, accounted for or not, in the order of the variables."""
+        return [fingerprint(v) for v in self._variables()]
+
     def restore(self, states):
         """Takes over what `states` gave when the charges were stored."""
         self._restored |= set(states)
 
     def _is_known(self, variable):
         state = vars(variable).get(STATE)
-        if state == _TRAINING:
+        if state == TRAINING:
             return True
         restored = self._restored | vars(variable).get(RESTORED, set())
         if state is None and not restored:
@@ -120,9 +128,9 @@ def states_of(model, variables):
     """
     found = []
     for variable in variables:
-        if _FOREIGN not in vars(variable):
+        if FOREIGN not in vars(variable):
             state = vars(variable).get(STATE)
-            found.append(fingerprint(variable) if state == _TRAINING else state)
+            found.append(fingerprint(variable) if state == TRAINING else state)
     return [*(state for state in found if state is not None), *map(fingerprint, _merged(model))]
 
 
@@ -133,7 +141,7 @@ def _merged(model):
             weight = vars(layer).get(f"_{name}")
             if weight is None or not getattr(layer, "lora_enabled", False):
                 continue
-            if not any(_FOREIGN in vars(v) for v in layer.weights):
+            if not any(FOREIGN in vars(v) for v in layer.weights):
                 value = tf.cast(getattr(layer, name), weight.dtype)
                 yield types.SimpleNamespace(shape=weight.shape, value=value)
 

@@ -180,8 +180,14 @@ def _run(train, score, earlier):
     for name in steps:
         charged.merge(history.ledger_of(name))
     _refuse_score_of_records(charged, score)
+    before = model.weight_origin.values()
     with means_released() as means, runs_begun() as later:
         value = float(score(model))
+    if model.weight_origin.values() != before:
+        raise PrivacyError(
+            "Argument `score` must leave the model's weights as they are: what it gave them is "
+            "not charged. Change them in `train`, or on a copy of the model."
+        )
     if later or history.steps_of(begun) != steps:
         raise PrivacyError(
             "Argument `score` must not train: what it trained could not be charged as a part of "
@@ -195,7 +201,8 @@ def _run(train, score, earlier):
         )
     releases = {entry.details["release"] for entry in history.releases}
     beside = (history.steps_beside(steps), releases)
-    cost = (tuple(_without_run(entry) for entry in charged.entries), beside)
+    of_score = score.event if isinstance(score, PrivateMean) else None
+    cost = (tuple(_without_run(entry) for entry in charged.entries), beside, of_score)
     # A score that is no number must not win, nor hide the others.
     value = -math.inf if math.isnan(value) else value
     return _Run(model, dict(hyper_parameters.values), value, charged, steps, cost)

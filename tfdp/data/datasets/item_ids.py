@@ -83,3 +83,11 @@ def is_missing(value) -> bool:
     """Whether a value of a table stands for none."""
     # pandas.NA has no truth value, not even compared with itself.
     return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
+
+
+def as_written(value) -> str:
+    """A value of a table as text; whole numbers as integers are written."""
+    if isinstance(value, bytes):
+        return value.decode()
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if whole else value)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdp.data.datasets.columns import read_columns, read_lines
-from tfdp.data.datasets.item_ids import is_missing, item_ids
+from tfdp.data.datasets.item_ids import as_written, is_missing, item_ids
 from tfdp.data.datasets.sequences import SequenceData, split_sequences
 
 _LARGEST_ID = int(np.iinfo(np.int64).max)
@@ -192,8 +192,8 @@ def _of_columns(users, found, times, max_length, num_items, items):
             'called, give `items`, the catalogue, or items="from_data". Received: ids from '
             f"{ids.min()} on"
         )
-    if users.dtype.kind == "O":
-        users = users.astype(str)
+    if users.dtype.kind == "O":  # 7 and 7.0, of a file where some were missing, are one
+        users = np.array([as_written(user) for user in users])
     _, users = np.unique(users, return_inverse=True)
     # Stable: rows of one user keep their order where they have no time, or the same.
     order = np.argsort(users, kind="stable") if times is None else np.lexsort((times, users))

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdp._validate import count
 from tfdp.data.datasets.clicks import ClickData
 from tfdp.data.datasets.columns import read_columns
-from tfdp.data.datasets.item_ids import as_integers, is_missing
+from tfdp.data.datasets.item_ids import as_integers, as_written, is_missing
 
 
 def load_clicks(
@@ -175,14 +175,7 @@ def _as_text(column):
         column = column.astype(object)
     if column.dtype.kind != "O":
         return column.astype(str)
-    return np.array(["" if is_missing(value) else _written(value) for value in column])
-
-
-def _written(value):
-    if isinstance(value, bytes):
-        return value.decode()
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value) if whole else value)
+    return np.array(["" if is_missing(value) else as_written(value) for value in column])
 
 
 def _ids(name, known, values):

@@ -1,0 +1,125 @@
+"""The charges of releases travel with whatever is made of them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tfdp.data.provenance import Origin, releases_of
+
+N, WIDTH = 40, 3
+X = np.random.default_rng(0).normal(size=(N, WIDTH)).astype(np.float32)
+Y = np.arange(N) % 2
+
+
+@pytest.fixture(scope="module")
+def release():
+    return tfdp.data.release_once(X, Y, 1.0, 2.0)
+
+
+@pytest.fixture(scope="module")
+def other():
+    return tfdp.data.release_once(X, Y, 1.0, 2.0)
+
+
+def charged(made):
+    return {entry.details["release"] for entry in Origin.of(made).releases}
+
+
+def names(*releases):
+    return {entry.details["release"] for one in releases for entry in one.privacy_releases}
+
+
+def multiplied(a, b):
+    a *= b
+    return a
+
+
+def written(write):
+    def write_into_a_copy(a, b):
+        a = a.copy()
+        write(a, b)
+        return a
+
+    return write_into_a_copy
+
+
+WAYS = {
+    "in place": multiplied,
+    "out": lambda a, b: np.multiply(a, b, out=np.zeros_like(X)),
+    "two outputs": lambda a, b: np.modf(a + b, np.zeros_like(X), np.zeros_like(X))[1],
+    "dot": lambda a, b: a.dot(b.T),
+    "assignment": written(lambda a, b: a.__setitem__(slice(5), b[:5])),
+    "copyto": written(np.copyto),
+    "put": written(lambda a, b: np.put(a, [0, 1], b)),
+    "at": written(lambda a, b: np.add.at(a, [0, 0], b[:2])),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_arithmetic_on_releases_carries_both(release, other, way):
+    made = WAYS[way](release.features.copy(), other.features)
+    assert charged(made) == names(release, other)
+
+
+@pytest.mark.parametrize("way", ["in place", "out", "two outputs", "dot"])
+def test_arithmetic_of_plain_arrays_with_a_release_carries_it(release, way):
+    assert charged(WAYS[way](X.copy(), release.features)) == names(release)
+    np.testing.assert_allclose(
+        np.asarray(WAYS["in place"](X.copy(), release.features)), X * np.asarray(release.features)
+    )
+
+
+def test_pairs_that_are_made_anew_carry_what_their_arrays_do():
+    data = tfdp.data.leave_one_out_split([[1, 2, 3, 1, 2]] * 9, 4, num_items=3)
+    frequency = tfdp.data.private_frequency(data.train, epsilon=0.5)
+    encoded = tfdp.data.FrequentItems(frequency, 2).encode(data.train)
+    made = {
+        "mapped": tf.nest.map_structure(lambda a: a[:5], encoded),
+        "replaced": encoded._replace(x=encoded.x + 0),
+        "again": type(encoded)(encoded.x, encoded.y, encoded.num_items),
+    }
+    for way, pair in made.items():
+        assert charged(pair) == names(frequency), way
+        assert len(releases_of(tfdp.data.poisson_batches(pair, 4))) == 1, way
+
+
+def test_assumptions_stay_with_pairs_that_are_made_anew():
+    data = tfdp.data.leave_one_out_split([[1, 2, 3]] * 9, 4)
+    again = tf.nest.map_structure(lambda a: a[::-1], data.train)
+    assert Origin.of(again).assumptions == Origin.of(data.train).assumptions != ()
+
+
+def test_datasets_of_a_release_carry_it_when_they_are_sampled(release):
+    records = release.batches(8).unbatch()
+    assert len(releases_of(tfdp.data.poisson_batches(records, 10))) == 1
+    declared = tfdp.data.declare_sampling(release.batches(8), "shuffled", N, 8)
+    assert releases_of(declared) == tuple(release.privacy_releases)
+
+
+def test_parsed_records_of_a_release_carry_it(release):
+    rows = [(release.features[i], Y[i]) for i in range(N)]
+    assert len(releases_of(tfdp.data.poisson_batches(rows, 10, parse=lambda row: row))) == 1
+    chosen = list(range(N))
+    batched = tfdp.data.batched(lambda few: (release.features[few], Y[few]))
+    assert len(releases_of(tfdp.data.poisson_batches(chosen, 10, parse=batched))) == 1
+    assert not releases_of(tfdp.data.poisson_batches(chosen, 10, parse=lambda i: (X[i], Y[i])))
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_weights_of_a_release_are_charged(small, release, private):
+    model = tfdp.make_private(small.base(), validate=False)
+    optimizer = small.optimizer() if private else keras.optimizers.SGD(0.1)
+    model.compile(optimizer, small.loss, run_eagerly=True)
+    weights = np.abs(release.features[:, 0])
+    model.fit(X, Y, batch_size=10, sample_weight=weights, verbose=0)
+    assert names(release) <= {e.details.get("release") for e in model.ledger.entries}
+
+
+def test_sources_with_an_origin_of_another_kind_are_no_releases():
+    class Named(list):
+        origin = "a database"
+
+    batches = tfdp.data.poisson_batches(Named(range(N)), 10, parse=lambda i: (X[i], Y[i]))
+    assert releases_of(batches) == ()

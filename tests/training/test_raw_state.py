@@ -1,0 +1,255 @@
+"""Raw data that a model keeps from step to step, or changes outside of its gradients."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from eager_steps import eager_model, fit_steps
+from epsilon_by_hand import DELTA
+from small_models import Small
+
+import tfdp
+from tfdp.errors import PrivacyError
+
+
+class Own(tfdp.models.DPModel):
+    """A dense layer, a metric of the user's, and a weight that nothing trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+        self.running = keras.metrics.Mean("running")
+        self.kept = self.add_weight(shape=(3,), initializer="zeros", trainable=False, name="kept")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class ReadsInLoss(Own):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        losses = super().compute_loss(x, y, y_pred, sample_weight, training)
+        scale = tf.cond(tf.reduce_sum(self.running.count) > 1.0, self.running.result, lambda: 1.0)
+        self.running.update_state(losses)
+        return losses / scale
+
+
+class ReadsInCall(Own):
+    def call(self, x):
+        return self.dense(x - tf.convert_to_tensor(self.running.result()))
+
+
+class KeepsInMetrics(Own):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.kept.assign(0.9 * self.kept + 0.1 * tf.reduce_mean(x, axis=0))
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+class KeepsByAFunction(Own):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        tf.function(lambda: self.kept.assign(tf.reduce_mean(x, axis=0)))()
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+class Keeping(keras.metrics.Mean):
+    """A metric that has a weight of the model for its own."""
+
+    def __init__(self, kept):
+        super().__init__("keeping")
+        self.kept = kept
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.kept.assign(tf.reduce_mean(y_pred) + tf.zeros([3]))
+        return super().update_state(y, sample_weight)
+
+
+def fit(model, metrics=(), **kwargs):
+    model.compile(Small.optimizer(), Small.loss, metrics=list(metrics), **kwargs)
+    model.fit(Small.poisson(), verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("made", [ReadsInLoss, ReadsInCall])
+def test_results_do_not_follow_metrics(made):
+    with pytest.raises(PrivacyError, match="state of a metric"):
+        fit(made())
+
+
+@pytest.mark.parametrize("made", [KeepsInMetrics, KeepsByAFunction])
+def test_metrics_write_to_no_weight(made):
+    with pytest.raises(PrivacyError, match="changes a weight"):
+        fit(made())
+
+
+def test_a_metric_that_has_a_weight_for_its_own_writes_to_none():
+    model = Own()
+    model(tf.zeros([1, 3]))
+    with pytest.raises(PrivacyError, match="changes a weight"):
+        fit(model, [Keeping(model.kept)])
+
+
+def test_metrics_keep_what_is_shown_in_variables_of_their_own():
+    class Shows(Own):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            losses = super().compute_loss(x, y, y_pred, sample_weight, training)
+            self.running.update_state(losses)
+            return losses
+
+    fit(Shows(), ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(1)])
+
+
+def test_what_acts_on_weights_past_the_noise_is_listed():
+    def towards_public_values(w):
+        return tf.reduce_sum((w - 1.0) ** 2)
+
+    class Half(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.5
+
+        def get_config(self):
+            return {}
+
+    class Kept(keras.constraints.Constraint):
+        def __call__(self, w):
+            return w
+
+    class Descent(keras.optimizers.SGD):
+        pass
+
+    def said(layer, inner):
+        model = eager_model(keras.Sequential([keras.Input((3,)), layer]), inner=inner)
+        fit_steps(model)
+        return model.privacy_statement(DELTA).assumptions
+
+    layer = keras.layers.Dense(2, kernel_regularizer=towards_public_values, bias_constraint=Kept())
+    found = said(layer, Descent(Half()))
+    for part in (
+        "regularizer towards_public_values knows no records",
+        "constraint Kept knows no records",
+        "optimizer Descent knows the records by their noised gradients alone",
+        "the schedule Half follows no losses or metrics",
+    ):
+        assert part in found, found
+    plain = keras.layers.Dense(2, kernel_regularizer="l2", bias_constraint="non_neg")
+    cosine = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    assert [s for s in said(plain, keras.optimizers.SGD(cosine)) if "not checked" not in s] == []
+
+
+def test_what_changed_between_runs_is_checked_again(small):
+    class Switched(Own):
+        mixes = False
+
+        def call(self, x):
+            return self.dense(x - tf.reduce_mean(x, axis=0) if self.mixes else x)
+
+    model = fit(Switched())
+    model.mixes = True
+    with pytest.raises(PrivacyError, match="mixes"):
+        model.fit(small.poisson(max_batch_size=23), verbose=0)
+
+    class SwitchedLoss(Own):
+        centred = False
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            losses = super().compute_loss(x, y, y_pred, sample_weight, training)
+            return losses - tf.reduce_mean(losses) if self.centred else losses
+
+    model = fit(SwitchedLoss())
+    model.centred = True
+    with pytest.raises(PrivacyError, match="mixes"):
+        model.fit(small.poisson(), verbose=0)
+
+
+@pytest.mark.parametrize("change", ["twice", "fewer"])
+def test_a_step_of_a_subclass_hands_on_the_rows_that_it_got(change):
+    class Changes(Own):
+        def train_step(self, data):
+            rows = {"twice": lambda t: tf.concat([t, t], 0), "fewer": lambda t: t[:2]}[change]
+            return super().train_step(tf.nest.map_structure(rows, data))
+
+    with pytest.raises(PrivacyError, match="hands on"):
+        fit(Changes())
+
+
+def test_a_step_that_looks_like_another_one_is_charged():
+    class Raw(Own):
+        @functools.wraps(tfdp.models.DPModel.train_step)
+        def train_step(self, data):
+            self.dense.kernel.assign_add(tf.ones_like(self.dense.kernel))
+            return {"loss": tf.reduce_mean(self(data[0]))}
+
+    class Twice(Own):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    fit(Twice())
+
+    class Inherits(Own):
+        @functools.wraps(Twice.train_step)
+        def train_step(self, data):
+            self.dense.kernel.assign_add(tf.ones_like(self.dense.kernel))
+            return {"loss": tf.reduce_mean(self(data[0]))}
+
+    for made in (Raw, Inherits):
+        assert fit(made()).ledger.epsilon(DELTA) == np.inf
+
+
+@pytest.mark.parametrize("other", ["private", "plain"])
+def test_another_optimizer_needs_another_compilation(small, other):
+    model = eager_model()
+    fit_steps(model)
+    model.optimizer = small.optimizer() if other == "private" else keras.optimizers.SGD(0.1)
+    with pytest.raises(PrivacyError, match="assigned to the model"):
+        fit_steps(model)
+
+
+def test_a_loss_that_reads_a_weight_with_a_penalty_is_refused():
+    class Tied(Own):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2, kernel_regularizer="l2")
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            decoded = y_pred @ tf.transpose(tf.convert_to_tensor(self.dense.kernel))
+            return tf.reduce_mean((decoded - x) ** 2, axis=1)
+
+    with pytest.raises(PrivacyError, match="reads the trained variable"):
+        fit(Tied())
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_subclasses_may_be_built_by_their_shape(small, wrapped):
+    class Plain(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Plain() if wrapped else Own()
+    model.build((None, 3))
+    fit(tfdp.make_private(model))
+
+
+def test_losses_and_models_that_would_be_half_ignored_are_refused(small):
+    class Scaled(keras.losses.MeanSquaredError):
+        def __call__(self, y, y_pred, sample_weight=None):
+            return 100.0 * super().__call__(y, y_pred, sample_weight)
+
+    with pytest.raises(ValueError, match="__call__"):
+        eager_model(loss=Scaled())
+
+    class Predicts(keras.Model):
+        def predict_step(self, data):
+            return super().predict_step(data) * 100.0
+
+    with pytest.raises(ValueError, match="predict_step"):
+        tfdp.make_private(Predicts())
+
+
+@pytest.mark.parametrize("weights", [{-1: 5.0, 1: 1.0}, {}, {"a": 1.0}, [1.0, 2.0]])
+def test_class_weights_are_of_classes(small, weights):
+    with pytest.raises(ValueError, match="class_weight"):
+        eager_model().fit(small.poisson(), class_weight=weights, verbose=0)

@@ -1,0 +1,15 @@
+"""Settings of a layer that cannot change after it was made: what is charged depends on them."""
+
+
+class FixedSettings:
+    """Refuses other values of the attributes named in `fixed`, once they have one."""
+
+    fixed = ()
+
+    def __setattr__(self, name, value):
+        if name in self.fixed and name in vars(self):
+            raise AttributeError(
+                f"`{name}` of a {type(self).__name__} is fixed: what is charged depends on it. "
+                f"Make a new one. Received: {name}={value}"
+            )
+        super().__setattr__(name, value)
