@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from eager_steps import eager_model, fit_steps
+from eager_steps import EAGER, eager_model, fit_steps
 from epsilon_by_hand import DELTA
 from small_models import Small
 
@@ -253,3 +253,15 @@ def test_losses_and_models_that_would_be_half_ignored_are_refused(small):
 def test_class_weights_are_of_classes(small, weights):
     with pytest.raises(ValueError, match="class_weight"):
         eager_model().fit(small.poisson(), class_weight=weights, verbose=0)
+
+
+def test_a_step_of_a_subclass_may_run_eagerly_on_arrays(small):
+    class Twice(Own):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    model = Twice()
+    model.compile(small.optimizer(), small.loss, **EAGER)
+    x, y = small.data()
+    model.train_on_batch(x, y)
+    assert model.ledger.epsilon(DELTA) == np.inf

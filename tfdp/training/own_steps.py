@@ -105,8 +105,8 @@ def _charged(train_step):
 
 def _rows(data):
     """The static number of rows of a batch; None if it is not known."""
-    first = next((t for t in tf.nest.flatten(data) if getattr(t, "shape", None)), None)
-    return None if first is None or first.shape.rank is None else first.shape[0]
+    shapes = [tf.TensorShape(t.shape) for t in tf.nest.flatten(data) if hasattr(t, "shape")]
+    return next((shape[0] for shape in shapes if shape.rank), None)
 
 
 def reached(model, data):
