@@ -87,6 +87,7 @@ def test_pairs_that_are_made_anew_carry_what_their_arrays_do():
 
 def test_assumptions_stay_with_pairs_that_are_made_anew():
     data = tfdp.data.leave_one_out_split([[1, 2, 3]] * 9, 4)
+    assert Origin.of(data.test).assumptions == Origin.of(data.train).assumptions
     again = tf.nest.map_structure(lambda a: a[::-1], data.train)
     assert Origin.of(again).assumptions == Origin.of(data.train).assumptions != ()
 
@@ -123,3 +124,23 @@ def test_sources_with_an_origin_of_another_kind_are_no_releases():
 
     batches = tfdp.data.poisson_batches(Named(range(N)), 10, parse=lambda i: (X[i], Y[i]))
     assert releases_of(batches) == ()
+
+
+def test_what_is_only_read_beside_a_release_does_not_carry_it(release, other, tmp_path):
+    a, b = release.features.copy(), other.features.copy()
+    np.savez(tmp_path / "both.npz", a, b)
+    np.copyto(np.zeros_like(X), a)
+    np.copyto(dst=a, src=b)
+    assert charged(b) == names(other) and charged(a) == names(release, other)
+    np.place(b, np.ones(b.shape, bool), release.features[0])
+    assert charged(b) == names(release, other)
+
+
+def test_other_kinds_of_arrays_stay_what_they_are(release, tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    mapped += release.features
+    assert isinstance(mapped, np.memmap)
+    objects = np.empty(2, object).view(type(release.features))
+    objects[0] = {1: 2, "a": 3}
+    assert charged(objects) == set()

@@ -77,6 +77,8 @@ def test_what_training_cost_goes_with_the_weights():
     frozen.trainable = True
     new = eager_model(tfdp.layers.replace_batch_norm(old))
     assert new.ledger == model.ledger and len(new.ledger.entries) == 1
+    charged = model.ledger
     fit_steps(new)
+    assert model.ledger == charged != new.ledger
     assumptions = new.privacy_statement(DELTA).assumptions
     assert not any("elsewhere" in s for s in assumptions), assumptions

@@ -52,6 +52,19 @@ class KeepsByAFunction(Own):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
+class KeepsByABranch(Own):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        mean = tf.reduce_mean(x, axis=0)
+        tf.cond(mean[0] < 9.0, lambda: self.kept.assign(mean), lambda: self.kept.value)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+class SetsTheRate(Own):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.optimizer.inner_optimizer.learning_rate.assign(tf.reduce_mean(tf.abs(x)))
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
 class Keeping(keras.metrics.Mean):
     """A metric that has a weight of the model for its own."""
 
@@ -76,10 +89,11 @@ def test_results_do_not_follow_metrics(made):
         fit(made())
 
 
-@pytest.mark.parametrize("made", [KeepsInMetrics, KeepsByAFunction])
-def test_metrics_write_to_no_weight(made):
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("made", [KeepsInMetrics, KeepsByAFunction, KeepsByABranch, SetsTheRate])
+def test_metrics_write_to_no_weight(made, eagerly):
     with pytest.raises(PrivacyError, match="changes a weight"):
-        fit(made())
+        fit(made(), run_eagerly=eagerly)
 
 
 def test_a_metric_that_has_a_weight_for_its_own_writes_to_none():
@@ -87,6 +101,66 @@ def test_a_metric_that_has_a_weight_for_its_own_writes_to_none():
     model(tf.zeros([1, 3]))
     with pytest.raises(PrivacyError, match="changes a weight"):
         fit(model, [Keeping(model.kept)])
+
+
+class Reads(keras.metrics.Mean):
+    """Reads a weight in a function, a branch and a loop, and looks at the whole batch."""
+
+    def __init__(self, kernel):
+        super().__init__("reads")
+        self.kernel = kernel
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        norm = tf.function(lambda: tf.norm(tf.convert_to_tensor(self.kernel)))()
+        norm += tf.cond(norm > 0.0, lambda: tf.norm(tf.convert_to_tensor(self.kernel)), lambda: 0.0)
+        norm += tf.while_loop(
+            lambda i, _: i < 2,
+            lambda i, a: (i + 1, a + tf.norm(tf.convert_to_tensor(self.kernel))),
+            (0, 0.0),
+        )[1]
+        close, _ = tf.math.top_k(y_pred @ tf.transpose(y_pred), k=5)
+        return super().update_state(norm + tf.reduce_mean(close))
+
+
+def test_metrics_may_read_weights_and_the_whole_batch():
+    model = Own()
+    model(tf.zeros([1, 3]))
+    fit(model, [Reads(model.dense.kernel)])
+
+
+def test_metrics_that_run_eagerly_may_use_numpy():
+    class ByNumpy(keras.metrics.Mean):
+        def update_state(self, y, y_pred, sample_weight=None):
+            return super().update_state(np.median(y_pred.numpy()))
+
+    fit(Own(), [ByNumpy("by_numpy")], run_eagerly=True)
+
+
+def test_a_loss_does_not_follow_a_metric_that_is_given_to_compile():
+    metric = keras.metrics.SparseCategoricalAccuracy()
+    entropy = keras.losses.sparse_categorical_crossentropy
+
+    def loss(y, y_pred):
+        return entropy(y, y_pred, from_logits=True) * (1.0 + tf.convert_to_tensor(metric.total))
+
+    model = Own()
+    model.compile(Small.optimizer(), loss, metrics=[metric])
+    with pytest.raises(PrivacyError, match="state of a metric"):
+        model.fit(Small.poisson(), verbose=0)
+
+
+def test_a_weight_that_a_metric_has_too_is_not_written_by_a_loss():
+    class Writes(Own):
+        def __init__(self):
+            super().__init__()
+            self.keeping = Keeping(self.kept)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            self.kept.assign(tf.reduce_mean(x, axis=0))
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    with pytest.raises(PrivacyError, match="AssignVariableOp"):
+        fit(Writes())
 
 
 def test_metrics_keep_what_is_shown_in_variables_of_their_own():
@@ -133,6 +207,8 @@ def test_what_acts_on_weights_past_the_noise_is_listed():
         assert part in found, found
     plain = keras.layers.Dense(2, kernel_regularizer="l2", bias_constraint="non_neg")
     cosine = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    found = said(keras.layers.Dense(2), keras.optimizers.SGD(lambda: 0.1))
+    assert any("schedule <lambda> follows" in s for s in found)
     assert [s for s in said(plain, keras.optimizers.SGD(cosine)) if "not checked" not in s] == []
 
 
@@ -161,6 +237,28 @@ def test_what_changed_between_runs_is_checked_again(small):
         model.fit(small.poisson(), verbose=0)
 
 
+@pytest.mark.parametrize("part", ["call", "loss"])
+def test_what_changed_is_traced_again_where_nothing_else_is_checked(small, part):
+    class Switched(Own):
+        validate_independence = False
+        reads = False
+
+        def call(self, x):
+            return self.dense(x + self._total() if part == "call" else x)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            losses = super().compute_loss(x, y, y_pred, sample_weight, training)
+            return losses + self._total() if part == "loss" else losses
+
+        def _total(self):
+            return tf.convert_to_tensor(self.running.total) if self.reads else 0.0
+
+    model = fit(Switched(), run_eagerly=True)
+    model.reads = True
+    with pytest.raises(PrivacyError, match="state of a metric"):
+        model.fit(small.poisson(), verbose=0)
+
+
 @pytest.mark.parametrize("change", ["twice", "fewer"])
 def test_a_step_of_a_subclass_hands_on_the_rows_that_it_got(change):
     class Changes(Own):
@@ -170,6 +268,23 @@ def test_a_step_of_a_subclass_hands_on_the_rows_that_it_got(change):
 
     with pytest.raises(PrivacyError, match="hands on"):
         fit(Changes())
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_rows_of_unknown_number_are_counted_in_the_step(twice):
+    class Hides(Own):
+        def train_step(self, data):
+            def hidden(t):
+                t = tf.concat([t, t], 0) if twice else t
+                return tf.raw_ops.PlaceholderWithDefault(input=t, shape=[None, *t.shape[1:]])
+
+            return super().train_step(tf.nest.map_structure(hidden, data))
+
+    if not twice:
+        fit(Hides())
+        return
+    with pytest.raises(tf.errors.InvalidArgumentError, match="hands on other rows"):
+        fit(Hides())
 
 
 def test_a_step_that_looks_like_another_one_is_charged():
@@ -249,7 +364,7 @@ def test_losses_and_models_that_would_be_half_ignored_are_refused(small):
         tfdp.make_private(Predicts())
 
 
-@pytest.mark.parametrize("weights", [{-1: 5.0, 1: 1.0}, {}, {"a": 1.0}, [1.0, 2.0]])
+@pytest.mark.parametrize("weights", [{-1: 5.0, 1: 1.0}, {}, {"a": 1.0}, {0.5: 1.0}, [1.0]])
 def test_class_weights_are_of_classes(small, weights):
     with pytest.raises(ValueError, match="class_weight"):
         eager_model().fit(small.poisson(), class_weight=weights, verbose=0)
@@ -265,3 +380,47 @@ def test_a_step_of_a_subclass_may_run_eagerly_on_arrays(small):
     x, y = small.data()
     model.train_on_batch(x, y)
     assert model.ledger.epsilon(DELTA) == np.inf
+
+
+def test_truth_values_are_classes(small):
+    model = eager_model()
+    model.fit(small.poisson(), class_weight={False: 1.0, np.True_: 2.0}, verbose=0)
+
+
+def test_losses_of_another_model_may_be_given(small):
+    model = eager_model(loss=eager_model().loss)
+    fit_steps(model)
+
+
+def test_an_evaluation_of_a_subclass_is_assumed_to_learn_nothing(small):
+    class Evaluates(Own):
+        def evaluate(self, *args, **kwargs):
+            self.kept.assign(tf.ones([3]))
+            return super().evaluate(*args, **kwargs)
+
+    class Wrapped(Own):
+        @functools.wraps(keras.Model.test_step)
+        def test_step(self, data):
+            self.kept.assign(tf.ones([3]))
+            return super().test_step(data)
+
+    for made, name in ((Evaluates, "evaluate"), (Wrapped, "test_step")):
+        assumptions = fit(made(), run_eagerly=True).privacy_statement(DELTA).assumptions
+        assert any(f"`{name}` of" in s for s in assumptions)
+
+
+def test_a_layer_that_is_never_called_may_stay_unbuilt(small):
+    class Spare(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.used, self.spare = keras.layers.Dense(2), keras.layers.Dense(5)
+
+        def call(self, x):
+            return tf.reduce_mean(self.used(x), axis=1)
+
+    tokens = keras.Input((None, 3))
+    model = tfdp.make_private(keras.Model(tokens, Spare()(tokens)))
+    model.compile(small.optimizer(), small.loss)
+    x, y = small.data()
+    batches = small.poisson((np.repeat(x[:, None], 4, axis=1), y))
+    model.fit(batches.map(lambda x, y, w: (x, y, w)), verbose=0)

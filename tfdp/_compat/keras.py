@@ -139,7 +139,10 @@ class ModelHooks(keras.Model):
 
 
 def schedule_of(optimizer):
-    """The `LearningRateSchedule` object of an optimizer, or None: Keras gives only its value."""
+    """What computes an optimizer's learning rate, a `LearningRateSchedule` or a function, or None.
+
+    Keras gives only its value.
+    """
     schedule = getattr(optimizer, "_learning_rate", None)
-    is_one = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
-    return schedule if is_one else None
+    is_number = isinstance(schedule, keras.Variable) or not callable(schedule)
+    return None if is_number else schedule

@@ -32,6 +32,7 @@ class PerExampleLoss(keras.losses.Loss):
                 f"Argument `per_example_reduction` must be one of {REDUCTIONS}. "
                 f"Received: per_example_reduction={per_example_reduction}"
             )
+        loss = loss.loss if isinstance(loss, PerExampleLoss) else loss  # `loss=model.loss`
         self.loss = loss
         self.per_example_reduction = per_example_reduction
         self._function = keras.losses.get(loss)

@@ -292,8 +292,9 @@ def ensure_built(model, x):
 
     Its variables are made where `fit` would make them: under the strategy of the model.
     """
+    known = all(d is not None for t in tf.nest.flatten(x) for d in t.shape[1:])
     # `Model.build` of a subclass that has none of its own makes the variables of no layer.
-    if not model.built or not all(layer.built for layer in all_layers(model)):
+    if not model.built or (known and not all(layer.built for layer in all_layers(model))):
         with tf.init_scope(), scope_of(model):
             model(tf.nest.map_structure(lambda t: tf.zeros((1, *t.shape[1:]), t.dtype), x))
 

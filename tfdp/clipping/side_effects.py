@@ -4,8 +4,12 @@ The forward pass and the losses see raw data. Whatever they write outlives the s
 so only operations that are known to keep nothing are let through.
 """
 
+import contextlib
+
 import tensorflow as tf
 
+from tfdp.clipping.dataflow import handles_of
+from tfdp.data.released_values import fingerprint
 from tfdp.errors import PrivacyError
 
 # Operations that TensorFlow calls stateful and that leave nothing of the batch behind: reads,
@@ -91,29 +95,73 @@ def refuse_results_of_metrics(graph, results, shown, where):
         pending += [t.op for t in op.inputs]
 
 
-def refuse_writes(graph, variables, where):
-    """Refuses a trace that does more to variables than reading them.
+@contextlib.contextmanager
+def no_writes(variables, where):
+    """Context in which code of the user's may read variables, and write to none of them.
+
+    Args:
+        variables: Keras variables.
+        where: whose code it is, for the message.
 
     Raises:
-        PrivacyError: for an assignment, also inside a loop, a branch or a `tf.function`.
+        PrivacyError: for an assignment; in a graph also inside a loop, a branch or a function.
     """
-    held = _captured(graph, variables)
-    for op in graph.get_operations():
-        if op.name not in held:
+    if tf.executing_eagerly():
+        before = [fingerprint(v) for v in variables]
+        yield
+        by = [v.path for v, b in zip(variables, before, strict=True) if fingerprint(v) != b]
+    else:
+        graph = tf.compat.v1.get_default_graph()
+        start = len(graph.get_operations())
+        yield
+        nodes = [op.node_def for op in graph.get_operations()[start:]]
+        functions = {f.signature.name: f for f in graph.as_graph_def().library.function}
+        written = _writers(nodes, _captured(graph, variables), functions)
+        by = [f"{node.name} ({node.op})" for node in written]
+    if by:
+        raise PrivacyError(
+            f"{where} changes a weight, or what the optimizer holds: {by[0]}. Raw data would enter "
+            "it without noise. Keep what is shown in a metric's own variables."
+        )
+
+
+def _writers(nodes, held, functions):
+    """Nodes that do more to the resources `held` than reading them, in what they call, too."""
+    held = set(held)
+    for node in nodes:
+        inputs = [name.split(":")[0] for name in node.input if not name.startswith("^")]
+        taken = [k for k, name in enumerate(inputs) if name in held]
+        if not taken or node.op in _READS:
             continue
-        for consumer in (c for t in op.outputs for c in t.consumers()):
-            if consumer.type not in _READS:
-                raise PrivacyError(
-                    f"{where} changes a weight of the model, by the operation {consumer.name!r} "
-                    f"({consumer.type}): raw data would enter it without noise. Keep what is shown "
-                    "in a metric's own variables."
-                )
+        if node.op == "Identity":
+            held.add(node.name)
+            continue
+        names = [f.name for a in node.attr.values() for f in (a.func, *a.list.func)]
+        called = [functions[name] for name in names if name in functions]
+        if not called:
+            yield node
+        for function in called:
+            arguments = [a.name for a in function.signature.input_arg]
+            first = len(inputs) - len(arguments)  # before them, what chooses a branch
+            inside = [arguments[k - first] for k in taken if k >= first]
+            yield from _writers(function.node_def, inside, functions)
 
 
 def _captured(graph, variables):
     """Names by which a graph knows variables from outside."""
-    handles = {id(variable.value.handle) for variable in variables}
-    return {inner.op.name for outer, inner in graph.captures if id(outer) in handles}
+    return _known_inside(graph, {id(h) for variable in variables for h in handles_of(variable)})
+
+
+def _known_inside(graph, handles):
+    """Names of resources in a graph, those that the graphs around it hand on included."""
+    found = set()
+    for outer, inner in getattr(graph, "captures", ()):
+        handed_on = inner.dtype == tf.resource and tf.is_symbolic_tensor(outer)
+        if id(outer) in handles or (
+            handed_on and outer.op.name in _known_inside(outer.graph, handles)
+        ):
+            found.add(inner.op.name)
+    return found
 
 
 def _is_harmless(graph, kind):

@@ -1,5 +1,6 @@
 """Forward passes on paper: the call tree of a model on some number of symbolic examples."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -68,7 +69,11 @@ def trace(model, x, batch_size):
 def variables_of_metrics(model):
     """The variables that metrics have to themselves: none that is also a weight."""
     weights = {id(v) for v in model.weights}
-    return [v for metric in model.metrics for v in metric.variables if id(v) not in weights]
+    # Keras lists those given to `compile` once they are built, in the first step.
+    given = getattr(model, "_compile_arguments", {})
+    given = tf.nest.flatten([given.get("metrics"), given.get("weighted_metrics")])
+    metrics = [*model.metrics, *(m for m in given if isinstance(m, keras.metrics.Metric))]
+    return [v for metric in metrics for v in metric.variables if id(v) not in weights]
 
 
 def _spec(tensor, batch_size):

@@ -61,12 +61,17 @@ class Origin:
         return cls(tuple(releases), tuple(assumptions))
 
 
+# Functions of numpy that write into their first argument.
+_WRITING = (np.copyto, np.put, np.place, np.putmask, np.put_along_axis, np.fill_diagonal)
+
+
 class OriginArray(np.ndarray):
     """An array that knows where it comes from, as do slices, copies and what numpy makes of it.
 
     `np.asarray`, `np.array`, `np.ascontiguousarray`, a Generator's `permutation` and other
     libraries copy the numbers alone, and so does an index. A plain array that one is written into
-    (`plain[:] = `, `out=plain`) does not know it; `plain *= ` gives one that does.
+    (`plain[:] = `, `out=plain`) does not know it; `plain *= ` gives one that does. Nor does an
+    array whose view is written into, or what is written by `flat` and the method `put`.
     """
 
     origin = Origin()
@@ -96,14 +101,16 @@ class OriginArray(np.ndarray):
     def __array_function__(self, function, types, args, kwargs):
         made = super().__array_function__(function, types, args, kwargs)
         origin = Origin.of([args, kwargs])
-        if made is None:  # it wrote into one of them: `np.copyto`, `np.put`
-            for array in args:
-                _written(array, origin)
+        if function in _WRITING:
+            _written(args[0] if args else next(iter(kwargs.values())), origin)
         return _carrying(made, origin)
 
     def __setitem__(self, key, value):
         super().__setitem__(key, value)
-        _written(self, Origin.of(value))
+        if isinstance(value, OriginArray):
+            _written(self, value.origin)
+        elif isinstance(value, list | tuple):
+            _written(self, Origin.of(value))
 
     def dot(self, b, out=None):
         """As `np.dot`."""
@@ -129,7 +136,7 @@ def _written(array, origin):
     """What an operation wrote into, with the `Origin` of what was written beside its own."""
     if isinstance(array, OriginArray):
         array.origin = Origin.all_of([array.origin, origin])
-    elif isinstance(array, np.ndarray):
+    elif type(array) is np.ndarray:  # an np.memmap stays one
         return OriginArray.of(array, origin)
     return array
 

@@ -30,7 +30,7 @@ def of_optimizer(optimizer):
         name = type(inner).__name__
         assumptions += (f"optimizer {name} knows the records by their noised gradients alone",)
     if schedule is not None and not _is_known(schedule):
-        name = type(schedule).__name__
+        name = getattr(schedule, "__name__", type(schedule).__name__)
         assumptions += (f"the schedule {name} follows no losses or metrics",)
     if optimizer.seed is None:
         return Notes(assumptions=assumptions)
@@ -83,7 +83,7 @@ def of_callbacks(callbacks):
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
         if callback is not None and _is_of_the_user(callback):
             trusted.append(
-                f"callback {type(callback).__name__} gives the model no weights that learned from "
+                f"callback {type(callback).__name__} gives the model nothing that learned from "
                 "these records"
             )
         if isinstance(callback, keras.callbacks.LearningRateScheduler):

@@ -11,7 +11,7 @@ from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime import replicas
 
 _REACHED = "_tfdp_step_reached"
-_ROWS = "_tfdp_step_rows"
+_GIVEN = "_tfdp_step_given"
 _CHARGING = "_tfdp_own_charging"
 _OPTIMIZER = "_tfdp_compiled_optimizer"
 _FUNCTION = "_tfdp_train_function"
@@ -51,12 +51,12 @@ def charge_own_step(model):
         type(model).train_step = _charged(train_step)
 
 
-def _is_own(model, name):
-    """Whether a method is of the user's: by the class that has it, for `functools.wraps` copies
-    the module of a function."""
+def _is_own(model, name, known=("tfdp.",)):
+    """Whether a method is of the user's: by the class that has it, too, for `functools.wraps`
+    copies the module of a function."""
     owner = next(c for c in type(model).__mro__ if name in vars(c))
     modules = owner.__module__, getattr(vars(owner)[name], "__module__", None) or ""
-    return not all(module.startswith("tfdp.") for module in modules)
+    return name in vars(model) or not all(module.startswith(known) for module in modules)
 
 
 def note_compilation(model):
@@ -91,10 +91,11 @@ def _charged(train_step):
     def step(model, data):
         if _REACHED in vars(model):  # called by another subclass' step
             return train_step(model, data)
-        vars(model)[_REACHED], vars(model)[_ROWS] = False, _rows(data)
+        vars(model)[_REACHED], vars(model)[_GIVEN] = False, _first(data)
         try:
             return train_step(model, data)
         finally:
+            del vars(model)[_GIVEN]
             if not vars(model).pop(_REACHED):
                 model.join_histories()
                 replicas.run_once_per_step(_charging(model).charge_step)
@@ -103,10 +104,10 @@ def _charged(train_step):
     return step
 
 
-def _rows(data):
-    """The static number of rows of a batch; None if it is not known."""
-    shapes = [tf.TensorShape(t.shape) for t in tf.nest.flatten(data) if hasattr(t, "shape")]
-    return next((shape[0] for shape in shapes if shape.rank), None)
+def _first(data):
+    """The first tensor of a batch that has rows; None if there is none."""
+    tensors = [t for t in tf.nest.flatten(data) if hasattr(t, "shape")]
+    return next((t for t in tensors if tf.TensorShape(t.shape).rank), None)
 
 
 def reached(model, data):
@@ -129,13 +130,22 @@ def reached(model, data):
             "steps on one batch are not two samples. Call it once."
         )
     vars(model)[_REACHED] = True
-    if _rows(data) != vars(model)[_ROWS]:
-        raise PrivacyError(
-            f"The `train_step` of {type(model).__name__} hands on {_rows(data)} rows of the "
-            f"{vars(model)[_ROWS]} that it got: a record that is in two of them would count "
-            "twice. Hand each row on once; several views of a record belong into its row, as an "
-            "axis of their own."
-        )
+    _refuse_other_rows(model, vars(model)[_GIVEN], _first(data))
+
+
+def _refuse_other_rows(model, given, handed_on):
+    if given is None or handed_on is None:
+        return
+    found, rows = handed_on.shape[0], given.shape[0]
+    wrong = (
+        f"The `train_step` of {type(model).__name__} hands on other rows than it got: a record "
+        "that is in two of them would count twice. Hand each row on once; several views of a "
+        "record belong into its row, as an axis of their own."
+    )
+    if None in (found, rows):  # known in the step alone
+        tf.debugging.assert_equal(tf.shape(handed_on)[0], tf.shape(given)[0], message=wrong)
+    elif found != rows:
+        raise PrivacyError(f"{wrong} Received: {found} rows of {rows}")
 
 
 def assumptions(model):
@@ -146,10 +156,9 @@ def assumptions(model):
             f"the `train_step` of {name} uses the data through `super().train_step` only, to which "
             "it hands each row once and as it would without the others"
         )
-    for step in ("test_step", "make_test_function"):
+    for step in ("test_step", "make_test_function", "evaluate"):
         # `fit` validates by them, and takes what they do to weights for what it did itself.
-        module = getattr(getattr(model, step), "__module__", None) or ""
-        if not module.startswith(("tfdp.", "keras.")):
+        if _is_own(model, step, ("tfdp.", "keras.")):
             found.append(
                 f"the `{step}` of {name} gives the model no weights that learned from these records"
             )

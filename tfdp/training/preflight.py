@@ -231,6 +231,10 @@ def _compare(name, found, expected):
         )
 
 
+def _is_class(key):
+    return isinstance(key, bool | np.bool_) or (is_integer(key) and key >= 0)
+
+
 def apply_class_weight(x, kwargs):
     """Multiplies class weights into a dataset's sample weights, which Keras would refuse."""
     class_weight = kwargs.get("class_weight")
@@ -238,12 +242,12 @@ def apply_class_weight(x, kwargs):
         return x
     kwargs.pop("class_weight")
     keys = list(class_weight) if isinstance(class_weight, dict) else [None]
-    if not keys or not all(is_integer(key) and key >= 0 for key in keys):
+    if not keys or not all(_is_class(key) for key in keys):
         raise ValueError(
             "Argument `class_weight` must be a dict from classes, integers from 0 on, to their "
             f"weights. Received: class_weight={class_weight}"
         )
-    size = max(keys) + 1
+    size = int(max(keys)) + 1
     table = tf.constant([class_weight.get(i, 1.0) for i in range(size)], tf.float32)
 
     def weigh(x, y, sample_weight=None):

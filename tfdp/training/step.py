@@ -1,5 +1,7 @@
 """A private step from the batch to the sums that the optimizer noises."""
 
+import contextlib
+
 import keras
 import tensorflow as tf
 
@@ -10,9 +12,9 @@ from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.planning import refuse_crossed_examples
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.side_effects import (
+    no_writes,
     refuse_results_of_metrics,
     refuse_side_effects,
-    refuse_writes,
 )
 from tfdp.clipping.surviving_rows import SurvivorSums
 from tfdp.clipping.tracing import variables_of_metrics
@@ -174,25 +176,13 @@ def _update_metrics(model, x, y, sample_weight, result):
     for metric in model.metrics:
         if metric.name == "loss":
             metric.update_state(result.losses, sample_weight=weights)
-    _check_metrics(model, (x, y, result.outputs, sample_weight))
-    model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
-
-
-def _check_metrics(model, data):
-    """Metrics may keep what they like in variables of their own, and write to no weight."""
     given = model._compile_arguments
     own = type(model).compute_metrics is not keras.Model.compute_metrics
-    key = ("metrics", *_structure(data))
-    if key in model.checked_losses or not (own or given["metrics"] or given["weighted_metrics"]):
-        return
-    model.checked_losses.add(key)
-
-    def update(*data):
-        model.compute_metrics(*data)
-
-    with tf.init_scope():
-        traced = tf.function(update, autograph=False).get_concrete_function(*_specs(data, 3))
-    refuse_writes(traced.graph, model.weights, f"A metric of model {model.name!r}")
+    with contextlib.ExitStack() as stack:
+        if own or given["metrics"] or given["weighted_metrics"]:
+            held = [*model.weights, *model.optimizer.variables]
+            stack.enter_context(no_writes(held, f"A metric of model {model.name!r}"))
+        model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
 
 
 def _structure(data):
