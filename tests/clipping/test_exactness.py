@@ -552,8 +552,8 @@ def test_keras_hub_layers(brute_force, mean_loss):
 
 @pytest.mark.parametrize(
     "given",
-    [{"start_index": 1}, {"start_index": 2}, {"positions": tf.constant([3, 0, 3, 1, 5, 7])}],
-    ids=lambda given: "-".join(given),
+    [{"start_index": 1}, {"start_index": 2}, {"positions": tf.constant([3, 0, 3, 1, 5, 7])}, {}],
+    ids=lambda given: "-".join(given) or "grid",
 )
 def test_keras_hub_positions_that_begin_elsewhere(brute_force, mean_loss, given):
     hub = pytest.importorskip("keras_hub")
@@ -567,24 +567,9 @@ def test_keras_hub_positions_that_begin_elsewhere(brute_force, mean_loss, given)
         def call(self, x):
             return self.dense(x * self.positions(x, **given))[..., 0]
 
-    x = GENERATOR.normal(size=(4, LENGTH, WIDTH)).astype("float32")
-    brute_force(Hub, x, mean_loss("mse", targets(4, LENGTH))).check()
-
-
-def test_keras_hub_positions_of_grids(brute_force, mean_loss):
-    hub = pytest.importorskip("keras_hub")
-
-    class Hub(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.positions = hub.layers.PositionEmbedding(LENGTH + 2)
-            self.dense = layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(x * self.positions(x))[..., 0]
-
-    x = GENERATOR.normal(size=(4, 2, LENGTH, WIDTH)).astype("float32")
-    brute_force(Hub, x, mean_loss("mse", GENERATOR.normal(size=(4, 2, LENGTH)))).check()
+    shape = (4, LENGTH) if given else (4, 2, LENGTH)
+    x = GENERATOR.normal(size=(*shape, WIDTH)).astype("float32")
+    brute_force(Hub, x, mean_loss("mse", targets(*shape))).check()
 
 
 def test_layers_without_a_rule_are_given_constants(brute_force, mean_loss):

@@ -92,31 +92,6 @@ def test_a_step_of_a_subclass_is_counted(small):
         assert any("train_step" in s for s in model.privacy_statement(DELTA).assumptions)
 
 
-def test_a_validation_of_a_subclass_is_assumed_to_learn_nothing(small):
-    class Own(tfdp.models.DPModel):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(2)
-
-        def call(self, x):
-            return self.dense(x)
-
-    class Validates(Own):
-        def test_step(self, data):
-            self.dense.kernel.assign_add(tf.ones_like(self.dense.kernel))
-            return super().test_step(data)
-
-    class Makes(Own):
-        def make_test_function(self, force=False):
-            return super().make_test_function(force)
-
-    for model, step in ((Own(), None), (Validates(), "test_step"), (Makes(), "make_test_function")):
-        model.compile(small.optimizer(noise_multiplier=4.0), loss=small.loss, **EAGER)
-        model.fit(small.poisson(steps_per_epoch=1), validation_data=small.data(), verbose=0)
-        said = [s for s in model.privacy_statement(DELTA).assumptions if "test_" in s]
-        assert [f"`{step}`" in s for s in said] == [True] * (step is not None)
-
-
 def test_steps_that_could_escape_the_charge_do_not(small):
     class Raw:
         def train_step(self, data):

@@ -392,21 +392,30 @@ def test_losses_of_another_model_may_be_given(small):
     fit_steps(model)
 
 
-def test_an_evaluation_of_a_subclass_is_assumed_to_learn_nothing(small):
+def test_a_validation_of_a_subclass_is_assumed_to_learn_nothing(small):
+    class Steps(Own):
+        def test_step(self, data):
+            self.kept.assign(tf.ones([3]))
+            return super().test_step(data)
+
+    class Wrapped(Own):
+        test_step = functools.wraps(keras.Model.test_step)(Steps.test_step)
+
+    class Makes(Own):
+        def make_test_function(self, force=False):
+            return super().make_test_function(force)
+
     class Evaluates(Own):
         def evaluate(self, *args, **kwargs):
             self.kept.assign(tf.ones([3]))
             return super().evaluate(*args, **kwargs)
 
-    class Wrapped(Own):
-        @functools.wraps(keras.Model.test_step)
-        def test_step(self, data):
-            self.kept.assign(tf.ones([3]))
-            return super().test_step(data)
-
-    for made, name in ((Evaluates, "evaluate"), (Wrapped, "test_step")):
-        assumptions = fit(made(), run_eagerly=True).privacy_statement(DELTA).assumptions
-        assert any(f"`{name}` of" in s for s in assumptions)
+    made = {Own: [], Steps: ["test_step"], Wrapped: ["test_step"], Makes: ["make_test_function"],
+            Evaluates: ["evaluate"]}  # fmt: skip
+    for model, steps in made.items():
+        assumptions = fit(model(), run_eagerly=True).privacy_statement(DELTA).assumptions
+        said = [s.split("`")[1] for s in assumptions if " of " + model.__name__ in s]
+        assert said == steps
 
 
 def test_a_layer_that_is_never_called_may_stay_unbuilt(small):
