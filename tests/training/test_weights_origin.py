@@ -155,8 +155,8 @@ def test_a_foreign_kernel_with_lora_stays_foreign(tmp_path):
     model.save_weights(tmp_path / "m.weights.h5")
     loaded = eager_model()
     loaded.load_weights(tmp_path / "m.weights.h5")
-    fit_steps(loaded)
-    assert any("elsewhere" in s for s in loaded.privacy_statement(DELTA).assumptions)
+    # Not by the statement, in which the run before says so for itself.
+    assert loaded.weight_origin.elsewhere() == [loaded.trainable_variables[0].path]
 
 
 def test_other_frequencies_than_the_released_ones_are_mentioned():
