@@ -90,7 +90,7 @@ def refuse_results_of_metrics(graph, results, shown, where):
             raise PrivacyError(
                 f"{where} reads the state of a metric, which was computed on raw data of other "
                 "steps, without noise: one record would move steps that it is not in. Scale by "
-                "constants, or by weights of a layer, which the optimizer trains."
+                "constants, or by what the model computes of each example."
             )
         pending += [t.op for t in op.inputs]
 
