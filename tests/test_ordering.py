@@ -14,9 +14,11 @@ def compiled(function, *arrays):
     return tf.function(function, jit_compile=True, autograph=False)(*map(tf.constant, arrays))
 
 
+@pytest.mark.parametrize("unrolled", [False, True])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 7, 8, 63, 64, 65, 1000])
-def test_searches_find_as_many_as_numpy(size, side):
+def test_searches_find_as_many_as_numpy(size, side, unrolled, monkeypatch):
+    monkeypatch.setattr(ordering, "_UNROLLED", 1 << 30 if unrolled else -1)
     generator = np.random.default_rng(size)
     # Few different values, so that many are equal; some below all and above all.
     ordered = np.sort(generator.integers(0, 2 * size, size))

@@ -121,7 +121,8 @@ def test_an_untouched_row_that_just_survives_has_no_less_than_the_threshold(monk
 
 def test_places_below_a_bound_that_does_not_divide_the_range_of_bits_are_uniform():
     bound = 3 * 2**61  # a plain remainder would double the weight of the first third
-    drawn = _distinct(NoiseSource(4), tf.ones([2000], tf.bool), tf.constant(bound, tf.int64))
+    needed, number = tf.ones([2000], tf.bool), tf.constant(bound, tf.int64)
+    drawn = _distinct(NoiseSource(4), needed, number, bound)
     assert len(set(drawn.numpy())) == 2000
     assert stats.kstest(drawn.numpy() / bound, "uniform").pvalue > 1e-6
 

@@ -11,6 +11,9 @@ from tfdp.runtime.xla import is_compiling, platform
 
 # A TPU compares faster than it gathers: up to so many pairs, all of them at once.
 _ALL_PAIRS_ON_TPU = 1 << 30
+# Each turn of a loop calls three kernels. Without a loop, each turn's kernel computes the turns
+# before it again: shorter for up to so many values times turns squared.
+_UNROLLED = 1 << 20
 
 
 def sort(values):
@@ -51,14 +54,23 @@ def search(ordered, values, side="left"):
     before = tf.less if side == "left" else tf.less_equal
     turns = count.bit_length()
 
-    def halve(turn, place):
-        step = tf.bitwise.left_shift(tf.constant(1, tf.int64), tf.cast(turns - turn, tf.int64))
+    def halve(step, place):
         further = place + step
         passed = before(tf.gather(ordered, tf.minimum(further, count) - 1), values)
-        return turn + 1, tf.where((further <= count) & passed, further, place)
+        return tf.where((further <= count) & passed, further, place)
 
-    start = 1, tf.zeros_like(values, tf.int64)
-    _, place = tf.while_loop(lambda turn, _: turn <= turns, halve, start, maximum_iterations=turns)
+    def turn(number, place):
+        step = tf.bitwise.left_shift(tf.constant(1, tf.int64), tf.cast(turns - number, tf.int64))
+        return number + 1, halve(step, place)
+
+    place = tf.zeros_like(values, tf.int64)
+    if values.shape[0] * turns**2 <= _UNROLLED:
+        for bit in reversed(range(turns)):
+            place = halve(2**bit, place)
+        return place
+    _, place = tf.while_loop(
+        lambda number, _: number <= turns, turn, (1, place), maximum_iterations=turns
+    )
     return place
 
 

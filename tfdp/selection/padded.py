@@ -99,7 +99,7 @@ def _untouched(touched, num_touched, num_rows, threshold, stddev, capacity, sour
     survival = 0.5 * tf.math.erfc(threshold / stddev / tf.sqrt(tf.constant(2.0, tf.float64)))
     survives = (index < number) & (tails <= survival)
     values = tf.maximum(threshold, stddev * normal_of_tail(tf.minimum(tails, 0.5)))
-    rank = _distinct(source, survives, number)
+    rank = _distinct(source, survives, number, num_rows)
     # The r-th untouched row is r plus the number of touched rows before it.
     place = tf.range(touched.shape[0], dtype=tf.int64)
     before = tf.where(touched < NO_ROW, touched - place, NO_ROW)
@@ -107,8 +107,10 @@ def _untouched(touched, num_touched, num_rows, threshold, stddev, capacity, sour
     return tf.where(survives, rows, NO_ROW), tf.where(survives, values, _NEVER)
 
 
-def _distinct(source, needed, bound):
+def _distinct(source, needed, bound, num_rows):
     """Integers, uniform without replacement in [0, bound), at the places that are `needed`.
+
+    The bound, a tensor, is at most `num_rows`, a Python integer.
 
     Hardly more than half of [0, bound) is needed. Values that meet another are drawn again:
     nothing here depends on which value is which, so that all outcomes are alike.
@@ -131,8 +133,8 @@ def _distinct(source, needed, bound):
         )  # fmt: skip
         drawn, exact = draws.below(bits, bound)
         values = tf.where(accepted, values, tf.where(needed & exact, drawn, nothing))
-        order = tf.argsort(values)
-        ordered = tf.gather(values, order)
+        # None of them is negative then.
+        ordered, order = ordering.sort_with_order(values + size, num_rows + size)
         same = tf.concat([[False], ordered[1:] == ordered[:-1]], 0)
         same |= tf.concat([same[1:], [False]], 0)
         meets = tf.tensor_scatter_nd_update(tf.zeros([size], tf.bool), order[:, tf.newaxis], same)
