@@ -44,7 +44,8 @@ PEERS_PYTHON ?= python3.11
 JAX_PYTHON ?= python3.12
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 peers: $(STAMP) .venv-peers-tfp/.installed .venv-peers-opacus/.installed .venv-peers-jax/.installed
-	$(BIN)/python benchmarks/peers.py --out benchmarks/results/peers.json
+	$(BIN)/python benchmarks/peers.py --leave-out vectorized --out benchmarks/results/peers.json
+	$(BIN)/python benchmarks/peers.py --only vectorized --out benchmarks/results/peers.json
 
 .venv-peers-tfp/.installed:
 	$(PEERS_PYTHON) -m venv .venv-peers-tfp

@@ -5,6 +5,9 @@ alive all the time; the methods take turns, so that whatever else the machine do
 Prints a table and writes JSON.
 
     python benchmarks/peers.py [--rounds 7] [--architectures ...] [--out FILE]
+
+TF Privacy's vectorized steps take so much memory that steps beside them are slower by half: they
+have a run of their own (`--only vectorized`), which leaves the rows of plain steps as they are.
 """
 
 import argparse
@@ -56,10 +59,11 @@ ENDED = "out of memory or crashed: the process ended with code "
 
 
 class Worker:
-    """One library's process."""
+    """One library's process, and those of its private methods that are asked for."""
 
-    def __init__(self, library):
-        environment, script, self.methods = LIBRARIES[library]
+    def __init__(self, library, methods):
+        environment, script, _ = LIBRARIES[library]
+        self.methods = methods
         python = pathlib.Path(sys.executable)
         if environment is not None:
             python = HERE.parent / environment / "bin" / "python"
@@ -127,7 +131,7 @@ def first_steps(workers, architectures):
                 found[name, library, method] = answer
                 print(f"{name:34}{library:12}{method:24}{answer}", flush=True)
                 if answer.get("error", "").startswith(ENDED):
-                    workers[library] = Worker(library)
+                    workers[library] = Worker(library, worker.methods)
                     for key, earlier in found.items():
                         if key[1] == library and "error" not in earlier:
                             workers[library].ask("prepare", architecture=key[0], method=key[2])
@@ -204,13 +208,12 @@ def row_of(key, prepared, seconds):
     return row
 
 
-def peaks(libraries, architectures):
+def peaks(methods, architectures):
     """Peak resident bytes of each method, in a process of its own after a few steps."""
     rows = []
-    for name, library in itertools.product(architectures, libraries):
-        methods = LIBRARIES[library][2]
-        for method in dict.fromkeys([*methods.values(), *methods]):
-            worker = Worker(library)
+    for name, library in itertools.product(architectures, methods):
+        for method in dict.fromkeys([*methods[library].values(), *methods[library]]):
+            worker = Worker(library, methods[library])
             answer = worker.ask("prepare", architecture=name, method=method)
             if "error" not in answer:
                 answer |= worker.ask("run", architecture=name, method=method, seconds=0.0)
@@ -254,6 +257,14 @@ def _place(row):
     )
 
 
+def asked_for(library, args):
+    """The library's private methods of this run, with the plain ones they are compared with."""
+    return {
+        method: plain for method, plain in LIBRARIES[library][2].items()
+        if method not in args.leave_out and (not args.only or method in args.only)
+    }  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", default=["checks", "times", "peaks"])
@@ -261,20 +272,29 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.25, help="of a turn")
     parser.add_argument("--architectures", nargs="+", default=list(sizes.ARCHITECTURES))
     parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES))
+    parser.add_argument("--only", nargs="+", help="these private methods, and their rows alone")
+    parser.add_argument("--leave-out", nargs="+", default=[], help="private methods")
     parser.add_argument("--wait-for", help="time only while this file exists")
     parser.add_argument("--out", help="JSON; other rows that it has are kept")
     args = parser.parse_args()
+    methods = {library: asked_for(library, args) for library in args.libraries}
+    methods = {library: found for library, found in methods.items() if found}
     if {"checks", "times"} & set(args.parts):
-        workers = {library: Worker(library) for library in args.libraries}
+        workers = {library: Worker(library, methods[library]) for library in methods}
         versions = {name: worker.versions for name, worker in workers.items()}
         if "checks" in args.parts:
             keep(args.out, "checks", checks(workers, args.architectures), versions=versions)
         if "times" in args.parts:
-            keep(args.out, "rows", *times(workers, args.architectures, args), versions)
+            rows, run = times(workers, args.architectures, args)
+            keep(
+                args.out, "rows", [r for r in rows if r["private"] or not args.only], run, versions
+            )
         for worker in workers.values():
             worker.close()
     if "peaks" in args.parts:
-        keep(args.out, "peaks", peaks(args.libraries, args.architectures))
+        rows = peaks(methods, args.architectures)
+        private = [r for r in rows if r["method"] in methods[r["library"]]]
+        keep(args.out, "peaks", private if args.only else rows)
 
 
 if __name__ == "__main__":

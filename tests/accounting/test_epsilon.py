@@ -8,7 +8,7 @@ import pytest
 import slow
 from dp_accounting.pld import privacy_loss_distribution
 
-from tfdp.accounting import Ledger, LedgerEntry, epsilon
+from tfdp.accounting import Ledger, LedgerEntry, accountants, epsilon
 from tfdp.accounting.adjacency import double_sensitivity
 from tfdp.accounting.composition import compose, training_event
 
@@ -150,3 +150,25 @@ def test_hardly_any_noise_is_accounted_without_the_memory_that_pld_would_take():
     ):
         ledger = Ledger([LedgerEntry("training", event)])
         assert 1e5 < ledger.epsilon(1e-5) < float("inf")
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_hardly_any_noise_is_no_noise(accountant, sampled):
+    # Squares of it underflow: a quotient of zeros is NaN, and the larger of NaN and 0 would be 0.
+    for noise in (5e-324, 1e-300, 1e-160, 1e-100, 1e-20):
+        event = dp_accounting.GaussianDpEvent(noise)
+        if sampled:
+            event = dp_accounting.PoissonSampledDpEvent(0.01, event)
+        steps = dp_accounting.SelfComposedDpEvent(event, 3)
+        assert epsilon(steps, 1e-6, accountant) == math.inf
+        assert epsilon(steps, 1e-6, accountants.best_accountant(steps, delta=1e-6)) == math.inf
+
+
+def test_an_epsilon_that_is_no_number_is_infinite(monkeypatch):
+    class Lost:
+        def get_epsilon(self, delta):
+            return math.nan
+
+    monkeypatch.setattr(accountants, "compose_accountant", lambda *_: Lost())
+    assert epsilon(dp_accounting.GaussianDpEvent(1.2345678), 1e-6) == math.inf

@@ -22,6 +22,8 @@ from tfdp.accounting.random_allocation import RandomAllocationGaussianDpEvent
 ACCOUNTANTS = ("pld", "rdp")
 _LARGEST_LOSS = 100.0
 _LARGEST_ROUNDING = 1e-2  # of δ, beyond which PLD is not the better choice
+# An epsilon of 10^17; of much less noise its square underflows.
+_NO_NOISE = 1e-9
 _REPLACE_ONE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
 
@@ -63,7 +65,9 @@ def epsilon(
 def _epsilon_cached(key, delta):
     """ε of what `key_of` gives; a step of a run is asked for again and again."""
     with np.errstate(over="ignore"):  # dp_accounting divides by masses that underflow
-        return max(0.0, float(compose_accountant(*key).get_epsilon(delta)))
+        found = float(compose_accountant(*key).get_epsilon(delta))
+    # A comparison with NaN is false: `max` would make it 0, the best of all guarantees.
+    return math.inf if math.isnan(found) else max(0.0, found)
 
 
 def best_accountant(event, adjacency="add_or_remove_one", delta=None):
@@ -103,14 +107,14 @@ def _number_of_events(event):
 
 
 def _lacks_noise(event):
-    """Whether a mechanism in the event has a noise multiplier of 0."""
+    """Whether a mechanism in the event has a noise multiplier of 0, or as good as 0."""
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return any(_lacks_noise(e) for e in event.events)
     if hasattr(event, "event"):
         return _lacks_noise(event.event)
     if isinstance(event, MixtureOfGaussiansDpEvent):
-        return event.standard_deviation == 0
-    return getattr(event, "noise_multiplier", 1.0) == 0
+        return event.standard_deviation < _NO_NOISE
+    return getattr(event, "noise_multiplier", 1.0) < _NO_NOISE
 
 
 def _loss_scale(event, count):

@@ -69,6 +69,7 @@ class ClippingPlan:
         needs_graph: whether derivatives must be traced, where those of weights that nobody asks
             for are left out: TensorFlow would corrupt its memory.
         draws: whether the forward pass draws random numbers.
+        reads: the tf.Variables that the forward pass reads, trained or not.
     """
 
     calls: dict
@@ -77,6 +78,7 @@ class ClippingPlan:
     loop_steps: float
     needs_graph: bool
     draws: bool
+    reads: list
 
 
 def make_clipping_plan(model, x):
@@ -143,6 +145,7 @@ def make_clipping_plan(model, x):
         loop_steps(first.graph.get_operations()),
         corrupting_convolution(first.graph.get_operations()) is not None,
         draws_numbers(first.graph),
+        list(first.graph.variables),
     )
 
 

@@ -124,7 +124,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
         )  # fmt: skip
         own_steps.note_compilation(self)
         self._plans = {}
-        self.checked_losses, self.checked_independence = set(), {}
+        self.checked_losses, self.checked_independence = {}, {}
         self.devices_checked = False
         vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
         self.join_histories()

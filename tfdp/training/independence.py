@@ -7,11 +7,13 @@ every call and at the outputs of the model. The random generators start from the
 that random layers draw the same; where there are none, the rows that stay come to stand in other
 places of the batch, as they would without one of the others. Beside that only some of the rows that
 stayed enter the sum that is differentiated, more in the second run than in the first: at all
-other rows its gradient must be exactly zero.
+other rows its gradient must be exactly zero. Weights that are zero before training hold other values
+here, or they would hide what they multiply.
 
 It costs four forward and four backward passes, none of them to a weight, on `ROWS` examples,
-whatever the size of the batch and of the tables, once for each `compile`. They run eagerly, which
-is less work than to trace them, or traced where a loop has many steps.
+whatever the size of the batch and of the tables, once for each run; more if variables that are not
+trained are zero. They run eagerly, which is less work than to trace them, or traced where a loop
+has many steps.
 """
 
 import dataclasses
@@ -22,10 +24,13 @@ import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
 from tfdp.clipping import fallback
+from tfdp.clipping.dataflow import handles_of
 from tfdp.clipping.execution import Execution, run_recorded
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.refusals import WAY_OUT, warn_of_still_variables
+from tfdp.clipping.tracing import variables_of_metrics
 from tfdp.errors import PrivacyError
+from tfdp.training import opened_gates
 from tfdp.training.compared_runs import compare, difference, numbers, without_rounding
 from tfdp.training.preflight import batch_size_of
 from tfdp.training.replaced_rows import ROWS
@@ -70,6 +75,29 @@ def check_independence(model, x, y, sample_weight):
     # What is drawn for a row belongs to its place; and bfloat16 rounds a product by its blocks.
     halves = any(layer.compute_dtype == "bfloat16" for layer in all_layers(model))
     may_move = not (plan.draws or halves)
+    trained = opened_gates.closed(v for v in plan.reads if v.trainable)
+    with opened_gates.opened(trained):
+        compared = _refuse_mixing(model, run, count, may_move, trained)
+    whole = not compared.unrepeatable
+    # The losses are known only now. What nobody trains may be raised in a callback.
+    read_by_losses = [v for read in model.checked_losses.values() for v in read]
+    counted = {id(h) for v in variables_of_metrics(model) for h in handles_of(v)}
+    read = [v for v in (*plan.reads, *read_by_losses) if id(v.handle) not in counted]
+    every = opened_gates.closed(read)
+    further = []
+    if len(every) > len(trained):
+        further = [[], every]
+    elif trained and not _is_finite(compared.first):
+        further = [[]]  # NaN is equal to NaN
+    for zeros in further:
+        with opened_gates.opened(zeros):
+            whole &= not _refuse_mixing(model, run, count, may_move, zeros).unrepeatable
+    _warn_of_zero_gradients(model, [*compared.first.values(), *compared.second.values()])
+    return whole
+
+
+def _refuse_mixing(model, run, count, may_move, opened):
+    """Refuses what changes between two runs and should not; the `Compared` of those."""
     compared = compare(run, count, may_move)
     if not compared.changed:
         # What others change a little is, in one draw of 500, the same by chance.
@@ -77,12 +105,19 @@ def check_independence(model, x, y, sample_weight):
     if compared.changed and compared.has_moved:
         compared = without_rounding(run, count, compared)
     if compared.changed:
-        raise PrivacyError(f"{_where(model, compared.first, compared.changed)} {WAY_OUT}")
+        why = f"{_where(model, compared.first, compared.changed)} {WAY_OUT}"
+        if opened:
+            why += " (Variables that are zero held other values: training may change them.)"
+        raise PrivacyError(why)
     _refuse_foreign_gradients(model, compared.first, compared.rows.first_differentiated)
     _refuse_foreign_gradients(model, compared.second, compared.rows.second_differentiated)
     _refuse_other_computations(compared.first)
-    _warn_of_zero_gradients(model, [*compared.first.values(), *compared.second.values()])
-    return not compared.unrepeatable
+    return compared
+
+
+def _is_finite(events):
+    floats = [e.value for e in events.values() if e.value.dtype.is_floating]
+    return all(np.all(np.isfinite(numbers(value))) for value in floats)
 
 
 @dataclasses.dataclass
