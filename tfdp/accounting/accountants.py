@@ -77,7 +77,7 @@ def best_accountant(event, adjacency="add_or_remove_one", delta=None):
     distribution of the loss, in memory. So does a δ so small that PLD's rounding would matter.
     (Of random allocation "rdp" gives an ε without amplification.)
     """
-    if _loss_scale(event, 1) > _LARGEST_LOSS:
+    if _lacks_noise(event) or _loss_scale(event, 1) > _LARGEST_LOSS:
         return "rdp"
     if delta is not None and _rounding(_number_of_events(event)) > _LARGEST_ROUNDING * delta:
         return "rdp"

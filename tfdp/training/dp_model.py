@@ -24,6 +24,7 @@ from tfdp.runtime.xla import compiling
 from tfdp.training import own_steps, penalties, preflight, run, step, tpu_resident_tables
 from tfdp.training.building import build_ahead
 from tfdp.training.charged_model import ChargedModel
+from tfdp.training.executions import function_of_executions, prepared, results_of_steps
 from tfdp.training.multi_worker import MultiWorkerFit, as_results
 from tfdp.training.plain_training import count_step, mechanism_outside_fit
 from tfdp.training.row_selection import (
@@ -178,7 +179,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
         run.claim(self)
         try:
             x, callbacks = run.begin(self, x, y, callbacks, kwargs)
-            return super().fit(x, y, callbacks=callbacks, **kwargs)
+            return super().fit(prepared(self, x), y, callbacks=callbacks, **kwargs)
         finally:
             run.end(self)
 
@@ -256,10 +257,8 @@ class DPModel(MultiWorkerFit, ChargedModel):
         variables = trained_variables(self)
         regularization = step.regularization(variables)
         size = self.optimizer.apply_clipped_sums(sums, variables, regularization)
-        results = self.get_metrics_result()
         self.selection_metrics.count_size(size)
-        results |= self.selection_metrics.results()
-        return as_results(results, self.distribute_strategy)
+        return results_of_steps(self)
 
     def make_train_function(self, force=False):
         """As Keras'.
@@ -270,7 +269,11 @@ class DPModel(MultiWorkerFit, ChargedModel):
         own_steps.charge_own_step(self)
         if isinstance(self.optimizer, DPOptimizer):
             self_check.check_once(self)
-        return own_steps.known_function(self, super().make_train_function(force))
+        before = self.train_function
+        super().make_train_function(force)
+        if self.train_function is not before:
+            self.train_function = function_of_executions(self, self.train_function)
+        return own_steps.known_function(self, self.train_function)
 
     def test_step(self, data):
         tpu_resident_tables.refuse_reading(self)

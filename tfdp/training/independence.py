@@ -7,8 +7,8 @@ every call and at the outputs of the model. The random generators start from the
 that random layers draw the same; where there are none, the rows that stay come to stand in other
 places of the batch, as they would without one of the others. Beside that only some of the rows that
 stayed enter the sum that is differentiated, more in the second run than in the first: at all
-other rows its gradient must be exactly zero. Weights that are zero before training hold other values
-here, or they would hide what they multiply.
+other rows its gradient must be exactly zero. Weights that are zero before training hold other
+values here, or they would hide what they multiply.
 
 It costs four forward and four backward passes, none of them to a weight, on `ROWS` examples,
 whatever the size of the batch and of the tables, once for each run; more if variables that are not

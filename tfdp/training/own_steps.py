@@ -80,6 +80,11 @@ def refuse_other_optimizer(model):
         )
 
 
+def has_own_step(model):
+    """Whether a model has a `train_step` of the user's."""
+    return _is_own(model, "train_step")
+
+
 def known_function(model, function):
     """The function of a model's steps that Keras has made, which the model then knows."""
     vars(model)[_FUNCTION] = model.train_function

@@ -1,0 +1,156 @@
+"""Steps of one execution are those that Keras would take one by one, in one program of XLA."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tfdp.errors import BudgetError
+from tfdp.training import executions
+
+STEPS = 10
+
+
+def batches(small, steps=STEPS, capacity=16):
+    """The same Poisson batches at each pass, of ids and dense features."""
+    generator = np.random.default_rng(0)
+    present = generator.random((steps, capacity)) < 10 / capacity
+    x = {
+        "ids": generator.integers(0, 50, (steps, capacity, 3)),
+        "features": generator.normal(size=(steps, capacity, 4)).astype("float32"),
+    }
+    y = generator.integers(0, 2, (steps, capacity))
+    data = tf.data.Dataset.from_tensor_slices((x, y, present.astype("float32")))
+    return tfdp.data.declare_sampling(data, "poisson", small.n, 10)
+
+
+def network():
+    ids, dense = keras.Input((3,), dtype="int64", name="ids"), keras.Input((4,), name="features")
+    rows = tfdp.layers.SparseEmbedding(50, 4, combiner="mean", name="table")(ids)
+    hidden = keras.layers.Dense(8, activation="tanh")(keras.layers.Concatenate()([rows, dense]))
+    return keras.Model(
+        [ids, dense], keras.layers.Dense(2)(keras.layers.Dropout(0.5, seed=3)(hidden))
+    )
+
+
+def trained(small, at_once, epochs=1, length=STEPS, **settings):
+    keras.utils.set_random_seed(1)
+    model = small.model(
+        network(), None,
+        {"jit_compile": True, "steps_per_execution": at_once, "metrics": ["accuracy"]},
+        seed=5, selection=tfdp.selection.AdaFEST(1.0, capacity=20),
+        embedding_optimizer=tfdp.optimizers.RowSGD(0.5), inner=keras.optimizers.Adam(0.01),
+        **settings,
+    )  # fmt: skip
+    history = model.fit(batches(small, length), epochs=epochs, verbose=0).history
+    return model, history
+
+
+@pytest.fixture(scope="module")
+def one_by_one(small):
+    return trained(small, 1)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts how often Keras' own function was called in place of a program."""
+    found = []
+    true = executions._in_one_program
+
+    def counted(model, function):
+        def keras_function(iterator):
+            found.append(1)
+            return function(iterator)
+
+        return true(model, keras_function)
+
+    monkeypatch.setattr(executions, "_in_one_program", counted)
+    return found
+
+
+@pytest.mark.parametrize("at_once", [4, 16])
+def test_steps_are_those_of_keras_whatever_an_execution_holds(small, one_by_one, at_once, calls):
+    expected, shown = one_by_one
+    model, history = trained(small, at_once)
+    assert not calls
+    for a, b in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert model.optimizer.steps_taken == int(model.optimizer.iterations) == STEPS
+    assert model.privacy_statement().epsilon == expected.privacy_statement().epsilon
+    assert history.keys() == shown.keys()
+    for name in shown:
+        np.testing.assert_allclose(history[name], shown[name], rtol=1e-5)
+
+
+def test_parts_of_an_execution_follow_one_another(small, one_by_one, monkeypatch):
+    monkeypatch.setattr(executions, "_MOST", 2)
+    model, _ = trained(small, 6)  # 2 and 2 and 2, then 2 and 2 and none
+    for a, b in zip(model.get_weights(), one_by_one[0].get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert model.optimizer.steps_taken == STEPS
+
+
+def test_several_epochs_and_noise_of_their_own(small):
+    model, history = trained(small, 4, epochs=3, length=4)
+    assert model.optimizer.steps_taken == 12 and len(history["loss"]) == 3
+    # The same batches and the same start: only the noise can differ between two steps.
+    before = model.get_weights()
+    model.fit(batches(small, 4), verbose=0)
+    first = [b - a for a, b in zip(before, model.get_weights(), strict=True)]
+    model.set_weights(before)
+    model.fit(batches(small, 4), verbose=0)
+    second = [b - a for a, b in zip(before, model.get_weights(), strict=True)]
+    assert not np.allclose(first[-1], second[-1])
+
+
+def test_a_budget_ends_within_an_execution(small, calls):
+    budget = {"budget": tfdp.PrivacyBudget(0.5, 0.01), "steps": 7}
+    model, _ = trained(small, 5, epochs=5, length=5, **budget)
+    assert not calls
+    assert model.optimizer.steps_taken == 7 and model.optimizer.epsilon() <= 0.5
+    with pytest.raises(BudgetError, match="spent"):
+        model.fit(batches(small), verbose=0)
+
+
+@pytest.mark.parametrize("why", ["large batches", "unknown shapes", "own step"])
+def test_keras_takes_the_steps_of_others(small, why, calls, monkeypatch):
+    kwargs = {"jit_compile": True, "steps_per_execution": 2}
+    data = small.poisson(steps_per_epoch=4)
+    base = small.base()
+    if why == "large batches":
+        monkeypatch.setattr(executions, "_BYTES", 1)
+    elif why == "unknown shapes":
+        unknown = [tf.TensorSpec((None, *s.shape[1:]), s.dtype) for s in data.element_spec]
+        data = tf.data.Dataset.from_generator(
+            lambda: iter(small.poisson(steps_per_epoch=4)), output_signature=tuple(unknown)
+        )
+        data = tfdp.data.declare_sampling(data, "poisson", small.n, 10)
+    else:
+
+        class Own(tfdp.models.DPModel):
+            def __init__(self):
+                super().__init__()
+                self.base = base
+
+            def call(self, x):
+                return self.base(x)
+
+            def train_step(self, data):
+                return {**super().train_step(data), "mine": 1.0}
+
+    model = small.model(base, None, kwargs)
+    if why == "own step":
+        model = Own()
+        model.compile(small.optimizer(), loss=small.loss, **kwargs)
+    history = model.fit(data, verbose=0).history
+    assert model.optimizer.steps_taken == 4
+    assert ("mine" in history) == (why == "own step")
+    assert bool(calls) == (why != "own step")
+
+
+def test_data_that_end_early_end_the_epoch(small, calls):
+    model, _ = trained(small, 5)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(batches(small), steps_per_epoch=30, verbose=0)
+    assert model.optimizer.steps_taken == 2 * STEPS and not calls
