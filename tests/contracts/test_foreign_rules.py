@@ -105,6 +105,20 @@ def test_examples_that_are_not_finite_are_no_fault_of_the_rule(small):
         _RULES.pop(Scale, None)
 
 
+def test_a_wrong_rule_before_a_kernel_of_zeros_is_refused(small):
+    # Whose gradients are all zero until training has moved the kernel.
+    register_rule(Scale)(TooSmall)
+    try:
+        zeros = keras.layers.Dense(2, kernel_initializer="zeros")
+        base = keras.Sequential([keras.Input((3,)), Scale(), zeros])
+        model = small.model(base, compile_kwargs={"run_eagerly": True})
+        with pytest.raises(tfdp.PrivacyError, match="wrong by 0.1"):
+            model.fit(small.poisson(), verbose=0)
+        assert not np.any(zeros.kernel)
+    finally:
+        _RULES.pop(Scale, None)
+
+
 def assumed(model, rule):
     return f"rule {rule.__name__} gives" in " ".join(str(model.privacy_statement()).split())
 

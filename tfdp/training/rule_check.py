@@ -2,7 +2,8 @@
 
 Row i of what a rule returns must depend on example i alone, and be its gradient; nothing else
 makes clipping bound what an example can do. Rules of tfdp have tests. Those of others are compared
-with the exact fallback on the rows of the check of independence, once for each `compile`.
+with the exact fallback on the rows of the check of independence, once for each run, where weights
+that are zero hold other values: before them all gradients would be zero.
 """
 
 import keras
@@ -16,6 +17,7 @@ from tfdp.clipping.planning import make_clipping_plan
 from tfdp.clipping.recording import is_seed_state, trained_variables
 from tfdp.clipping.registry import find_rule, is_foreign, rules_of_tfdp_alone
 from tfdp.errors import PrivacyError
+from tfdp.training import opened_gates
 
 _TOLERANCE = 1e-3  # of the largest gradient of an example
 
@@ -65,10 +67,11 @@ def compare_foreign_rules(model, x, y, sample_weight, size):
     # Not of all variables: a dense gradient of a large table for each example is too much.
     covered = {id(v) for c in plan.calls.values() if is_foreign(c.rule) for v in c.variables}
     found = []
-    for one in (plan, exact):
-        found.append(_gradients(model, one, covered, x, y, sample_weight, size))
-        for variable, state in states:
-            variable.assign(state)
+    with opened_gates.opened(opened_gates.closed(v for v in plan.reads if v.trainable)):
+        for one in (plan, exact):
+            found.append(_gradients(model, one, covered, x, y, sample_weight, size))
+            for variable, state in states:
+                variable.assign(state)
     for i, by_fallback in found[1].items():
         by_rule = found[0][i]
         largest = np.max(np.linalg.norm(by_fallback.reshape(size, -1), axis=1))
