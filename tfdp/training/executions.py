@@ -3,8 +3,15 @@
 With `steps_per_execution` Keras calls a compiled step once for each batch, and what lies between
 two calls takes as long as many a small step. Here small batches are stacked, and one program makes
 a step of each of them, in their order: the same steps, with the same noise and the same charges.
+XLA for CPUs makes what is in such a loop on one thread, so that models whose step is long, by
+convolutions or by noise for millions of parameters, are slower by it. Both ways are tried, and the
+faster one is kept.
 """
 
+import statistics
+import time
+
+import numpy as np
 import tensorflow as tf
 
 from tfdp.optimizers import DPOptimizer
@@ -13,11 +20,17 @@ from tfdp.training.multi_worker import as_results
 
 # A program gets so many batches at once, of so many bytes in all, at most.
 _MOST, _BYTES = 32, 1 << 26
+# Each way is timed in so many executions, after one that compiles it; not where a step takes so
+# many seconds that what lies between two of them does not count.
+_TRIALS, _LONG = 3, 0.01
 
 
 def function_of_executions(model, function):
-    """What makes the steps of one execution: `function`, which Keras made, or one program."""
-    return _in_one_program(model, function) if _are_possible(model) else function
+    """What makes the steps of one execution: `function`, which Keras made, or what is faster."""
+    if not _are_possible(model):
+        return function
+    faster = _faster_of(function, _in_one_program(model), model)
+    return lambda iterator: (faster if _at_once(model, iterator) > 1 else function)(iterator)
 
 
 def results_of_steps(model):
@@ -45,14 +58,40 @@ def prepared(model, x):
         model: a compiled `DPModel`.
         x: as for `fit`.
     """
-    if not isinstance(x, tf.data.Dataset) or not _are_possible(model):
-        return x
-    count = _at_once(x.element_spec, model.steps_per_execution)
-    return x.prefetch(count) if count > 1 else x
+    at_once = _at_once(model, x) if _are_possible(model) else 1
+    return x.prefetch(at_once) if at_once > 1 else x
 
 
-def _in_one_program(model, function):
-    """As `function`, which stays for batches that are large or whose shapes are not known."""
+def _faster_of(one, other, model):
+    """A function that calls one of two: the faster one, as soon as both were timed."""
+    seconds, chosen = {one: [], other: []}, []
+
+    def timed(function, *args):
+        start = time.perf_counter()
+        results = function(*args)
+        tf.nest.map_structure(np.asarray, results)  # waits for the device
+        seconds[function].append(time.perf_counter() - start)
+        return results
+
+    def median(function):
+        return statistics.median(seconds[function][1:])
+
+    def run(*args):
+        if chosen:
+            return chosen[0](*args)
+        for function in (one, other):
+            if len(seconds[function]) <= _TRIALS:
+                return timed(function, *args)
+            if median(function) > _LONG * model.steps_per_execution:
+                break
+        chosen.append(min((f for f in seconds if len(seconds[f]) > _TRIALS), key=median))
+        return chosen[0](*args)
+
+    return run
+
+
+def _in_one_program(model):
+    """A function of an iterator that makes the steps of one execution, and gives their results."""
 
     def steps(batches, count):
         def one(number):
@@ -84,12 +123,8 @@ def _in_one_program(model, function):
         return count, results_of_steps(model)
 
     def run(iterator):
-        steps_per_execution = model.steps_per_execution
-        is_iterator = isinstance(iterator, tf.data.Iterator)
-        at_once = _at_once(iterator.element_spec, steps_per_execution) if is_iterator else 1
-        if at_once == 1:
-            return function(iterator)
-        count, results = execution(iterator, at_once, steps_per_execution // at_once)
+        at_once = _at_once(model, iterator)
+        count, results = execution(iterator, at_once, model.steps_per_execution // at_once)
         if count == 0:
             raise StopIteration
         return results
@@ -97,11 +132,13 @@ def _in_one_program(model, function):
     return run
 
 
-def _at_once(spec, steps):
-    """How many batches of a `spec` one program gets: a divisor of the number of steps."""
-    specs = tf.nest.flatten(spec)
+def _at_once(model, batches):
+    """How many of some batches one program gets: a divisor of the number of steps, 1 for none."""
+    if not isinstance(batches, tf.data.Dataset | tf.data.Iterator):
+        return 1
+    specs = tf.nest.flatten(batches.element_spec)
     if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in specs):
         return 1
     size = sum(s.shape.num_elements() * s.dtype.size for s in specs)
-    most = min(_MOST, _BYTES // max(size, 1))
+    most, steps = min(_MOST, _BYTES // max(size, 1)), model.steps_per_execution
     return max(n for n in range(1, steps + 1) if steps % n == 0 and n <= max(most, 1))
