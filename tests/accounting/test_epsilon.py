@@ -160,6 +160,10 @@ def test_hardly_any_noise_is_no_noise(accountant, sampled):
         event = dp_accounting.GaussianDpEvent(noise)
         if sampled:
             event = dp_accounting.PoissonSampledDpEvent(0.01, event)
+            mixture = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
+                noise, [0.0, 1.0], [0.99, 0.01]
+            )
+            assert epsilon(mixture, 1e-6, accountant) == math.inf
         steps = dp_accounting.SelfComposedDpEvent(event, 3)
         assert epsilon(steps, 1e-6, accountant) == math.inf
         assert epsilon(steps, 1e-6, accountants.best_accountant(steps, delta=1e-6)) == math.inf

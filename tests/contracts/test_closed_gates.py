@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.errors import PrivacyError
-from tfdp.training import opened_gates
+from tfdp.training import compared_runs, independence, opened_gates
 from tfdp.training.preflight import check_examples_do_not_mix
 
 N = 40
@@ -103,6 +103,28 @@ def test_what_mixes_while_a_variable_is_zero_is_refused_too():
             check_examples_do_not_mix(model_of(layer), X, Y)
 
 
+def test_what_cannot_be_repeated_behind_a_gate_is_assumed():
+    noisy = Gated(lambda x: tf.random.normal(tf.shape(x)), trainable=False)
+    (sentence,) = check_examples_do_not_mix(model_of(noisy), X, Y).assumptions
+    assert "random numbers of their own" in sentence
+
+
+def test_metrics_that_are_zero_are_no_gates(monkeypatch):
+    runs = []
+    monkeypatch.setattr(
+        independence, "compare", lambda *args: runs.append(1) or compared_runs.compare(*args)
+    )
+    inputs = keras.Input((4,))
+    outputs = {name: keras.layers.Dense(4, name=name)(inputs) for name in "ab"}
+    model = tfdp.make_private(keras.Model(inputs, outputs))
+    optimizer = tfdp.optimizers.DPOptimizer(
+        keras.optimizers.SGD(0.1), noise_multiplier=1.0, num_examples=N, expected_batch_size=N
+    )
+    model.compile(optimizer, loss={"a": "mse", "b": "mse"}, metrics={"a": ["mae"], "b": []})
+    check_examples_do_not_mix(model, X, {"a": Y, "b": Y})
+    assert len(runs) == 2  # and not two more, with other totals and counts
+
+
 def test_variables_are_zero_again_whatever_happens():
     variables = [tf.Variable(tf.zeros((3, 2))), tf.Variable(tf.zeros((), tf.bfloat16))]
     found = opened_gates.closed([*variables, tf.Variable(1.0), tf.Variable(0), variables[0]])
@@ -111,6 +133,13 @@ def test_variables_are_zero_again_whatever_happens():
         assert all(np.all(v.numpy() > 0) for v in variables)
         raise KeyError
     assert not any(np.any(v.numpy()) for v in variables)
+
+
+def test_a_variable_with_one_value_is_not_zero():
+    for place in (0, 999, 1000, 4999):
+        values = np.zeros((1000, 5), np.float32)
+        values.flat[place] = 1e-30
+        assert not opened_gates.closed([tf.Variable(values)])
 
 
 def test_large_tables_are_left_as_they_are(monkeypatch):

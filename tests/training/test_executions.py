@@ -155,6 +155,34 @@ def test_data_that_end_early_end_the_epoch(small, calls):
     assert model.optimizer.steps_taken == 2 * STEPS and calls
 
 
+def test_data_of_unknown_length_end_the_epoch(small, calls):
+    five = small.poisson(steps_per_epoch=5)
+    data = tf.data.Dataset.from_generator(lambda: iter(five), output_signature=five.element_spec)
+    data = tfdp.data.declare_sampling(data, "poisson", small.n, 10)
+    model = small.model(compile_kwargs={"jit_compile": True, "steps_per_execution": 5})
+
+    class TooMany(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            assert batch < 5
+
+    model.fit(data, verbose=0, callbacks=[TooMany()])
+    assert model.optimizer.steps_taken == 5 and len(calls) == 2
+
+
+@pytest.mark.parametrize("most, wanted", [(32, 10), (9, 5), (4, 2), (1, 1), (0, 1)])
+def test_parts_of_an_execution_are_equally_long(small, most, wanted, monkeypatch):
+    model = small.model(compile_kwargs={"steps_per_execution": 10})
+    monkeypatch.setattr(executions, "_MOST", most)
+    assert executions._at_once(model, small.poisson()) == wanted
+
+
+@pytest.mark.parametrize("jit_compile, steps", [(True, 1), (False, 2)])
+def test_nothing_is_compiled_that_nobody_asked_for(small, jit_compile, steps):
+    kwargs = {"jit_compile": jit_compile, "steps_per_execution": steps}
+    function = object()
+    assert executions.function_of_executions(small.model(None, None, kwargs), function) is function
+
+
 class Clock:
     """Time that passes only where a test says so."""
 

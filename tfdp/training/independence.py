@@ -84,11 +84,9 @@ def check_independence(model, x, y, sample_weight):
     counted = {id(h) for v in variables_of_metrics(model) for h in handles_of(v)}
     read = [v for v in (*plan.reads, *read_by_losses) if id(v.handle) not in counted]
     every = opened_gates.closed(read)
-    further = []
-    if len(every) > len(trained):
-        further = [[], every]
-    elif trained and not _is_finite(compared.first):
-        further = [[]]  # NaN is equal to NaN
+    further = [every] if len(every) > len(trained) else []
+    if trained and not _is_finite(compared.first):
+        further.append([])  # NaN is equal to NaN
     for zeros in further:
         with opened_gates.opened(zeros):
             whole &= not _refuse_mixing(model, run, count, may_move, zeros).unrepeatable
