@@ -76,7 +76,7 @@ class Watched(PrivateModel):
         """Examples that brute force finds to be independent must not be refused by `fit`."""
         size = len(tf.nest.flatten(x)[0])
         if size > 1 and keras.config.floatx() == "float32":
-            assert check_independence(self, x, tf.zeros([size]), None)
+            assert not check_independence(self, x, tf.zeros([size]), None)
 
 
 class BruteForce:

@@ -57,7 +57,7 @@ def calls(monkeypatch):
     """Takes programs wherever there can be one; how many executions they made."""
     found = []
 
-    def the_program(one, other, model):
+    def the_program(one, other, steps):
         def run(iterator):
             found.append(1)
             return other(iterator)
@@ -171,9 +171,8 @@ def test_data_of_unknown_length_end_the_epoch(small, calls):
 
 @pytest.mark.parametrize("most, wanted", [(32, 10), (9, 5), (4, 2), (1, 1), (0, 1)])
 def test_parts_of_an_execution_are_equally_long(small, most, wanted, monkeypatch):
-    model = small.model(compile_kwargs={"steps_per_execution": 10})
     monkeypatch.setattr(executions, "_MOST", most)
-    assert executions._at_once(model, small.poisson()) == wanted
+    assert executions._at_once(small.poisson(), 10) == wanted
 
 
 @pytest.mark.parametrize("jit_compile, steps", [(True, 1), (False, 2)])
@@ -181,6 +180,33 @@ def test_nothing_is_compiled_that_nobody_asked_for(small, jit_compile, steps):
     kwargs = {"jit_compile": jit_compile, "steps_per_execution": steps}
     function = object()
     assert executions.function_of_executions(small.model(None, None, kwargs), function) is function
+
+
+class MixesLater(keras.layers.Layer):
+    mix = False
+
+    def call(self, x):
+        self.traced = [*getattr(self, "traced", []), self.mix]
+        return x + tf.roll(x, 1, 0) if self.mix else x
+
+
+class Mix(keras.callbacks.Callback):
+    """Changes the model once it was checked."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.layer.mix = True
+
+
+def test_nothing_is_traced_after_the_first_step(small):
+    layer = MixesLater()
+    base = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
+    model = small.model(base, None, {"jit_compile": True, "steps_per_execution": 2})
+    model.fit(small.poisson(steps_per_epoch=20), verbose=0, callbacks=[Mix(layer)])
+    assert model.optimizer.steps_taken == 20 and layer.traced and not any(layer.traced)
 
 
 class Clock:
@@ -206,8 +232,7 @@ def test_both_ways_are_tried_and_the_faster_one_is_kept(small, faster, monkeypat
 
         return run
 
-    model = small.model(compile_kwargs={"steps_per_execution": 5})
-    run = executions._faster_of(way("one"), way("other"), model)
+    run = executions._faster_of(way("one"), way("other"), 5)
     assert [run(None)["loss"] for _ in range(20)] == list(range(1, 21))
     assert called == ["one"] * 4 + ["other"] * 4 + [faster] * 12
 
@@ -221,8 +246,7 @@ def test_nothing_is_compiled_twice_where_steps_are_long(small, monkeypatch):
         called.append(1)
         return {}
 
-    model = small.model(compile_kwargs={"steps_per_execution": 5})
-    run = executions._faster_of(one, None, model)
+    run = executions._faster_of(one, None, 5)
     for _ in range(9):
         run(None)
     assert len(called) == 9
@@ -232,7 +256,7 @@ def test_an_execution_without_data_is_not_timed(small):
     def ended(iterator):
         raise StopIteration
 
-    run = executions._faster_of(ended, lambda _: {}, small.model())
+    run = executions._faster_of(ended, lambda _: {}, 5)
     for _ in range(9):
         with pytest.raises(StopIteration):
             run(None)

@@ -29,8 +29,21 @@ def function_of_executions(model, function):
     """What makes the steps of one execution: `function`, which Keras made, or what is faster."""
     if not _are_possible(model):
         return function
-    faster = _faster_of(function, _in_one_program(model), model)
-    return lambda iterator: (faster if _at_once(model, iterator) > 1 else function)(iterator)
+    steps, ways = model.steps_per_execution, {}
+    program = _Program(model, steps)
+
+    def run(iterator):
+        if _at_once(iterator, steps) == 1:
+            return function(iterator)
+        kind = tuple(tf.nest.flatten(iterator.element_spec))
+        if kind not in ways:
+            # Now, as Keras traces its own now: the checks of a run look at the model as it is
+            # before the first step, and a callback may change it.
+            program.trace(iterator)
+            ways[kind] = _faster_of(function, program.run, steps)
+        return ways[kind](iterator)
+
+    return run
 
 
 def results_of_steps(model):
@@ -58,11 +71,11 @@ def prepared(model, x):
         model: a compiled `DPModel`.
         x: as for `fit`.
     """
-    at_once = _at_once(model, x) if _are_possible(model) else 1
+    at_once = _at_once(x, model.steps_per_execution) if _are_possible(model) else 1
     return x.prefetch(at_once) if at_once > 1 else x
 
 
-def _faster_of(one, other, model):
+def _faster_of(one, other, steps):
     """A function that calls one of two: the faster one, as soon as both were timed."""
     seconds, chosen = {one: [], other: []}, []
 
@@ -82,7 +95,7 @@ def _faster_of(one, other, model):
         for function in (one, other):
             if len(seconds[function]) <= _TRIALS:
                 return timed(function, *args)
-            if median(function) > _LONG * model.steps_per_execution:
+            if median(function) > _LONG * steps:
                 break
         chosen.append(min((f for f in seconds if len(seconds[f]) > _TRIALS), key=median))
         return chosen[0](*args)
@@ -90,49 +103,55 @@ def _faster_of(one, other, model):
     return run
 
 
-def _in_one_program(model):
-    """A function of an iterator that makes the steps of one execution, and gives their results."""
+class _Program:
+    """Makes the steps of one execution from an iterator, and gives their results."""
 
-    def steps(batches, count):
-        def one(number):
-            model.train_step(tf.nest.map_structure(lambda t: t[number], batches))
-            return number + 1
+    def __init__(self, model, steps):
+        self._model, self._steps = model, steps
+        self._several = tf.function(self._steps_of, jit_compile=True, autograph=False)
+        self._execution = tf.function(self._execute, autograph=False)
 
-        return tf.while_loop(lambda number: number < count, one, [0], parallel_iterations=1)
+    def trace(self, iterator):
+        self._execution.get_concrete_function(*self._arguments(iterator))
 
-    program = tf.function(steps, jit_compile=True, autograph=False)
+    def run(self, iterator):
+        count, results = self._execution(*self._arguments(iterator))
+        if count == 0:
+            raise StopIteration
+        return results
 
-    def several(iterator, at_once):
+    def _arguments(self, iterator):
+        at_once = _at_once(iterator, self._steps)
+        return iterator, at_once, self._steps // at_once
+
+    def _execute(self, iterator, at_once, turns):
+        count = self._next(iterator, at_once)
+        tf.while_loop(
+            lambda turn, last: (last == at_once) & (turn < turns),
+            lambda turn, _: (turn + 1, self._next(iterator, at_once)),
+            (1, count),
+            parallel_iterations=1,
+        )
+        return count, results_of_steps(self._model)
+
+    def _next(self, iterator, at_once):
         """How many batches there were, of `at_once`, and a step of each."""
         found = [iterator.get_next_as_optional() for _ in range(at_once)]
         count = tf.add_n([tf.cast(one.has_value(), tf.int32) for one in found])
         empty = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), iterator.element_spec)
         batches = [tf.cond(one.has_value(), one.get_value, lambda: empty) for one in found]
-        program(tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches), count)
+        self._several(tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches), count)
         return count
 
-    @tf.function(autograph=False)
-    def execution(iterator, at_once, turns):
-        count = several(iterator, at_once)
-        tf.while_loop(
-            lambda turn, last: (last == at_once) & (turn < turns),
-            lambda turn, _: (turn + 1, several(iterator, at_once)),
-            (1, count),
-            parallel_iterations=1,
-        )
-        return count, results_of_steps(model)
+    def _steps_of(self, batches, count):
+        def one(number):
+            self._model.train_step(tf.nest.map_structure(lambda t: t[number], batches))
+            return number + 1
 
-    def run(iterator):
-        at_once = _at_once(model, iterator)
-        count, results = execution(iterator, at_once, model.steps_per_execution // at_once)
-        if count == 0:
-            raise StopIteration
-        return results
-
-    return run
+        return tf.while_loop(lambda number: number < count, one, [0], parallel_iterations=1)
 
 
-def _at_once(model, batches):
+def _at_once(batches, steps):
     """How many of some batches one program gets: a divisor of the number of steps, 1 for none."""
     if not isinstance(batches, tf.data.Dataset | tf.data.Iterator):
         return 1
@@ -140,5 +159,5 @@ def _at_once(model, batches):
     if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in specs):
         return 1
     size = sum(s.shape.num_elements() * s.dtype.size for s in specs)
-    most, steps = min(_MOST, _BYTES // max(size, 1)), model.steps_per_execution
+    most = min(_MOST, _BYTES // max(size, 1))
     return max(n for n in range(1, steps + 1) if steps % n == 0 and n <= max(most, 1))

@@ -7,13 +7,12 @@ every call and at the outputs of the model. The random generators start from the
 that random layers draw the same; where there are none, the rows that stay come to stand in other
 places of the batch, as they would without one of the others. Beside that only some of the rows that
 stayed enter the sum that is differentiated, more in the second run than in the first: at all
-other rows its gradient must be exactly zero. Weights that are zero before training hold other
-values here, or they would hide what they multiply.
+other rows its gradient must be exactly zero. Once more variables that are zero before training hold
+other values, or they would hide what they multiply.
 
-It costs four forward and four backward passes, none of them to a weight, on `ROWS` examples,
-whatever the size of the batch and of the tables, once for each run; more if variables that are not
-trained are zero. They run eagerly, which is less work than to trace them, or traced where a loop
-has many steps.
+It costs six forward and six backward passes, none of them to a weight, on `ROWS` examples,
+whatever the size of the batch and of the tables, once for each run. They run eagerly, which is less
+work than to trace them, or traced where a loop has many steps.
 """
 
 import dataclasses
@@ -49,6 +48,11 @@ NOT_REPEATABLE = (
     "could not be compared"
 )
 
+NOT_OPENED = (
+    "what variables that are zero before training let through later treats each example by itself: "
+    "with other values of theirs the model or its loss failed, so that this was not checked"
+)
+
 
 def check_independence(model, x, y, sample_weight):
     """Refuses a model or a loss by which the examples of a batch change each other's gradients.
@@ -59,8 +63,8 @@ def check_independence(model, x, y, sample_weight):
             watched and the rest take their places. Padding, if any, comes last.
 
     Returns:
-        Whether all results could be compared; not where a layer draws random numbers otherwise
-        than from a `keras.random.SeedGenerator`.
+        Sentences of what could not be compared: `NOT_REPEATABLE` where a layer draws random numbers
+        otherwise than from a `keras.random.SeedGenerator`, or `NOT_OPENED`.
 
     Raises:
         PrivacyError: if there is one.
@@ -75,47 +79,47 @@ def check_independence(model, x, y, sample_weight):
     # What is drawn for a row belongs to its place; and bfloat16 rounds a product by its blocks.
     halves = any(layer.compute_dtype == "bfloat16" for layer in all_layers(model))
     may_move = not (plan.draws or halves)
-    trained = opened_gates.closed(v for v in plan.reads if v.trainable)
-    with opened_gates.opened(trained):
-        compared = _refuse_mixing(model, run, count, may_move, trained)
-    whole = not compared.unrepeatable
-    # The losses are known only now. What nobody trains may be raised in a callback.
+    compared = _refuse_mixing(model, run, count, may_move)
+    found = () if not compared.unrepeatable else (NOT_REPEATABLE,)
+    _warn_of_zero_gradients(model, [*compared.first.values(), *compared.second.values()])
+    return tuple(dict.fromkeys(found + _refuse_hidden_mixing(model, run, count, may_move, plan)))
+
+
+def _refuse_hidden_mixing(model, run, count, may_move, plan):
+    """As `_refuse_mixing`, of what variables hide that are zero; sentences of what is assumed."""
     read_by_losses = [v for read in model.checked_losses.values() for v in read]
     counted = {id(h) for v in variables_of_metrics(model) for h in handles_of(v)}
     read = [v for v in (*plan.reads, *read_by_losses) if id(v.handle) not in counted]
-    every = opened_gates.closed(read)
-    further = [every] if len(every) > len(trained) else []
-    if trained and not _is_finite(compared.first):
-        further.append([])  # NaN is equal to NaN
-    for zeros in further:
+    zeros = opened_gates.closed(read)
+    if not zeros:
+        return ()
+    try:
         with opened_gates.opened(zeros):
-            whole &= not _refuse_mixing(model, run, count, may_move, zeros).unrepeatable
-    _warn_of_zero_gradients(model, [*compared.first.values(), *compared.second.values()])
-    return whole
+            compared = _refuse_mixing(model, run, count, may_move, draws=1)
+    except PrivacyError as error:
+        raise PrivacyError(
+            f"{error} (Variables that are zero held other values: training may change them.)"
+        ) from error
+    except Exception:  # an assertion about such a variable, or anything else of the user's
+        return (NOT_OPENED,)
+    return () if not compared.unrepeatable else (NOT_REPEATABLE,)
 
 
-def _refuse_mixing(model, run, count, may_move, opened):
+def _refuse_mixing(model, run, count, may_move, draws=2):
     """Refuses what changes between two runs and should not; the `Compared` of those."""
     compared = compare(run, count, may_move)
-    if not compared.changed:
-        # What others change a little is, in one draw of 500, the same by chance.
-        compared = compare(run, count, may_move)
+    for _ in range(draws - 1):
+        if not compared.changed:
+            # What others change a little is, in one draw of 500, the same by chance.
+            compared = compare(run, count, may_move)
     if compared.changed and compared.has_moved:
         compared = without_rounding(run, count, compared)
     if compared.changed:
-        why = f"{_where(model, compared.first, compared.changed)} {WAY_OUT}"
-        if opened:
-            why += " (Variables that are zero held other values: training may change them.)"
-        raise PrivacyError(why)
+        raise PrivacyError(f"{_where(model, compared.first, compared.changed)} {WAY_OUT}")
     _refuse_foreign_gradients(model, compared.first, compared.rows.first_differentiated)
     _refuse_foreign_gradients(model, compared.second, compared.rows.second_differentiated)
     _refuse_other_computations(compared.first)
     return compared
-
-
-def _is_finite(events):
-    floats = [e.value for e in events.values() if e.value.dtype.is_floating]
-    return all(np.all(np.isfinite(numbers(value))) for value in floats)
 
 
 @dataclasses.dataclass

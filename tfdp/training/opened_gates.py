@@ -25,21 +25,21 @@ def closed(variables):
 
 @contextlib.contextmanager
 def opened(variables):
-    """Context in which variables that are zero hold other values: positive ones, always the same.
+    """Context in which variables that are zero hold other values, always the same.
 
     Args:
         variables: what `closed` gave.
     """
     generator = np.random.default_rng(0)
-    try:
+    with contextlib.ExitStack() as stack:
         for variable in variables:
-            inputs = variable.shape[0] if variable.shape.rank > 1 else 1
-            values = generator.uniform(0.5, 1.0, variable.shape) / np.sqrt(inputs)
+            stack.callback(variable.assign, tf.identity(variable.value()))
+            values = generator.uniform(0.5, 1.0, variable.shape)
+            if variable.shape.rank > 1:
+                # As initializers do: what goes through neither grows nor vanishes.
+                values *= generator.choice([-1, 1], variable.shape) / np.sqrt(variable.shape[0])
             variable.assign(tf.cast(values, variable.dtype))
         yield
-    finally:
-        for variable in variables:
-            variable.assign(tf.zeros(variable.shape, variable.dtype))
 
 
 def _size(variable):

@@ -301,12 +301,10 @@ def check_examples_do_not_mix(model, x, y=None, sample_weight=None):
     if found is None:
         rules = rule_check.assumptions_without_check(model)
         return Notes(assumptions=(independence.NOT_CHECKED, *rules))
-    whole = independence.check_independence(model, *found)
+    unseen = independence.check_independence(model, *found)
     rules = rule_check.compare_foreign_rules(model, *found, independence.ROWS)
     trained = tuple(id(v) for v in trained_variables(model))  # made by the check, perhaps
-    known[shapes, trained] = Notes(
-        assumptions=(*(() if whole else (independence.NOT_REPEATABLE,)), *rules)
-    )
+    known[shapes, trained] = Notes(assumptions=(*unseen, *rules))
     return known[shapes, trained]
 
 
