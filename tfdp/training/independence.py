@@ -10,9 +10,9 @@ stayed enter the sum that is differentiated, more in the second run than in the 
 other rows its gradient must be exactly zero. Once more variables that are zero before training hold
 other values, or they would hide what they multiply.
 
-It costs six forward and six backward passes, none of them to a weight, on `ROWS` examples,
-whatever the size of the batch and of the tables, once for each run. They run eagerly, which is less
-work than to trace them, or traced where a loop has many steps.
+It costs four forward and four backward passes, six where there are such variables, none of them to
+a weight, on `ROWS` examples, whatever the size of the batch and of the tables, once for each run.
+They run eagerly, which is less work than to trace them, or traced where a loop has many steps.
 """
 
 import dataclasses
