@@ -22,7 +22,7 @@ from tfdp.training.multi_worker import as_results
 _MOST, _BYTES = 32, 1 << 26
 # Each way is timed in so many executions, after one that compiles it; not where a step takes so
 # many seconds that what lies between two of them does not count.
-_TRIALS, _LONG = 3, 0.01
+_TRIALS, _LONG = 9, 0.01
 
 
 def function_of_executions(model, function):
