@@ -131,13 +131,6 @@ def strided_points(layer):
 def test_points_with_strides_train_where_their_derivative_corrupts_memory(layer):
     """TensorFlow's Conv2DBackpropFilter of them does, on CPUs with oneDNN: it is not computed."""
     model = tfdp.make_private(strided_points(of(layer, 2, 1, strides=2))())
-    plan = make_clipping_plan(model, tf.zeros((4, 6, 5, 3)))
-    assert (
-        plan.needs_graph
-        and not make_clipping_plan(
-            tfdp.make_private(strided_points(of(layer, 2, 2, strides=2))()), tf.zeros((4, 6, 5, 3))
-        ).needs_graph
-    )
     optimizer = tfdp.optimizers.DPOptimizer(
         keras.optimizers.SGD(0.1), noise_multiplier=1.0, num_examples=40, expected_batch_size=10
     )

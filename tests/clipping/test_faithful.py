@@ -1,7 +1,6 @@
 """What is differentiated is what was computed: no way past the probes, nothing twice."""
 
 import dataclasses
-import math
 
 import keras
 import numpy as np
@@ -15,7 +14,6 @@ from tfdp.clipping.engine import backward
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.planning import make_clipping_plan
 from tfdp.errors import PrivacyError
-from tfdp.training import independence
 
 
 def normal(*shape, seed=0):
@@ -463,22 +461,11 @@ class Unconnected(keras.Model):
         return self.second(keras.ops.stop_gradient(self.first(x)))
 
 
-class Dead(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.first = layers.Dense(3, "relu", bias_initializer=lambda *a, **k: -100.0 * tf.ones(3))
-        self.second = layers.Dense(1)
-
-    def call(self, x):
-        return self.second(self.first(x))
-
-
-@pytest.mark.parametrize("model", [Unconnected, Dead])
-def test_variables_that_no_example_moves_are_warned_of(small, model):
-    private = tfdp.make_private(model())
+def test_variables_that_no_example_moves_are_warned_of(small):
+    private = tfdp.make_private(Unconnected())
     private.compile(small.optimizer(), loss="mse", run_eagerly=True)
     x, y = small.data()
-    with pytest.warns(UserWarning, match="gradient of exactly zero.*first|gradient of exactly"):
+    with pytest.warns(UserWarning, match="gradient of exactly zero.*first"):
         private.train_on_batch(x, y.astype("float32")[:, None])
 
 
@@ -568,26 +555,3 @@ def test_layers_are_called_by_keyword(brute_force, mean_loss, layer):
         return tf.reduce_sum(tf.reshape(tf.square(outputs - 5.0), [4, -1]), 1)
 
     brute_force(Model, normal(4, 3, 3), losses).check()
-
-
-def test_weights_are_not_looked_through_where_gradients_move(small, monkeypatch):
-    # A table of gigabytes: a look at it takes seconds, and a copy may have no room.
-    monkeypatch.setattr(independence, "_is_zero", None)
-    private = tfdp.make_private(keras.Sequential([layers.Dense(3), layers.Dense(1)]))
-    private.compile(small.optimizer(), loss="mse", run_eagerly=True)
-    x, y = small.data()
-    private.fit(tfdp.data.poisson_batches((x, y.astype("float32")[:, None]), 10), verbose=0)
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (7, 5), (2, 3, 4)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_variable_is_zero_if_all_of_its_parts_are(monkeypatch, shape, dtype):
-    monkeypatch.setattr(independence, "_VALUES_AT_ONCE", 4)
-    size = math.prod(shape)
-    variable = keras.Variable(np.zeros(shape), dtype=dtype)
-    assert independence._is_zero(variable)
-    for place in (0, size - 1):
-        values = np.zeros(size)
-        values[place] = 1e-30
-        variable.assign(values.reshape(shape))
-        assert not independence._is_zero(variable)

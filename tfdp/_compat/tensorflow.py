@@ -6,7 +6,7 @@ import os
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, control_flow_util_v2
 
 
 def inputs_of(dataset):
@@ -78,3 +78,51 @@ def tapes_record():
     finally:
         if stopped:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+
+def function_graphs(op, shapes):
+    """The graphs of the functions that an operation calls: of a loop, its condition first.
+
+    They are those that were traced, where TensorFlow still has them: the gradients that a user
+    wrote know their tensors alone.
+
+    Args:
+        op: the operation.
+        shapes: shapes of the arguments, in case that a graph has to be made.
+    """
+    names, kept = [], []
+    for attribute, graph in _FUNCTIONS.get(op.type, {"f": None}).items():
+        held = op.get_attr(attribute)
+        for i, one in enumerate(held if isinstance(held, list) else [held]):
+            names.append(one.name)
+            kept.append(getattr(op, (graph or "").format(i), None))
+    return [
+        graph or _graph_of(op.graph, name, op, shapes)
+        for name, graph in zip(names, kept, strict=True)
+    ]
+
+
+_BRANCHES = {"then_branch": "_true_graph", "else_branch": "_false_graph"}
+_LOOP = {"cond": "_cond_graph", "body": "_body_graph"}
+_FUNCTIONS = {
+    "Case": {"branches": "_branch_graph_{}"},
+    "If": _BRANCHES,
+    "StatelessCase": {"branches": "_branch_graph_{}"},
+    "StatelessIf": _BRANCHES,
+    "StatelessWhile": _LOOP,
+    "While": _LOOP,
+}
+
+
+def _graph_of(graph, name, op, shapes):
+    while graph is not None:
+        function = graph._get_function(name)
+        if hasattr(function, "graph"):
+            return function.graph
+        graph = getattr(graph, "outer_graph", None)
+    return control_flow_util_v2.get_func_graph(op, shapes, name)
+
+
+def has_own_gradient(op):
+    """Whether somebody gave an operation another gradient than TensorFlow's."""
+    return "_gradient_op_type" in op.node_def.attr

@@ -155,12 +155,6 @@ def _has_batch_size(a, b):
     return BATCH_SIZES in zip(a.shape, b.shape, strict=True)
 
 
-def twins(first, second):
-    """Pairs of operations of the same name in two graphs of one computation."""
-    others = {op.name: op for op in second.get_operations()}
-    return [(op, others[op.name]) for op in first.get_operations() if op.name in others]
-
-
 def handles_of(variable):
     """The resource handles of a Keras variable, one for each replica; none of an external table."""
     if is_external(variable):

@@ -8,7 +8,7 @@ that of another computation.
 """
 
 from tfdp._compat.vectorized import DRAWS
-from tfdp.clipping.dataflow import has_batch_axis, twins
+from tfdp.clipping.dataflow import has_batch_axis
 from tfdp.errors import PrivacyError
 
 # Operations whose results differ each time they run, or with the shape of what they fill.
@@ -108,54 +108,6 @@ class Draws:
                 if bad is not None:
                     return bad
         return None
-
-
-def draws_numbers(graph):
-    """Whether a forward pass draws random numbers, in functions that it calls, too."""
-    definition = graph.as_graph_def()
-    bodies = [definition.node, *(f.node_def for f in definition.library.function)]
-    return any(_draws(n.op) or n.op.startswith(_STATEFUL) for body in bodies for n in body)
-
-
-def refuse_constant_draws(first, second, where):
-    """Refuses random numbers of the examples that are the same in every step.
-
-    They belong to the places of a batch. Without one record the others stand in other places, and
-    get other numbers: it would move all of their gradients.
-
-    Args:
-        first, second: graphs of the same computation, on batches of 3 and of 5 examples.
-        where: what was traced, for the message.
-
-    Raises:
-        PrivacyError: if there are some.
-    """
-    for op, twin in twins(first, second):
-        if not _draws(op.type):
-            continue
-        keys = [t for t, arg in zip(op.inputs, op.op_def.input_arg, strict=False)
-                if arg.name in _KEYS]  # fmt: skip
-        if has_batch_axis(op.outputs[0], twin.outputs[0]) and all(map(_is_constant, keys)):
-            raise PrivacyError(
-                f"{where} draws random numbers for the examples of a batch by a fixed seed: "
-                f"operation {op.name!r} ({op.type}) gives each place of the batch the same numbers "
-                "in every step, so that the examples depend on who stands before them. Draw them "
-                "with a `keras.random.SeedGenerator` of the layer."
-            )
-
-
-def _is_constant(tensor):
-    """Whether a tensor is made of constants alone."""
-    pending, seen = [tensor.op], set()
-    while pending:
-        op = pending.pop()
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        if op.type != "Const" and (not op.inputs or op.op_def.is_stateful):
-            return False
-        pending += [t.op for t in op.inputs]
-    return True
 
 
 def _draws(kind):

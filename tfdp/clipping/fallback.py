@@ -7,6 +7,7 @@ seed, in the forward pass too.
 """
 
 import contextlib
+import types
 
 import keras
 import tensorflow as tf
@@ -16,6 +17,7 @@ from tfdp._compat.vectorized import draws_of_a_batch, vectorized_map
 from tfdp.clipping.factoring import contributions_in
 from tfdp.clipping.probes import differentiable
 from tfdp.clipping.recording import called_in_python, paused
+from tfdp.errors import PrivacyError
 
 
 class _TrainingContext(keras.Layer):
@@ -88,25 +90,42 @@ def _run_by_example(recorded):
     return put_together[0](values)
 
 
-def run_again(recorded, row):
-    """What a call without a rule gives for one example when it is run again, to be differentiated.
+def refuse_other_computations(planned, call):
+    """Refuses a call without a rule that computes something else when it is run again.
 
     Args:
-        recorded: the `RecordedCall`.
-        row: the place of the example in the batch.
+        planned: its `PlannedCall`.
+        call: its `LayerCall` in the graph of a plain forward pass, which gets more operations.
 
-    Returns:
-        Pairs of its outputs (1, ...): now, and as they were.
+    Raises:
+        PrivacyError: if the operations are others, or their floating-point constants.
     """
-    seeds = [s[row] for s in recorded.seeds]
-    if recorded.drawn_at_once:
-        outputs = differentiable(_call(recorded, (recorded.args, recorded.kwargs), seeds, ()))
-        outputs = [t[row : row + 1] for t in outputs]
-    else:
-        examples, rebuild = _split(recorded)
-        tensors = tf.nest.map_structure(lambda t: t[row], examples)
-        outputs = differentiable(_call(recorded, rebuild(tensors), seeds, ()))
-    return [(t, probe[row : row + 1]) for t, probe in zip(outputs, recorded.probes, strict=False)]
+    graph = call.graph
+    first = graph.get_operations()[call.operations.start : call.operations.stop]
+    start = len(graph.get_operations())
+    run = types.SimpleNamespace(planned=planned, training=call.training)
+    with graph.as_default():
+        _call(run, (call.args, call.kwargs), [state.value for state in planned.seeds], ())
+    if _computation(first) != _computation(graph.get_operations()[start:]):
+        layer = call.layer
+        raise PrivacyError(
+            f"Layer {layer.name!r} ({type(layer).__name__}) has no clipping rule, so it is run "
+            "again for each example, and then it computed something else. What it computes must "
+            "depend on nothing but its arguments, its weights, and `keras.random.SeedGenerator`s "
+            "of its own. Give it what the model sets on it between its calls as an argument of "
+            "`call`."
+        )
+
+
+def _computation(operations):
+    """Types of operations, and the numbers that Python gave them."""
+    found = []
+    for op in operations:
+        if op.type == "Const" and op.outputs[0].dtype.is_floating:
+            found.append(op.get_attr("value").SerializeToString())
+        elif op.type not in ("Const", "Identity", "NoOp", "Placeholder", "ReadVariableOp"):
+            found.append(op.type)
+    return found
 
 
 def contributions(recorded, gradients, compiled=False):

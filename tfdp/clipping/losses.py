@@ -60,7 +60,9 @@ class PerExampleLoss(keras.losses.Loss):
             return self.reduce(values, sample_weight, in_mask, out_mask)
         if not _is_of_keras(self._function):
             y_true = _labels_as_numbers(y_true, y_pred)
-        if isinstance(self._function, keras.losses.Loss):
+        if _power_of_hinge(self._function):
+            values = _hinge(y_true, y_pred, _power_of_hinge(self._function))
+        elif isinstance(self._function, keras.losses.Loss):
             values = self._function.call(y_true, y_pred)
         else:
             values = self._function(*_same_rank(y_true, y_pred))
@@ -149,6 +151,21 @@ def example_mask_of(sample_weight, batch_size):
 def _float(x):
     x = tf.convert_to_tensor(x)
     return tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x
+
+
+def _power_of_hinge(loss):
+    """1 or 2 for Keras' hinge losses, which look at all labels of a batch; 0 for others."""
+    if type(loss) is keras.losses.Hinge or loss is keras.losses.hinge:
+        return 1
+    return 2 * (type(loss) is keras.losses.SquaredHinge or loss is keras.losses.squared_hinge)
+
+
+def _hinge(y_true, y_pred, power):
+    """(B, ...) hinge losses of labels -1 and 1, or 0 and 1; each label is looked at by itself."""
+    y_true, y_pred = _same_rank(y_true, y_pred)
+    labels = tf.cast(y_true, y_pred.dtype)
+    labels = tf.where(labels == 0, -tf.ones_like(labels), labels)
+    return tf.reduce_mean(tf.maximum(1.0 - labels * y_pred, 0.0) ** power, axis=-1)
 
 
 def _is_of_keras(loss):

@@ -11,12 +11,11 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import corrupting_convolution
 from tfdp.clipping import cost
-from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow, has_batch_axis, twins
-from tfdp.clipping.draws import Draws, draws_numbers, refuse_constant_draws
+from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
+from tfdp.clipping.draws import Draws
 from tfdp.clipping.recording import ensure_built, trained_variables
-from tfdp.clipping.refusals import CALLS_DIFFER, WAY_OUT, refuse_named_layers
+from tfdp.clipping.refusals import CALLS_DIFFER, refuse_named_layers
 from tfdp.clipping.registry import Rule
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
@@ -64,20 +63,12 @@ class ClippingPlan:
         unused: variables that no call reads.
         aligned: dict of the same places, of all calls, to (for each tensor among the arguments,
             whether it has the batch axis; the same for the outputs).
-        loop_steps: the most steps that a loop of the forward pass makes: 0 if there is none,
-            infinity if that depends on the data.
-        needs_graph: whether derivatives must be traced, where those of weights that nobody asks
-            for are left out: TensorFlow would corrupt its memory.
-        draws: whether the forward pass draws random numbers.
         reads: the tf.Variables that the forward pass reads, trained or not.
     """
 
     calls: dict
     unused: list
     aligned: dict
-    loop_steps: float
-    needs_graph: bool
-    draws: bool
     reads: list
 
 
@@ -101,8 +92,6 @@ def make_clipping_plan(model, x):
     register_keras_rs(model)
     refuse_named_layers(model)
     first, second = (trace(model, x, size) for size in BATCH_SIZES)
-    refuse_crossed_examples(first.graph, second.graph, f"Model {model.name!r}")
-    refuse_constant_draws(first.graph, second.graph, f"Model {model.name!r}")
     pairs = _pairs(model, first, second)
     flow = DataFlow(first, trained_variables(model))
     flow.refuse_unseen_reads()
@@ -142,9 +131,6 @@ def make_clipping_plan(model, x):
         {planned.key: planned for planned in calls},
         unused,
         aligned,
-        loop_steps(first.graph.get_operations()),
-        corrupting_convolution(first.graph.get_operations()) is not None,
-        draws_numbers(first.graph),
         list(first.graph.variables),
     )
 
@@ -171,31 +157,6 @@ def _work(planned, call):
         max(places, default=1),
         max(1, int(steps) if math.isfinite(steps) else _UNKNOWN),
     )
-
-
-def refuse_crossed_examples(first, second, where):
-    """Refuses a tensor with the batch size in two axes: it holds something of pairs of examples.
-
-    Args:
-        first, second: graphs of the same computation, on batches of 3 and of 5 examples.
-        where: what was traced, for the message.
-
-    Raises:
-        PrivacyError: if there is one.
-    """
-    for op, twin in twins(first, second):
-        for a, b in zip(op.outputs, twin.outputs, strict=False):
-            if a.shape.rank is None or a.shape.rank != b.shape.rank:
-                continue
-            crossed = [i for i, sizes in enumerate(zip(a.shape, b.shape, strict=True))
-                       if sizes == BATCH_SIZES]  # fmt: skip
-            if len(crossed) > 1:
-                raise PrivacyError(
-                    f"{where} mixes the examples of a batch: operation {op.name!r} ({op.type}) "
-                    f"has the batch size in axes {crossed} of its result, of shape "
-                    f"{tuple(a.shape)} for {BATCH_SIZES[0]} examples: it holds something of each "
-                    f"pair of examples. {WAY_OUT}"
-                )
 
 
 def _pairs(model, first, second):

@@ -165,6 +165,8 @@ def _known_inside(graph, handles):
 
 
 def _is_harmless(graph, kind):
+    if "PyFunc" in kind:  # also where the user says that it keeps nothing
+        return False
     if kind in _HARMLESS or (kind.startswith(_HARMLESS_KINDS) and kind not in _QUEUES):
         return True
     return not graph.op_def_for_type(kind).is_stateful

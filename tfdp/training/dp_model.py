@@ -125,7 +125,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
         )  # fmt: skip
         own_steps.note_compilation(self)
         self._plans = {}
-        self.checked_losses, self.checked_independence = {}, {}
+        self.examined_steps = {}
         self.devices_checked = False
         vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
         self.join_histories()

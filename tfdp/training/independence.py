@@ -1,324 +1,248 @@
-"""Whether each example's gradient is its own, found by numbers (MATH.md section 2).
+"""That each example's loss is its own, proved from the graph of a step before it runs.
 
-A few rows of a batch run through the model as a step would run them, and once more with about half
-of them replaced. What a step is made of, for the rows that stayed, must be the same both times:
-inputs and outputs of every recorded call, losses, and gradients at the inputs, at the outputs of
-every call and at the outputs of the model. The random generators start from the same state, so
-that random layers draw the same; where there are none, the rows that stay come to stand in other
-places of the batch, as they would without one of the others. Beside that only some of the rows that
-stayed enter the sum that is differentiated, more in the second run than in the first: at all
-other rows its gradient must be exactly zero. Once more variables that are zero before training hold
-other values, or they would hide what they multiply.
-
-It costs four forward and four backward passes, six where there are such variables, none of them to
-a weight, on `ROWS` examples, whatever the size of the batch and of the tables, once for each run.
-They run eagerly, which is less work than to trace them, or traced where a loop has many steps.
+Forward pass and losses are traced as the step traces them, at its batch size, and walked through
+(`clipping/independence`). Gradients of losses that hold of one example each are that example's own
+(MATH.md section 2). Every trace of a step is looked at, and before a run one more: so nothing that
+Python decides in between goes unseen.
 """
 
-import dataclasses
+import inspect
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
 from tfdp.clipping import fallback
 from tfdp.clipping.dataflow import handles_of
-from tfdp.clipping.execution import Execution, run_recorded
-from tfdp.clipping.losses import example_mask_of
-from tfdp.clipping.refusals import WAY_OUT, warn_of_still_variables
+from tfdp.clipping.independence import proof
+from tfdp.clipping.independence.walk import Unit
+from tfdp.clipping.recording import Recorder, call_model, trained_variables
+from tfdp.clipping.side_effects import refuse_results_of_metrics, refuse_side_effects
 from tfdp.clipping.tracing import variables_of_metrics
 from tfdp.errors import PrivacyError
-from tfdp.training import opened_gates
-from tfdp.training.compared_runs import compare, difference, numbers, without_rounding
-from tfdp.training.preflight import batch_size_of
-from tfdp.training.replaced_rows import ROWS
-from tfdp.training.step import check_losses
+from tfdp.training import penalties
 
-# Steps of a loop from which on to trace two runs takes less time than to make them eagerly.
-_EAGER_STEPS = 40
-_VALUES_AT_ONCE = 2**22
-#: What the statement lists where the check was not made, or could not see everything.
+#: What the statement says of the examples of a batch: one of these.
+PROVED = (
+    "That the examples of a batch do not change each other's gradients was proved from the graph "
+    "of the step."
+)
+SEARCHED = (
+    "the examples of a batch do not change each other's gradients in operation {operation}: it has "
+    "no rule, and this was searched by values, not proved"
+)
 NOT_CHECKED = (
     "the examples of a batch do not depend on each other, in the model and in its loss: this was "
     "not checked"
 )
-NOT_REPEATABLE = (
-    "layers that draw random numbers of their own treat each example by itself: their results "
-    "could not be compared"
-)
-
-NOT_OPENED = (
-    "what variables that are zero before training let through later treats each example by itself: "
-    "with other values of theirs the model or its loss failed, so that this was not checked"
-)
+# Of a batch whose size is not known; of an axis whose size is not known, the second if the first
+# is too small.
+_BATCH_SIZE = 32
+_SIZES = (32, 256)
+_KERAS = ("keras", "keras_hub", "keras_rs", "tfdp")
 
 
-def check_independence(model, x, y, sample_weight):
-    """Refuses a model or a loss by which the examples of a batch change each other's gradients.
+def examine(model, x, y, sample_weight):
+    """Traces a step's forward pass and losses, and refuses what they must not do.
 
     Args:
-        model: a compiled `DPModel`.
-        x, y, sample_weight: eager tensors of at least two examples, of which the first `ROWS` are
-            watched and the rest take their places. Padding, if any, comes last.
+        model: a built `DPModel` that is compiled.
+        x, y, sample_weight: tensors or specs of a batch.
 
     Returns:
-        Sentences of what could not be compared: `NOT_REPEATABLE` where a layer draws random numbers
-        otherwise than from a `keras.random.SeedGenerator`, or `NOT_OPENED`.
+        Types of operations that were searched by values, or None if independence is not looked at.
 
     Raises:
-        PrivacyError: if there is one.
+        PrivacyError: for losses of another shape than (B,), that read weights, write to variables
+            or follow metrics; for examples that change each other's losses.
     """
-    count = int(batch_size_of(x))
-    plan = model.clipping_plan(_rows(x, np.arange(ROWS) % count))
-    observe = _observer(model, plan)
-
-    def run(chosen, differentiated):
-        return observe(*(_rows(t, chosen) for t in (x, y, sample_weight)), differentiated)
-
-    # What is drawn for a row belongs to its place; and bfloat16 rounds a product by its blocks.
-    halves = any(layer.compute_dtype == "bfloat16" for layer in all_layers(model))
-    may_move = not (plan.draws or halves)
-    compared = _refuse_mixing(model, run, count, may_move)
-    found = () if not compared.unrepeatable else (NOT_REPEATABLE,)
-    _warn_of_zero_gradients(model, [*compared.first.values(), *compared.second.values()])
-    return tuple(dict.fromkeys(found + _refuse_hidden_mixing(model, run, count, may_move, plan)))
-
-
-def _refuse_hidden_mixing(model, run, count, may_move, plan):
-    """As `_refuse_mixing`, of what variables hide that are zero; sentences of what is assumed."""
-    read_by_losses = [v for read in model.checked_losses.values() for v in read]
-    counted = {id(h) for v in variables_of_metrics(model) for h in handles_of(v)}
-    read = [v for v in (*plan.reads, *read_by_losses) if id(v.handle) not in counted]
-    zeros = opened_gates.closed(read)
-    if not zeros:
-        return ()
-    try:
-        with opened_gates.opened(zeros):
-            compared = _refuse_mixing(model, run, count, may_move, draws=1)
-    except PrivacyError as error:
-        raise PrivacyError(
-            f"{error} (Variables that are zero held other values: training may change them.)"
-        ) from error
-    except Exception:  # an assertion about such a variable, or anything else of the user's
-        return (NOT_OPENED,)
-    return () if not compared.unrepeatable else (NOT_REPEATABLE,)
-
-
-def _refuse_mixing(model, run, count, may_move, draws=2):
-    """Refuses what changes between two runs and should not; the `Compared` of those."""
-    compared = compare(run, count, may_move)
-    for _ in range(draws - 1):
-        if not compared.changed:
-            # What others change a little is, in one draw of 500, the same by chance.
-            compared = compare(run, count, may_move)
-    if compared.changed and compared.has_moved:
-        compared = without_rounding(run, count, compared)
-    if compared.changed:
-        raise PrivacyError(f"{_where(model, compared.first, compared.changed)} {WAY_OUT}")
-    _refuse_foreign_gradients(model, compared.first, compared.rows.first_differentiated)
-    _refuse_foreign_gradients(model, compared.second, compared.rows.second_differentiated)
-    _refuse_other_computations(compared.first)
-    return compared
-
-
-@dataclasses.dataclass
-class _Event:
-    """A tensor that a step is made of, with the examples on its first axis."""
-
-    what: str  # "input", "output", "loss", "gradient" or, of one example, "again"
-    place: object  # of a gradient: what it is taken at, for messages, and which of those
-    call: object  # LayerCall; PlannedCall where gradients are needed; None at other places
-    value: object
-
-    @property
-    def key(self):
-        return self.what, self.place
-
-
-class _Watching(Execution):
-    """Watches the outputs of every call, not only those where the step needs gradients."""
-
-    def run(self, call, run):
-        outputs = super().run(call, run)
-        if call.key in self.plan.aligned:
-            for tensor in _floats(outputs):
-                self.tape.watch(tensor)
-        return outputs
-
-
-def _observer(model, plan):
-    """A function of (x, y, sample_weight, rows to differentiate) to a dict of events by key."""
-    if plan.loop_steps <= _EAGER_STEPS and not plan.needs_graph:
-        return lambda *args: {e.key: e for e in _observe(model, plan, *args)}
-    traced = []
-
-    def observe(*args):
-        traced[:] = _observe(model, plan, *args)
-        return [event.value for event in traced]
-
-    function = tf.function(observe, autograph=False)
-
-    def run(*data):
-        values = function(*data[:-1], tf.constant(data[-1]))
-        return {e.key: dataclasses.replace(e, value=v) for e, v in zip(traced, values, strict=True)}
-
-    return run
-
-
-def _observe(model, plan, x, y, sample_weight, differentiated):
-    """Runs a few examples as a step would, and differentiates the losses of some; all events."""
-    # Keras looks for the values of variables with regularizers in the scope alone.
-    regularized = [(v, v.value) for v in model.trainable_variables if v.regularizer is not None]
-    inputs = _floats(x)
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        for tensor in inputs:
-            tape.watch(tensor)
-        execution = _Watching(model, plan, tape, ROWS)
-        with keras.StatelessScope([]):  # random generators start anew each time
-            outputs = run_recorded(execution, x)
-        with tape.stop_recording():
-            check_losses(model, x, y, sample_weight, outputs)
-        with keras.StatelessScope(regularized):  # metrics of the losses are not counted
-            losses = model.compute_loss(x, y, outputs, sample_weight, training=True)
-        example_mask = example_mask_of(sample_weight, ROWS) & differentiated
-        total = tf.reduce_sum(tf.where(example_mask, losses, tf.zeros_like(losses)))
-    events = _events_of_calls(execution.root, plan)
-    places = [("the inputs", t, None) for t in inputs]
-    places += [
-        (_place_of(e.call.layer), e.value, None)
-        for e in events
-        if e.what == "output" and e.value.dtype.is_floating
-    ]
-    places += [
-        (_place_of(u.planned.layer), t, u.planned) for u in execution.recorded for t in u.probes
-    ]
-    places += [("the outputs of the model", t, None) for t in _floats(outputs)]
-    gradients = tape.gradient(total, [t for _, t, _ in places])
-    events.append(_Event("loss", (), None, losses))
-    # The last place is the nearest to what mixes.
-    taken = enumerate(zip(places, gradients, strict=True))
-    for n, ((where, tensor, planned), gradient) in reversed(list(taken)):
-        if gradient is not None and tensor.shape.rank and tensor.shape[0] == ROWS:
-            gradient = tf.convert_to_tensor(gradient)
-            events.append(_Event("gradient", (where, n), planned, gradient))
-    for call in execution.recorded:
-        if call.planned.rule is None:
-            for n, pair in enumerate(fallback.run_again(call, 0)):
-                events.append(_Event("again", (call.planned.key, n), call.planned, tf.stack(pair)))
-    return events
-
-
-def _events_of_calls(call, plan):
-    """Inputs and outputs that have the batch axis, in the order in which they came about."""
-    if call.key not in plan.aligned:
-        return []
-    inputs, outputs = plan.aligned[call.key]
-    found = _aligned(call, "input", (call.args, call.kwargs), inputs)
-    for child in call.children:
-        found += _events_of_calls(child, plan)
-    return found + _aligned(call, "output", call.outputs, outputs)
-
-
-def _aligned(call, what, structure, aligned):
-    tensors = [t for t in tf.nest.flatten(structure) if isinstance(t, tf.Tensor)]
-    if len(tensors) != len(aligned):
-        return []
-    return [
-        _Event(what, (call.key, n), call, t)
-        for n, (t, has_axis) in enumerate(zip(tensors, aligned, strict=True))
-        if has_axis and t.shape.rank and t.shape[0] == ROWS
-    ]
-
-
-def _where(model, first, changed):
-    key, by = changed
-    event = first[key]
-    found = (
-        f"of an example changed by {by:.3g} when only the other examples, and its place among "
-        "them, changed."
+    with tf.init_scope():
+        step = _traced(model, (x, y, sample_weight))
+    step.refuse_side_effects()
+    plan = model.clipping_plan(x)
+    step.refuse_reads(plan)
+    if not (model.validate_independence and step.can_be_walked):
+        step.refuse_other_shapes()
+        return None
+    searched = proof.examine(
+        step.graph, step.inputs, step.losses, step.batch_size, step.where, step.units()
     )
-    if event.what == "loss":
-        return f"The loss of model {model.name!r} mixes the examples of a batch: that {found}"
-    if event.what == "gradient":
-        return (
-            f"Model {model.name!r} or its loss mixes the examples of a batch: the gradient at "
-            f"{event.place[0]} {found}"
+    step.refuse_other_shapes()
+    step.refuse_other_computations(plan)
+    return searched
+
+
+def _traced(model, data):
+    error = None
+    for size in _SIZES if _has_unknown_sizes(data) else _SIZES[:1]:
+        try:
+            return _Step(model, data, size)
+        except ValueError as failed:  # what is too small for the model's windows, perhaps
+            error = error or failed
+    raise error
+
+
+class _Step:
+    """Forward pass and losses on paper."""
+
+    def __init__(self, model, data, size):
+        first = tf.nest.flatten(data[0])[0]
+        self.model = model
+        self.batch_size = max(2, first.shape[0] or _BATCH_SIZE)
+        self.name = f"The loss of model {model.name!r}"
+        recorder = Recorder(model)
+        specs = tf.nest.map_structure(
+            lambda t: None if t is None else _spec(t, self.batch_size, size), data
         )
-    name = f"layer {event.call.layer.name!r} ({type(event.call.layer).__name__})"
-    if event.what == "output":
-        return f"L{name[1:]} mixes the examples of a batch: the output {found}"
+
+        def step(*data):
+            self.data = x, y, sample_weight = data
+            with recorder.recording():
+                outputs = call_model(model, x)
+            self._start = tf.compat.v1.get_default_graph().version
+            with penalties.apart():
+                return model.compute_loss(x, y, outputs, sample_weight, training=True)
+
+        traced = tf.function(step, autograph=False).get_concrete_function(*specs)
+        self.graph = traced.graph
+        given = len(traced.inputs) - len(traced.captured_inputs)
+        self.inputs = traced.inputs[:given]
+        self.losses = traced.structured_outputs
+        self.root = recorder.root
+        self.can_be_walked = not any(
+            isinstance(t, tf.RaggedTensorSpec) for t in tf.nest.flatten(specs) if t is not None
+        )
+
+    def where(self, op):
+        """The layer that an operation belongs to, or the loss, for messages."""
+        place = {o.name: i for i, o in enumerate(self.graph.get_operations())}[op.name]
+        if place >= self._start:
+            return self.name
+        inner = None
+        for call in self.root.subtree():  # calls inside come later
+            if call.graph is self.graph and place in call.operations:
+                inner = call.layer
+        if inner in (None, self.model):
+            return f"Model {self.model.name!r}"
+        return f"Layer {inner.name!r} ({type(inner).__name__})"
+
+    def units(self):
+        """Layers and losses that are Keras' own, and may be searched by values as a whole."""
+        calls = [c for c in self.root.subtree() if c.graph is self.graph and _is_of_keras(c.layer)]
+        found = [_unit_of_layer(call) for call in reversed(calls) if not _holds_composites(call)]
+        losses = tf.nest.flatten(getattr(self.model, "_compile_arguments", {}).get("loss"))
+        if any(isinstance(loss, keras.losses.CTC) or loss == "ctc" for loss in losses):
+            if all(isinstance(loss, str) or _root_of(loss) == "keras" for loss in losses):
+                found.append(self._unit_of_losses())
+        return found
+
+    def _unit_of_losses(self):
+        """Of CTC, whose loop is as long as the longest labels, and leaves other losses alone."""
+        given = (self.data[1], self.root.outputs, self.data[2])
+
+        def run(values):
+            y, outputs, sample_weight = tf.nest.pack_sequence_as(given, _with_none(given, values))
+            with penalties.apart():
+                return [self.model.compute_loss(None, y, outputs, sample_weight, training=True)]
+
+        inputs = [t for t in tf.nest.flatten(given) if t is not None]
+        operations = range(self._start, len(self.graph.get_operations()))
+        return Unit("the losses (CTC)", operations, inputs, [self.losses], run, True)
+
+    def refuse_side_effects(self):
+        shown = variables_of_metrics(self.model)
+        refuse_side_effects(self.graph, self.name, shown)
+        refuse_results_of_metrics(self.graph, [self.losses], shown, self.name)
+
+    def refuse_reads(self, plan):
+        """Refuses a loss that reads weights: gradients are taken at the calls of layers alone."""
+        inside = {id(outer): inner for outer, inner in self.graph.captures}
+        operations = {op.name: i for i, op in enumerate(self.graph.get_operations())}
+        unused = {id(v) for v in plan.unused}  # not trained at all, of which the plan warns
+        for variable in trained_variables(self.model):
+            handles = [inside[id(h)] for h in handles_of(variable) if id(h) in inside]
+            readers = [op for handle in handles for op in handle.consumers()]
+            if id(variable) not in unused and any(
+                operations[op.name] >= self._start for op in readers
+            ):
+                raise PrivacyError(
+                    f"{self.name} reads the trained variable {variable.path!r}, whose gradient for "
+                    "each example is not seen there. Compute what needs weights in the `call` of "
+                    "the model, and return it as an output that the loss reads."
+                )
+
+    def refuse_other_shapes(self):
+        shape = tuple(self.losses.shape)
+        if shape != (self.batch_size,):
+            raise PrivacyError(
+                "The loss must give one number for each example, of shape (batch,): what it gives "
+                "cannot be clipped per example. Use a `keras.losses.Loss` that reduces over the "
+                f"axes of one example only. Received: shape {shape} for a batch of "
+                f"{self.batch_size}"
+            )
+
+    def refuse_other_computations(self, plan):
+        calls = {call.key: call for call in self.root.subtree()}
+        for planned in plan.calls.values():
+            call = calls.get(planned.key)
+            if planned.rule is None and call is not None and call.graph is self.graph:
+                fallback.refuse_other_computations(planned, call)
+
+
+def _unit_of_layer(call):
+    structure = (call.args, call.kwargs)
+    flat = tf.nest.flatten(structure)
+    symbolic = [isinstance(t, tf.Tensor) for t in flat]
+
+    def run(values):
+        values = iter(values)
+        filled = [next(values) if s else t for t, s in zip(flat, symbolic, strict=True)]
+        args, kwargs = tf.nest.pack_sequence_as(structure, filled)
+        return _tensors(call.layer(*args, **kwargs))
+
+    name = f"layer {call.layer.name} ({type(call.layer).__name__})"
+    return Unit(name, call.operations, _tensors(structure), _tensors(call.outputs), run)
+
+
+def _holds_composites(call):
+    """Whether ragged or sparse tensors are among arguments or outputs."""
+    values = tf.nest.flatten((call.args, call.kwargs, call.outputs))
+    return any(tf.is_tensor(t) and not isinstance(t, tf.Tensor) for t in values)
+
+
+def _tensors(structure):
+    return [t for t in tf.nest.flatten(structure) if isinstance(t, tf.Tensor)]
+
+
+def _with_none(structure, values):
+    values = iter(values)
+    return [None if t is None else next(values) for t in tf.nest.flatten(structure)]
+
+
+def _is_of_keras(layer):
+    """Whether nothing of a layer without weights is the user's own code."""
+    layers = all_layers(layer)
+    functions = [f for one in layers for f in vars(one).values() if inspect.isfunction(f)]
     return (
-        f"Model {model.name!r} mixes the examples of a batch, before {name}: the input there "
-        f"{found}"
+        not layer.trainable_variables
+        and not any(isinstance(one, (keras.Model, keras.layers.Lambda)) for one in layers)
+        and all(_root_of(one) in _KERAS for one in (*layers, *functions))
     )
 
 
-def _refuse_foreign_gradients(model, events, differentiated):
-    for event in events.values():
-        if event.what != "gradient":
-            continue
-        foreign = numbers(event.value)[~differentiated]
-        foreign = np.nan_to_num(foreign)
-        if np.any(foreign):
-            where, _ = event.place
-            who = "The loss of model" if where == "the outputs of the model" else "Model"
-            raise PrivacyError(
-                f"{who} {model.name!r} mixes the examples of a batch: the gradient of the losses "
-                f"of some examples at {where} of others is {np.max(np.abs(foreign)):.3g} and must "
-                f"be 0. {WAY_OUT}"
-            )
+def _root_of(one):
+    made_by = one if hasattr(one, "__qualname__") else type(one)
+    return made_by.__module__.split(".")[0]
 
 
-def _refuse_other_computations(events):
-    """Refuses calls without a rule that compute something else when they are run again."""
-    for event in events.values():
-        if event.what != "again" or event.value.dtype.size < 4:  # bfloat16 rounds by the batch
-            continue
-        by = difference(event.value[0], event.value[1], [0], [0])
-        if by:
-            layer = event.call.layer
-            raise PrivacyError(
-                f"Layer {layer.name!r} ({type(layer).__name__}) has no clipping rule, so it is run "
-                "again for each example, and then its outputs were others: they changed by "
-                f"{by:.3g}. They must depend on nothing but its arguments, its weights, and "
-                "`keras.random.SeedGenerator`s of its own. Give it what the model sets on it "
-                "between its calls as an argument of `call`."
-            )
+def _has_unknown_sizes(data):
+    return any(None in t.shape[1:] for t in tf.nest.flatten(data) if t is not None)
 
 
-def _warn_of_zero_gradients(model, events):
-    """Warns of layers at which every gradient of either run was zero.
-
-    Not where a matrix or a factor of the model is zero throughout: behind one that training has yet
-    to move (LoRA's second) all gradients are zero at first.
-    """
-    at_probes = [e for e in events if e.what == "gradient" and e.call is not None]
-    moved = {id(v) for e in at_probes if np.any(numbers(e.value)) for v in e.call.variables}
-    still = {id(v): v for e in at_probes for v in e.call.variables if id(v) not in moved}
-    if not still or any(_is_zero(v) for v in model.trainable_variables if len(v.shape) != 1):
-        return
-    warn_of_still_variables(
-        list(still.values()), f"all of the {ROWS} examples that were watched before training"
-    )
-
-
-def _is_zero(variable):
-    """Whether all values are zero; part by part: memory may have no room for a table's copy."""
-    values = tf.reshape(variable.value, [-1])
-    parts = range(0, values.shape[0], _VALUES_AT_ONCE)
-    return not any(np.any(numbers(values[i : i + _VALUES_AT_ONCE])) for i in parts)
-
-
-def _place_of(layer):
-    return f"the outputs of layer {layer.name!r}"
-
-
-def _rows(structure, chosen):
-    return tf.nest.map_structure(lambda t: None if t is None else tf.gather(t, chosen), structure)
-
-
-def _floats(structure):
-    return [
-        t for t in tf.nest.flatten(structure) if isinstance(t, tf.Tensor) and t.dtype.is_floating
-    ]
+def _spec(tensor, batch_size, size):
+    """What a step is traced with; sizes that the data decide have a value."""
+    if isinstance(tensor, (tf.RaggedTensor, tf.RaggedTensorSpec)):
+        shape = (batch_size, *tensor.shape[1:])
+        return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank)
+    rest = [size if known is None else known for known in tensor.shape[1:]]
+    return tf.TensorSpec((batch_size, *rest), tensor.dtype)

@@ -14,8 +14,8 @@ from tfdp.optimizers.from_data import steps_of
 from tfdp.runtime import replicas
 from tfdp.training import caveats, preflight
 from tfdp.training.data_paths import find_data_paths, forward_noise_layers
+from tfdp.training.first_rows import first_batch
 from tfdp.training.noise_inputs import validate_noise_inputs
-from tfdp.training.watched_examples import first_batch
 
 
 def mechanism_of_fit(model, x, y, notes, kwargs):

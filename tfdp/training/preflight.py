@@ -16,10 +16,12 @@ from tfdp.accounting.sampling import PERSON
 from tfdp.clipping.recording import trained_variables
 from tfdp.data import provenance, sampling_of
 from tfdp.data.padding import keeps_padding, map_batches
+from tfdp.distribution import host_selection
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import external_tables
 from tfdp.runtime.strategies import traces_once
-from tfdp.training.watched_examples import examples_to_watch, is_dataset
+from tfdp.training import independence, rule_check
+from tfdp.training.first_rows import as_batch, first_batch, first_rows, is_dataset
 
 
 def refuse_precision(model):
@@ -273,39 +275,55 @@ def apply_class_weight(x, kwargs):
     return map_batches(x, weigh)
 
 
-def check_examples_do_not_mix(model, x, y=None, sample_weight=None):
-    """Makes the check of `independence.check_independence`, once for each way data is given.
+def check_examples_do_not_mix(model, x, y=None, sample_weight=None, batch_size=None):
+    """Proves, before a run, that the examples of a batch do not change each other's gradients.
 
     Args:
-        model: a compiled `DPModel`; its `validate_independence` says whether to check at all.
+        model: a compiled `DPModel`; its `validate_independence` says whether to look at all.
         x, y, sample_weight: as given to `fit` or `train_on_batch`.
+        batch_size: the size of batches that are made of arrays.
 
     Returns:
-        `Notes` of what could not be checked, and is assumed.
+        `Notes` of what was proved, or is assumed.
 
     Raises:
         PrivacyError: if the examples of a batch change each other's gradients.
     """
-    # Imported here: it makes losses as the step does, which is made of what this module has.
-    from tfdp.training import independence, rule_check
+    given = x, y, sample_weight
+    if is_dataset(x):
+        batch = x.element_spec if isinstance(x, tf.data.Dataset) else first_batch(x)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        x, _ = host_selection.unpack(x)
+    else:
+        x, y, sample_weight = tf.nest.map_structure(
+            lambda t: as_batch(t, batch_size or 32), (x, y, sample_weight)
+        )
+    model.clipping_plan(x)  # builds the model
+    notes = examine_step(model, x, y, sample_weight)
+    rules = rule_check.assumptions_without_check(model)
+    if rules and model.validate_independence:
+        rows = first_rows(*given, rule_check.ROWS)
+        rules = rules if rows is None else rule_check.compare_foreign_rules(model, *rows)
+    return notes | Notes(assumptions=rules)
 
-    data = x.element_spec if is_dataset(x) else (x, y, sample_weight)
-    leaves = [t for t in tf.nest.flatten(data) if t is not None]
-    shapes = tuple((str(t.dtype), tuple(t.shape[1:])) for t in leaves if hasattr(t, "shape"))
-    known, trained = model.checked_independence, tuple(id(v) for v in trained_variables(model))
-    if (shapes, trained) in known:
-        return known[shapes, trained]
-    found = None
-    if model.validate_independence and not tables_in_engine(model):
-        found = examples_to_watch(x, y, sample_weight, independence.ROWS)
-    if found is None:
-        rules = rule_check.assumptions_without_check(model)
-        return Notes(assumptions=(independence.NOT_CHECKED, *rules))
-    unseen = independence.check_independence(model, *found)
-    rules = rule_check.compare_foreign_rules(model, *found, independence.ROWS)
-    trained = tuple(id(v) for v in trained_variables(model))  # made by the check, perhaps
-    known[shapes, trained] = Notes(assumptions=(*unseen, *rules))
-    return known[shapes, trained]
+
+def examine_step(model, x, y, sample_weight):
+    """As `check_examples_do_not_mix`, of the tensors or specs of a step that is being traced."""
+    data = (x, y, sample_weight)
+    shapes = tuple((t.dtype, tuple(t.shape)) for t in tf.nest.flatten(data) if t is not None)
+    key = shapes, tuple(id(v) for v in trained_variables(model))
+    if key in model.examined_steps and tf.executing_eagerly():
+        return model.examined_steps[key]
+    searched = independence.examine(model, *data)
+    if searched is None:
+        notes = Notes(assumptions=(independence.NOT_CHECKED,))
+    elif searched:
+        named = (independence.SEARCHED.format(operation=name) for name in searched)
+        notes = Notes(assumptions=tuple(named))
+    else:
+        notes = Notes(remarks=(independence.PROVED,))
+    model.examined_steps[key] = notes
+    return notes
 
 
 def tables_in_engine(model):

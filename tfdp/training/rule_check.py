@@ -2,7 +2,7 @@
 
 Row i of what a rule returns must depend on example i alone, and be its gradient; nothing else
 makes clipping bound what an example can do. Rules of tfdp have tests. Those of others are compared
-with the exact fallback on the rows of the check of independence, once for each run; and again
+with the exact fallback on a few rows of the data, once for each run; and again
 where weights that are zero hold other values, before which all gradients are zero.
 """
 
@@ -19,6 +19,8 @@ from tfdp.clipping.registry import find_rule, is_foreign, rules_of_tfdp_alone
 from tfdp.errors import PrivacyError
 from tfdp.training import opened_gates
 
+#: Examples of a comparison.
+ROWS = 13
 _TOLERANCE = 1e-3  # of the largest gradient of an example
 
 
@@ -32,13 +34,12 @@ def assumptions_without_check(model):
     )
 
 
-def compare_foreign_rules(model, x, y, sample_weight, size):
+def compare_foreign_rules(model, x, y, sample_weight):
     """Compares what rules of others give with the exact fallback.
 
     Args:
         model: a compiled `DPModel`.
-        x, y, sample_weight: eager tensors of examples.
-        size: how many examples to look at.
+        x, y, sample_weight: eager tensors of `ROWS` examples.
 
     Returns:
         Sentences about what could not be compared.
@@ -47,14 +48,6 @@ def compare_foreign_rules(model, x, y, sample_weight, size):
         PrivacyError: for a rule that gives another gradient of an example.
     """
     unchecked = assumptions_without_check(model)
-    if not unchecked:
-        return ()
-    first = tf.nest.flatten(x)[0]
-    count = int(first.nrows() if isinstance(first, tf.RaggedTensor) else first.shape[0])
-    chosen = np.arange(size) % count
-    x, y, sample_weight = tf.nest.map_structure(
-        lambda t: None if t is None else tf.gather(t, chosen), (x, y, sample_weight)
-    )
     plan = model.clipping_plan(x)
     try:
         with rules_of_tfdp_alone():
@@ -70,10 +63,10 @@ def compare_foreign_rules(model, x, y, sample_weight, size):
     def compare():
         found = []
         for one in (plan, exact):
-            found.append(_gradients(model, one, covered, x, y, sample_weight, size))
+            found.append(_gradients(model, one, covered, x, y, sample_weight))
             for variable, state in states:
                 variable.assign(state)
-        _refuse_other_gradients(model, plan, *found, size)
+        _refuse_other_gradients(model, plan, *found)
 
     compare()
     zeros = opened_gates.closed(v for v in plan.reads if v.trainable)
@@ -88,24 +81,24 @@ def compare_foreign_rules(model, x, y, sample_weight, size):
     return ()
 
 
-def _refuse_other_gradients(model, plan, by_rules, by_fallbacks, size):
+def _refuse_other_gradients(model, plan, by_rules, by_fallbacks):
     for i, by_fallback in by_fallbacks.items():
         by_rule = by_rules[i]
-        largest = np.max(np.linalg.norm(by_fallback.reshape(size, -1), axis=1))
-        error = np.max(np.linalg.norm((by_rule - by_fallback).reshape(size, -1), axis=1))
+        largest = np.max(np.linalg.norm(by_fallback.reshape(ROWS, -1), axis=1))
+        error = np.max(np.linalg.norm((by_rule - by_fallback).reshape(ROWS, -1), axis=1))
         if not error <= _TOLERANCE * max(largest, 1e-6):
             variable = trained_variables(model)[i]
             raise PrivacyError(
                 f"The gradient of variable {variable.path!r} for one example is wrong by "
                 f"{error / max(largest, 1e-6):.3g} of the largest: it was found by the clipping "
-                f"rules {_foreign_names(plan)}, and compared with the exact fallback on {size} "
+                f"rules {_foreign_names(plan)}, and compared with the exact fallback on {ROWS} "
                 "examples. Row i of what a rule returns must be the gradient of example i alone. "
                 "Correct the rule, or leave it out: the layer then takes the exact fallback."
             )
 
 
-def _gradients(model, plan, covered, x, y, sample_weight, size):
-    """Dict of the place of a variable to (size, *shape): the gradients of single examples.
+def _gradients(model, plan, covered, x, y, sample_weight):
+    """Dict of the place of a variable to (ROWS, *shape): the gradients of single examples.
 
     Those that are not finite are zero, as in a step.
     """
@@ -115,14 +108,14 @@ def _gradients(model, plan, covered, x, y, sample_weight, size):
         with keras.StatelessScope(regularized):  # metrics of the losses are not counted
             return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
-    result = backward(model, plan, x, losses_of, example_mask_of(sample_weight, size))
+    result = backward(model, plan, x, losses_of, example_mask_of(sample_weight, ROWS))
     norms, _, _ = squared_norms(result)
     finite = tf.math.is_finite(tf.cast(tf.add_n(norms), tf.float32))
     variables, found = trained_variables(model), {}
     for i, gradient, _ in result.gradients:
         if id(variables[i]) not in covered:
             continue
-        rows = [gradient.clipped_sum(tf.one_hot(k, size), finite) for k in range(size)]
+        rows = [gradient.clipped_sum(tf.one_hot(k, ROWS), finite) for k in range(ROWS)]
         found[i] = np.stack([np.asarray(tf.convert_to_tensor(row), np.float64) for row in rows])
     return found
 

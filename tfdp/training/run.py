@@ -119,7 +119,7 @@ def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
 def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     optimizer, strategy = model.optimizer, model.distribute_strategy
     # Python state may have changed since the last run, and a step may be traced anew.
-    for known in (model._plans, model.checked_losses, model.checked_independence):
+    for known in (model._plans, model.examined_steps):
         known.clear()
     sampling = preflight.sampling_of_fit(optimizer, x, y, kwargs)
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
@@ -132,7 +132,9 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     notes |= preflight.notes_of_data(x)
     releases = _releases_of(x, y, kwargs)
     x = preflight.apply_class_weight(x, kwargs)
-    notes |= preflight.check_examples_do_not_mix(model, x, y, kwargs.get("sample_weight"))
+    notes |= preflight.check_examples_do_not_mix(
+        model, x, y, kwargs.get("sample_weight"), kwargs.get("batch_size")
+    )
     notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)  # now it is built
     plain_training.refuse_noise_alone(model, x, y, kwargs)
     x = checks.padded(x, strategy.num_replicas_in_sync, optimizer.rows_per_unit)

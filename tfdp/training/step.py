@@ -6,20 +6,12 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import means_of_losses
-from tfdp.clipping.dataflow import handles_of
 from tfdp.clipping.engine import backward, clipped_sums
 from tfdp.clipping.losses import example_mask_of
-from tfdp.clipping.planning import refuse_crossed_examples
 from tfdp.clipping.recording import trained_variables
-from tfdp.clipping.side_effects import (
-    no_writes,
-    refuse_results_of_metrics,
-    refuse_side_effects,
-)
+from tfdp.clipping.side_effects import no_writes
 from tfdp.clipping.surviving_rows import SurvivorSums
-from tfdp.clipping.tracing import variables_of_metrics
-from tfdp.errors import PrivacyError
-from tfdp.training import penalties, preflight
+from tfdp.training import preflight
 from tfdp.training.row_selection import restrict_to_survivors
 
 
@@ -38,8 +30,9 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
     # Once the budget is spent every example is absent: what remains is noise alone.
     example_mask = example_mask & model.optimizer.charging.active()
 
+    preflight.examine_step(model, x, y, sample_weight)
+
     def losses_of(outputs):
-        check_losses(model, x, y, sample_weight, outputs)
         return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
     rows_per_unit = model.optimizer.rows_per_unit
@@ -122,54 +115,6 @@ def regularization(variables):
     return gradients
 
 
-def check_losses(model, x, y, sample_weight, outputs):
-    """Losses must have the batch axis, not just as many numbers as the batch examples."""
-    data = (x, y, outputs, sample_weight)
-    key = _structure(data)
-    if key in model.checked_losses:
-        return
-
-    def trace(size):
-        def losses(*data):
-            with penalties.apart():
-                return model.compute_loss(*data, training=True)
-
-        return tf.function(losses, autograph=False).get_concrete_function(*_specs(data, size))
-
-    with tf.init_scope():
-        traced = [trace(size) for size in (3, 5)]
-    where = f"The loss of model {model.name!r}"
-    shown = variables_of_metrics(model)
-    refuse_side_effects(traced[0].graph, where, shown)
-    refuse_results_of_metrics(traced[0].graph, traced[0].outputs, shown, where)
-    refuse_crossed_examples(traced[0].graph, traced[1].graph, where)
-    _refuse_reads(model, model.clipping_plan(x), traced[0].graph, where)
-    shapes = [tuple(t.structured_outputs.shape) for t in traced]
-    if shapes != [(3,), (5,)]:
-        raise PrivacyError(
-            "The loss must give one number for each example, of shape (batch,): what it gives "
-            "cannot be clipped per example. Use a `keras.losses.Loss` that reduces over the "
-            "axes of one example only. Received: shapes "
-            f"{shapes[0]} and {shapes[1]} for batches of 3 and 5"
-        )
-    model.checked_losses[key] = traced[0].graph.variables
-
-
-def _refuse_reads(model, plan, graph, where):
-    """Refuses a loss that reads weights of the model: gradients are taken at its calls alone."""
-    captured = {id(outer) for outer, _ in graph.captures}
-    unused = {id(v) for v in plan.unused}  # not trained at all, of which the plan warns
-    for variable in trained_variables(model):
-        if id(variable) in unused:
-            continue
-        if any(id(handle) in captured for handle in handles_of(variable)):
-            raise PrivacyError(
-                f"{where} reads the trained variable {variable.path!r}, whose gradient for each "
-                "example is not seen there. Compute what needs weights in the `call` of the "
-                "model, and return it as an output that the loss reads."
-            )
-
-
 def _update_metrics(model, x, y, sample_weight, result):
     weights = tf.cast(result.example_mask, tf.float32)
     _count_present_only(model, result.example_mask)
@@ -183,16 +128,6 @@ def _update_metrics(model, x, y, sample_weight, result):
             held = [*model.weights, *model.optimizer.variables]
             stack.enter_context(no_writes(held, f"A metric of model {model.name!r}"))
         model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
-
-
-def _structure(data):
-    return tuple((t.dtype, tuple(t.shape[1:])) for t in tf.nest.flatten(data) if t is not None)
-
-
-def _specs(data, size):
-    return tf.nest.map_structure(
-        lambda t: None if t is None else tf.TensorSpec((size, *t.shape[1:]), t.dtype), data
-    )
 
 
 def _in_microbatches(tensor, size):

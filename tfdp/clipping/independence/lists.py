@@ -1,0 +1,83 @@
+"""Rules of operations with lists of tensors, whose axes are those of the tensors stacked."""
+
+from tfdp.clipping.independence.operations import joined_of, unknown
+from tfdp.clipping.independence.registry import rule, source
+from tfdp.clipping.independence.values import PLACES, PUBLIC, One, Rows
+
+
+@rule("TensorListFromTensor")
+def _from_tensor(call):
+    return call.values[0]
+
+
+@rule("TensorListStack")
+def _stack(call):
+    return call.values[0]
+
+
+@rule("TensorListLength", "TensorListElementShape")
+def _length(call):
+    return PUBLIC
+
+
+@rule("TensorListResize")
+def _resize(call):
+    rows = call.values[0]
+    return rows if rows.axis else unknown(call)
+
+
+@rule("TensorListGetItem")
+def _get(call):
+    rows = call.values[0]
+    if call.rows() != [(0, rows)]:
+        return unknown(call)
+    if rows.axis:
+        return Rows(rows.axis - 1, rows.inner)
+    return One(call.body.key(call.op.inputs[1]))
+
+
+@rule("TensorListPopBack")
+def _pop(call):
+    rows = call.values[0]
+    if not rows.axis:
+        return call.joined("takes the last of the examples")
+    return [rows, Rows(rows.axis - 1, rows.inner)]
+
+
+@rule("TensorListSetItem", "TensorListPushBack", thorough=True)
+def _set(call):
+    before, item = call.values[0], call.values[-1]
+    if item is PUBLIC and isinstance(before, Rows) and before.axis:
+        different = call.unlike(len(call.values) - 1, before.axis - 1)
+        return different or before
+    after = None
+    if isinstance(item, Rows):
+        after = Rows(item.axis + 1, item.inner)
+    elif isinstance(item, One) and call.op.type == "TensorListSetItem":
+        if item.index == call.body.key(call.op.inputs[1]):
+            after = Rows(0)
+    if after is not None and before in (PUBLIC, after):
+        return after
+    return joined_of(call)
+
+
+@rule("IdentityN", thorough=True)
+def _identities(call):
+    return list(call.values)
+
+
+@source("TensorListFromTensor", "TensorListStack")
+def _as_stacked(body, op, axis):
+    return body.unlike(op.inputs[0], axis)
+
+
+@source("TensorListGetItem")
+def _as_in_list(body, op, axis):
+    return body.unlike(op.inputs[0], axis + 1)
+
+
+@source("TensorListSetItem", "TensorListPushBack")
+def _as_before_and_item(body, op, axis):
+    if not axis:
+        return PLACES
+    return body.unlike(op.inputs[0], axis) or body.unlike(op.inputs[-1], axis - 1)

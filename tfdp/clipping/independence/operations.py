@@ -1,0 +1,300 @@
+"""Rules of operations that treat each place of an axis by itself, or sum over an axis."""
+
+import numpy as np
+
+from tfdp.clipping.independence.registry import rule, source, together
+from tfdp.clipping.independence.values import PUBLIC, Rows
+
+_ELEMENTWISE = """
+Abs Acos Acosh AddV2 Asin Asinh Atan Atan2 Atanh BesselI0e Betainc Bitcast Bucketize Cast Ceil
+CheckNumerics CheckNumericsV2 Complex Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal Erf
+Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Igamma Imag IsFinite
+IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Mul MulNoNan
+Ndtri Neg NotEqual OnesLike Pow PreventGradient Real RealDiv Reciprocal Relu Relu6 Relu6Grad
+ReluGrad Rint Round Rsqrt Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus
+Softsign Sqrt SqrtGrad Square SquaredDifference StopGradient Sub Tan Tanh TanhGrad
+Xdivy Xlog1py Xlogy ZerosLike AsString EncodeBase64 StaticRegexFullMatch StaticRegexReplace
+StringJoin StringLength StringLower StringStrip StringToHashBucketFast StringToHashBucketStrong
+StringToNumber StringUpper Substr StatelessRandomGammaV3 RandomGamma
+""".split()
+_REDUCTIONS = """
+All Any EuclideanNorm Max Mean Min Prod Sum ArgMax ArgMin
+""".split()
+# Operations that join the last axes of their first input, how many, and treat others by place.
+_OF_LAST_AXES = {
+    1: "FFT IFFT RFFT IRFFT InTopKV2 LogSoftmax Softmax TopKV2 MatrixDiagV3 Multinomial "
+    "StatelessMultinomial",
+    2: "Cholesky FFT2D LogMatrixDeterminant Lu MatrixBandPart MatrixDeterminant MatrixDiagPartV3 "
+    "MatrixInverse Qr SelfAdjointEigV2 Svd",
+}
+# Images, volumes and sequences: one by one along the first axis, whatever else they are given.
+_OF_FIRST_AXIS = """
+AdjustContrastv2 AdjustHue AdjustSaturation AvgPool AvgPool3D Conv2D Conv3D DepthToSpace
+DepthwiseConv2dNative Dilation2D ExtractImagePatches ExtractVolumePatches HSVToRGB LRN MaxPool
+MaxPool3D MaxPoolWithArgmax RGBToHSV ResizeArea ResizeBicubic ResizeBilinear
+ResizeNearestNeighbor ScaleAndTranslate SpaceToDepth
+""".split()
+
+
+def broadcast(call, inputs=None):
+    """The rule of what combines numbers in the same places, axes being counted from the last."""
+    inputs = range(len(call.op.inputs)) if inputs is None else inputs
+    found = aligned(call, {i: call.rank(i) for i in inputs})
+    if not isinstance(found, tuple):
+        return found
+    from_last, inner = found
+    rank = max(call.rank(i) for i in inputs)
+    return Rows(rank - from_last, inner)
+
+
+def aligned(call, ends):
+    """Where the examples of several inputs are whose places on an axis meet each other.
+
+    Args:
+        ends: dict of the number of an input to the axis after the last that takes part; axes are
+            counted back from there.
+
+    Returns:
+        (axis counted back from the end, inner), or a `Joined`.
+    """
+    places = {(ends[i] - v.axis, v.inner) for i, v in call.rows()}
+    sizes = {call.shape(i)[v.axis] for i, v in call.rows()} - {None}
+    if len(places) > 1 or len(sizes) > 1 or any(p[0] <= 0 for p in places):
+        return call.joined("brings examples to other examples")
+    ((from_last, inner),) = places
+    for i, end in ends.items():
+        if call.values[i] is PUBLIC and end >= from_last:
+            different = call.unlike(i, end - from_last)
+            if different is not None:
+                return different
+    return from_last, inner
+
+
+@rule(*_ELEMENTWISE)
+def _elementwise(call):
+    if call.op.type in ("Identity", "StopGradient"):  # of a list of tensors, too
+        return call.values[0]
+    if any(call.rank(i) is None for i in range(len(call.op.inputs))):
+        return unknown(call)
+    if call.op.type == "Select" and call.rank(0) == 1 and call.rank(1) > 1:
+        ends = {0: 1, 1: 1, 2: 1}  # one condition for each place of the first axis
+        found = aligned(call, ends)
+        return Rows(0, found[1]) if isinstance(found, tuple) else found
+    if call.op.type == "Bitcast" and call.rank(0) != call.op.outputs[0].shape.rank:
+        return call.values[0] if call.values[0].axis < call.rank(0) - 1 else unknown(call)
+    if call.op.type in ("StatelessRandomGammaV3", "RandomGamma"):
+        return _random_by_parameter(call)
+    return broadcast(call)
+
+
+def unknown(call):
+    """What an operation gives whose shapes are not known well enough."""
+    return call.searched()
+
+
+def joined_of(call):
+    """What holds of several examples: what joined them before, or this operation."""
+    held = [v for v in call.values if v is not PUBLIC]
+    value = together(call, held)
+    return call.joined("keeps no place for each example") if isinstance(value, Rows) else value
+
+
+def _random_by_parameter(call):
+    """Numbers of a law whose parameter, the last input, is by example."""
+    ((i, rows),) = call.rows()
+    if i != len(call.op.inputs) - 1:
+        return unknown(call)
+    outer = call.op.outputs[0].shape.rank - call.rank(i)
+    return Rows(rows.axis + outer, rows.inner)
+
+
+@rule(*_REDUCTIONS)
+def _reduction(call):
+    axes = call.constant(1)
+    if axes is None or not isinstance(call.values[0], Rows):
+        return unknown(call)
+    rank, rows = call.rank(0), call.values[0]
+    axes = {int(a) % rank for a in np.ravel(axes)}
+    if rows.axis in axes:
+        return call.joined("joins the examples of the batch")
+    is_index = call.op.type in ("ArgMax", "ArgMin")
+    if not is_index and call.attribute("keep_dims"):
+        return rows
+    return Rows(rows.axis - sum(a < rows.axis for a in axes), rows.inner)
+
+
+def _register_last_axes(count, types):
+    @rule(*types)
+    def of_last_axes(call):
+        found = call.rows()
+        if found != [(0, call.values[0])]:
+            return unknown(call)
+        if call.values[0].axis >= call.rank(0) - count:
+            return call.joined("joins the examples of the batch")
+        return call.values[0]
+
+
+for _count, _types in _OF_LAST_AXES.items():
+    _register_last_axes(_count, _types.split())
+
+
+@rule(*_OF_FIRST_AXIS)
+def _first_axis(call):
+    if [i for i, _ in call.rows()] != [0]:
+        return unknown(call)
+    rows = call.values[0]
+    if rows.axis and call.op.type in ("RGBToHSV", "HSVToRGB") and rows.axis < call.rank(0) - 1:
+        return rows
+    return rows if rows.axis == 0 else call.joined("joins the examples of the batch")
+
+
+@rule("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput")
+def _transposed_convolution(call):
+    if call.rows() != [(2, call.values[2])]:
+        return unknown(call)
+    rows = call.values[2]
+    return rows if rows.axis == 0 else call.joined("joins the examples of the batch")
+
+
+@rule("ImageProjectiveTransformV3")
+def _transformed_images(call):
+    """Images and their transformations, one for each image or one for all."""
+    if any(v.axis for _, v in call.rows()) or any(i > 1 for i, _ in call.rows()):
+        return unknown(call)
+    found = aligned(call, {0: 1, 1: 1})
+    return Rows(0, found[1]) if isinstance(found, tuple) else found
+
+
+@rule("MatrixSolve", "MatrixTriangularSolve")
+def _solved(call):
+    """Systems of equations, one for each place of the axes before the last two."""
+    found = aligned(call, {0: call.rank(0) - 2, 1: call.rank(1) - 2})
+    if not isinstance(found, tuple):
+        return found
+    return Rows(call.op.outputs[0].shape.rank - 2 - found[0], found[1])
+
+
+@rule("FusedBatchNormV3")
+def _batch_norm(call):
+    rows = call.values[0]
+    if call.rows() != [(0, rows)] or rows.axis:
+        return unknown(call)
+    if call.attribute("is_training"):
+        return call.joined("normalises by statistics of the batch")
+    return [rows, *[PUBLIC] * (len(call.op.outputs) - 1)]
+
+
+@rule("BiasAdd")
+def _bias(call):
+    return call.values[0] if call.values[1] is PUBLIC else unknown(call)
+
+
+@rule("BiasAddGrad", "L2Loss")
+def _sum_of_all(call):
+    return call.joined("joins the examples of the batch")
+
+
+@rule("SparseSoftmaxCrossEntropyWithLogits")
+def _sparse_crossentropy(call):
+    found = aligned(call, {0: 1, 1: 1})
+    return Rows(0, found[1]) if isinstance(found, tuple) else found
+
+
+@rule("SoftmaxCrossEntropyWithLogits")
+def _crossentropy(call):
+    found = aligned(call, {0: 1, 1: 1})
+    return Rows(0, found[1]) if isinstance(found, tuple) else found
+
+
+@rule("Maximum", "Minimum", thorough=True)
+def _clamped(call):
+    """As elementwise; a number between two bounds that are the same is no longer of examples."""
+    other = {"Maximum": "Minimum", "Minimum": "Maximum"}[call.op.type]
+    for i in (0, 1):
+        bound, inside = call.constant(i), call.body.root(call.op.inputs[1 - i])
+        if bound is None or inside[1].op.type != other:
+            continue
+        for limit in map(inside[0].constant, inside[1].op.inputs):
+            if limit is None:
+                continue
+            if np.all(limit <= bound if other == "Minimum" else limit >= bound):
+                return PUBLIC
+    return broadcast(call) if call.rows() and not call.mixed() else joined_of(call)
+
+
+@rule("RandomShuffle", "StatelessShuffle")
+def _shuffled(call):
+    return call.joined("shuffles the examples")
+
+
+@rule("LookupTableFindV2")
+def _table(call):
+    return call.values[1] if call.rows() == [(1, call.values[1])] else unknown(call)
+
+
+@rule("DenseBincount")
+def _counts(call):
+    """Rows of counts, of a matrix; weights, if any, belong to its places."""
+    if call.rank(0) != 2:
+        return call.joined("counts over the examples of the batch")
+    inputs = {0: 1}
+    if call.shape(2).num_elements() != 0:
+        inputs[2] = 1
+    if any(i not in inputs for i, _ in call.rows()):
+        return unknown(call)
+    found = aligned(call, inputs)
+    return Rows(0, found[1]) if isinstance(found, tuple) else found
+
+
+@source("Fill", "ZerosLike", "OnesLike", "TensorListReserve", "EmptyTensorList", "Empty")
+def _alike(body, op, axis):
+    return ""
+
+
+@source("BroadcastTo", "Tile")
+def _repeated(body, op, axis):
+    """Of what had one slice, or none, all slices are alike."""
+    given = op.inputs[0]
+    rank = op.outputs[0].shape.rank
+    before = None if given.shape.rank is None or rank is None else axis - (rank - given.shape.rank)
+    if before is None:
+        return "has an unknown shape"
+    return "" if before < 0 or given.shape[before] == 1 else body.unlike(given, before)
+
+
+_DRAWS = """
+StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomUniform StatelessRandomUniformV2
+StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2 StatelessRandomUniformInt
+StatelessRandomUniformIntV2 StatelessTruncatedNormal StatelessTruncatedNormalV2
+StatelessRandomGammaV2 StatelessRandomGammaV3 StatelessRandomPoisson StatelessRandomBinomial
+StatelessParameterizedTruncatedNormal
+RandomGamma RandomPoisson RandomPoissonV2 RandomStandardNormal RandomUniform RandomUniformInt
+StatefulRandomBinomial StatefulStandardNormal StatefulStandardNormalV2 StatefulTruncatedNormal
+StatefulUniform StatefulUniformFullInt StatefulUniformInt TruncatedNormal
+""".split()
+FIXED_SEED = (
+    "gives each place of the batch random numbers by a fixed seed (draw them with a "
+    "`keras.random.SeedGenerator` of the layer)"
+)
+
+
+@source(*_DRAWS)
+def _drawn(body, op, axis):
+    """Numbers of one law; by a fixed seed they are those of the places, in every step."""
+    keys = [t for t, arg in zip(op.inputs, op.op_def.input_arg, strict=False)
+            if arg.name in ("seed", "key")]  # fmt: skip
+    if keys and all(body.is_constant(key) for key in keys):
+        return FIXED_SEED
+    # Of parameters that are arrays, the last inputs, each place may have its own.
+    parameters = [t for t, arg in zip(op.inputs, op.op_def.input_arg, strict=False)
+                  if arg.name in _PARAMETERS and t.shape.rank]  # fmt: skip
+    rank = op.outputs[0].shape.rank
+    for given in parameters:
+        own = axis - (rank - given.shape.rank)
+        why = body.unlike(given, own) if own >= 0 and given.shape[own] != 1 else ""
+        if why:
+            return why
+    return ""
+
+
+_PARAMETERS = ("alpha", "rate", "lam", "counts", "probs", "means", "stddevs", "minvals", "maxvals")

@@ -1,0 +1,261 @@
+"""The walk through a traced graph: from what the inputs hold of the examples to every tensor."""
+
+import dataclasses
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdp._compat.tensorflow import function_graphs, has_own_gradient
+from tfdp.clipping.independence import search
+from tfdp.clipping.independence.body import Body
+from tfdp.clipping.independence.registry import RULES, THOROUGH, Call, together
+from tfdp.clipping.independence.values import PUBLIC, Joined, One, Rows, is_of_examples, met_by
+
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
+_BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+_LOOPS = frozenset({"While", "StatelessWhile"})
+
+
+@dataclasses.dataclass
+class Unit:
+    """A part of a graph that is run as a whole: a layer or a loss of Keras.
+
+    Attributes:
+        name: what it is, for the statement.
+        operations: range of the places of its operations in the graph.
+        inputs, outputs: its tensors.
+        run: function of eager inputs to eager outputs, as lists.
+        is_trusted: whether to search even if it joins examples by the rules.
+    """
+
+    name: str
+    operations: range
+    inputs: list
+    outputs: list
+    run: Callable
+    is_trusted: bool = False
+
+
+class Walk:
+    """Follows examples through a graph.
+
+    Args:
+        batch_size: B, at least 2.
+
+    Attributes:
+        searched: names of types of operations for which values were searched.
+    """
+
+    def __init__(self, batch_size):
+        self.batch_size = batch_size
+        self.searched = {}
+        self._graphs = {}
+        self._callers = {}
+        self.constants = {}
+
+    def outer(self, op):
+        """The operation of the outermost graph in which an operation is run."""
+        while id(op.graph) in self._callers:
+            op = self._callers[id(op.graph)]
+        return op
+
+    def outermost(self, graph, values, units=()):
+        """The `Body` of a graph, walked through.
+
+        Args:
+            graph: the graph.
+            values: dict of the names of tensors to what they hold; others hold nothing.
+            units: `Unit`s of the graph that may be searched as a whole, inner ones first.
+        """
+        body = Body(self, graph)
+        body.units = {}
+        for unit in units:
+            body.units.setdefault(unit.operations.stop, []).append(unit)
+        return self._through(body, values)
+
+    def _search_unit(self, body, unit):
+        """Searches a unit by values whose outputs are not proved, though its inputs are."""
+        inputs = [body.value(t) for t in unit.inputs]
+        joined = [v for v in map(body.value, unit.outputs) if isinstance(v, Joined)]
+        may_search = unit.is_trusted or not any(v.known for v in joined)
+        if not (joined and may_search) or any(v not in (PUBLIC, Rows(0)) for v in inputs):
+            return
+        given = [t for t, v in zip(unit.inputs, inputs, strict=True) if v is not PUBLIC]
+        if len(given) < len(inputs) or not all(t.shape.is_fully_defined() for t in given):
+            return
+        if search.keeps_apart(unit.run, given, self.batch_size):
+            self.searched[unit.name] = unit
+            body.values.update({t.name: Rows(0) for t in unit.outputs})
+
+    def _through(self, body, values, start=0):
+        body.values = dict(values)
+        operations = body.graph.get_operations()[start:]
+        for place, op in enumerate(operations, start):
+            for unit in body.units.get(place, ()):
+                self._search_unit(body, unit)
+            if op.type == "Placeholder" or not op.inputs:
+                continue
+            inputs = [body.value(t) for t in op.inputs]
+            if all(v is PUBLIC for v in inputs):
+                continue
+            found = self._outputs(Call(body, op, inputs))
+            for tensor, value in zip(op.outputs, found, strict=True):
+                if value is not PUBLIC:
+                    body.values.setdefault(tensor.name, value)
+        for unit in body.units.get(start + len(operations), ()):
+            self._search_unit(body, unit)
+        return body
+
+    def _outputs(self, call):
+        op, values = call.op, call.values
+        if op.type in _SHAPES:
+            known = all(t.shape.is_fully_defined() for t in op.inputs)
+            if known or op.type == "Rank":
+                return [PUBLIC] * len(op.outputs)
+        if op.type in _BRANCHES:
+            return self._of_branches(call)
+        if op.type in _LOOPS:
+            return self._of_loop(call)
+        if op.type in _CALLS:
+            (graph,) = self._functions(op, op.inputs)
+            inside = self._inside(call, graph, values, list(op.inputs))
+            return [inside.value(t) for t in graph.outputs]
+        if op.type in THOROUGH:
+            return self._checked(call, call.result())
+        mixed = call.mixed()
+        if mixed is not None:
+            return [mixed] * len(op.outputs)
+        if op.type in RULES:
+            return self._checked(call, call.result())
+        return call.searched()
+
+    def _checked(self, call, found):
+        """The values, unless a gradient that a user wrote joins what the operation does not."""
+        if not has_own_gradient(call.op):
+            return found
+        why = self._joined_by_gradient(call, found)
+        return found if why is None else [v if v is PUBLIC else why for v in found]
+
+    def _joined_by_gradient(self, call, found):
+        op, graph = call.op, call.op.graph
+        held = [(t, v) for t, v in zip(op.inputs, call.values, strict=True)
+                if v is not PUBLIC and t.dtype.is_floating]  # fmt: skip
+        start = len(graph.get_operations())
+        try:
+            with graph.as_default():
+                upstream = [tf.zeros(t.shape, t.dtype) for t in op.outputs]
+                upstream = [tf.raw_ops.PlaceholderWithDefault(input=t, shape=t.shape)
+                            for t in upstream]  # fmt: skip
+                gradients = tf.gradients(list(op.outputs), [t for t, _ in held], upstream)
+        except Exception as error:  # of the user's own function, or of one that is gone
+            return Joined(op, f"has a gradient that cannot be traced ({error})", known=False)
+        given = {t.name: v for t, v in zip(upstream, found, strict=True)}
+        body = self._through(call.body, {**call.body.values, **given}, start)
+        for (_, before), gradient in zip(held, gradients, strict=True):
+            value = before if gradient is None else body.value(gradient)
+            if isinstance(value, Joined):
+                what = f"has a gradient of its own, in which {value.op.type} {value.what}"
+                return Joined(op, what, value.known)
+            if value is PUBLIC and isinstance(before, Rows):
+                why = body.unlike(gradient, before.axis)
+                value = before if not why else None
+            if value not in (before, PUBLIC):
+                return Joined(op, "has a gradient of its own that joins the examples")
+        return None
+
+    def _functions(self, op, inputs):
+        key = (id(op.graph), op.name)
+        if key not in self._graphs:
+            self._graphs[key] = function_graphs(op, [t.shape for t in inputs])
+        return self._graphs[key]
+
+    def _inside(self, call, graph, values, arguments, initial=()):
+        self._callers[id(graph)] = call.op
+        body = Body(self, graph, (call.body, call.op), arguments)
+        body.initial = dict(initial)
+        named = {t.name: v for t, v in zip(graph.inputs, values, strict=True)}
+        return self._through(body, named)
+
+    def _of_branches(self, call):
+        op, (decides, *values) = call.op, call.values
+        arguments = list(op.inputs)[1:]
+        inside = [
+            self._inside(call, graph, values, arguments) for graph in self._functions(op, arguments)
+        ]
+        outputs = []
+        for k in range(len(op.outputs)):
+            sides = [(body, body.graph.outputs[k]) for body in inside]
+            value = _either(call, [(body, t, body.value(t)) for body, t in sides])
+            if isinstance(decides, Joined) and is_of_examples(value):
+                value = met_by(Joined(decides.op, decides.what, decides.known), op)
+            elif decides is not PUBLIC and not isinstance(value, Joined):
+                value = decides if value is PUBLIC else together(call, [decides, value])
+            outputs.append(value)
+        return outputs
+
+    def _of_loop(self, call):
+        op, values = call.op, list(call.values)
+        condition, graph = self._functions(op, op.inputs)
+        kept = [_is_kept(t, u) for t, u in zip(graph.inputs, graph.outputs, strict=True)]
+        arguments = [t if keep else None for t, keep in zip(op.inputs, kept, strict=True)]
+        initial = {
+            t.name: (outside, after)
+            for t, outside, after, keep in zip(
+                graph.inputs, op.inputs, graph.outputs, kept, strict=True
+            )
+            if not keep
+        }
+        while True:
+            body = self._inside(call, graph, values, arguments, initial)
+            after, places = [], body.broken_assumption()
+            for k, (t, before) in enumerate(zip(graph.outputs, values, strict=True)):
+                value = body.value(t)
+                if isinstance(value, One) and value.index[0] == id(graph) and not kept[k]:
+                    value = Joined(t.op, "hands one example on to the next")
+                if places and not kept[k]:
+                    value = call.joined(places)
+                sides = [(call.body, op.inputs[k], before), (body, t, value)]
+                after.append(before if kept[k] else _either(call, sides))
+            if after == values:
+                break
+            values = after
+        decides = self._inside(call, condition, values, arguments).value(condition.outputs[0])
+        if decides is PUBLIC:
+            return values
+        return [
+            v if keep else _decided(call, decides, v) for v, keep in zip(values, kept, strict=True)
+        ]
+
+
+def _decided(call, decides, value):
+    """What the state of a loop holds whose number of steps depends on examples."""
+    if isinstance(decides, Joined):
+        ended = Joined(decides.op, "decides when a loop over all examples ends", decides.known)
+        return met_by(ended, call.op) if is_of_examples(value) else ended
+    return decides if value is PUBLIC else together(call, [decides, value])
+
+
+def _is_kept(before, after):
+    """Whether the body of a loop hands on what it was given."""
+    while after.op.type == "Identity":
+        after = after.op.inputs[0]
+    return after is before
+
+
+def _either(call, sides):
+    """What a tensor holds that is one of several; triples of body, tensor and value."""
+    values = [v for _, _, v in sides if v is not PUBLIC]
+    if not values:
+        return PUBLIC
+    for value in values:
+        if isinstance(value, Joined):
+            return value
+    value = together(call, values)
+    if isinstance(value, Rows):
+        for body, tensor, own in sides:
+            if own is PUBLIC:
+                why = body.unlike(tensor, value.axis)
+                if why:
+                    return call.joined(why)
+    return value
