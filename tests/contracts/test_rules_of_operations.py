@@ -263,6 +263,7 @@ NOT_RUN = set("""
     LookupTableFindV2 ResourceGather RandomGamma StatelessRandomGammaV3 RandomShuffle
     StatelessShuffle Multinomial StatelessMultinomial BiasAddGrad L2Loss CheckNumerics
     CheckNumericsV2 DenseBincount FusedBatchNormV3 ScatterNd TensorScatterAdd Cholesky
+    ScatterNdNonAliasingAdd
     OnesLike ZerosLike
 """.split())  # fmt: skip
 

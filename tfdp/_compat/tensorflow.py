@@ -125,4 +125,7 @@ def _graph_of(graph, name, op, shapes):
 
 def has_own_gradient(op):
     """Whether somebody gave an operation another gradient than TensorFlow's."""
-    return "_gradient_op_type" in op.node_def.attr
+    if "_gradient_op_type" not in op.node_def.attr:
+        return False
+    name = op.get_attr("_gradient_op_type").decode()
+    return not name.startswith(("PartitionedCall-", "StatefulPartitionedCall-"))  # of tf.function

@@ -28,6 +28,7 @@ class Body:
         self.walk = walk
         self.graph = graph
         self.caller = caller
+        self.number = walk.number_of_bodies = walk.number_of_bodies + 1
         self.values = {}
         self.units = {}
         self._sources = {}
@@ -54,7 +55,7 @@ class Body:
 
     def key(self, tensor):
         body, tensor = self.root(tensor)
-        return id(body.graph), tensor.name
+        return body.number, tensor.name
 
     def element(self, tensor, i):
         """Element i of a vector that was put together of scalars, or None."""

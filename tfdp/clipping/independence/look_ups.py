@@ -68,15 +68,16 @@ def _gather_nd(call):
         if indices is PUBLIC:
             return Rows(rank - 1 + given.axis - depth, given.inner)
         return joined_of(call)
-    return _by_own_places(call, 1, given) or call.joined(TAKES)
+    return _by_own_places(call, 1, given, call.shape(0)) or call.joined(TAKES)
 
 
-def _by_own_places(call, i, rows):
+def _by_own_places(call, i, rows, shape):
     """Where the examples are in an array of indices, (..., K), that lead each example to itself.
 
     Args:
         i: which input holds the indices.
         rows: where the examples are in what is indexed.
+        shape: its shape.
 
     Returns:
         A `Rows`, or None.
@@ -85,7 +86,7 @@ def _by_own_places(call, i, rows):
     while indices.op.type == "Cast":
         body, indices = body.root(indices.op.inputs[0])
     last, op = indices.shape.rank - 1, indices.op
-    if rows.inner != 1 or op.type not in ("Pack", "ConcatV2"):
+    if op.type not in ("Pack", "ConcatV2"):
         return None
     parts = list(op.inputs)
     if op.type == "Pack":
@@ -94,39 +95,43 @@ def _by_own_places(call, i, rows):
     elif body.constant(parts.pop()) not in (-1, last) or any(t.shape[-1] != 1 for t in parts):
         return None
     for axis in range(last):
+        own = Rows(axis, rows.inner)
         fits = [
-            body.value(t) == Rows(axis) or (body.value(t) is PUBLIC and not body.unlike(t, axis))
+            body.value(t) == own or (body.value(t) is PUBLIC and not body.unlike(t, axis))
             for t in parts
         ]
         fits[rows.axis] = body.value(parts[rows.axis]) is PUBLIC and (
             body.is_place(parts[rows.axis], axis))  # fmt: skip
-        if all(fits) and indices.shape[axis] == call.batch_size:
-            return Rows(axis)
+        if all(fits) and indices.shape[axis] == shape[rows.axis]:
+            return own
     return None
 
 
 @rule("ScatterNd", thorough=True)
 def _scatter_nd(call):
     """Updates that each example makes in its own place of zeros."""
-    found = _by_own_places(call, 0, Rows(0))
+    shape = call.op.outputs[0].shape
+    inner = call.values[1].inner if isinstance(call.values[1], Rows) else 1
+    found = _by_own_places(call, 0, Rows(0, inner), shape) if shape.rank else None
     if found is None or call.values[1] not in (PUBLIC, found):
         return joined_of(call)
     different = call.unlike(1, found.axis) if call.values[1] is PUBLIC else None
-    return different or Rows(0)
+    return different or Rows(0, inner)
 
 
-@rule("TensorScatterUpdate", "TensorScatterAdd", thorough=True)
+@rule("TensorScatterUpdate", "TensorScatterAdd", "ScatterNdNonAliasingAdd", thorough=True)
 def _tensor_scatter(call):
     given, indices, updates = call.values
     depth = call.shape(1)[-1]
     if depth is None or not isinstance(given, (Rows, type(PUBLIC))):
         return joined_of(call)
-    rows = given if isinstance(given, Rows) else Rows(0)
+    inner = updates.inner if isinstance(updates, Rows) else 1
+    rows = given if isinstance(given, Rows) else Rows(0, inner)
     own = None
     if rows.axis >= depth and indices is PUBLIC:
         own = Rows(call.rank(1) - 1 + rows.axis - depth, rows.inner)
     elif rows.axis < depth:
-        own = _by_own_places(call, 1, rows)
+        own = _by_own_places(call, 1, rows, call.shape(0))
     if own is None or updates not in (PUBLIC, own):
         return joined_of(call)
     for i, value, where in ((0, given, rows), (2, updates, own)):

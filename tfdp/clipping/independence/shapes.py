@@ -14,6 +14,8 @@ def _reshape(call):
     if call.rows() != [(0, rows)] or call.rank(0) is None or out.rank is None:
         return unknown(call)
     found = axis_after_reshape(call.shape(0), out, rows, call.batch_size)
+    if found is None and None in (*call.shape(0), *out):
+        return unknown(call)
     return found or call.joined("gives the examples no axis of their own")
 
 
@@ -196,4 +198,7 @@ def _blocks(call):
     rows = call.values[0]
     if call.rows() != [(0, rows)]:
         return unknown(call)
-    return rows if rows.axis == 0 else call.joined("joins the examples of the batch")
+    # Of blocks that are put together, each must hold all examples, or some would meet others.
+    whole = call.op.outputs[0].shape[0] or 0
+    fits = whole and whole % (call.batch_size * rows.inner) == 0
+    return rows if rows.axis == 0 and fits else call.joined("joins the examples of the batch")

@@ -32,7 +32,7 @@ class Rows:
 class One:
     """All of the tensor is of the example that an index tensor names."""
 
-    index: tuple  # (graph, name) of the index
+    index: tuple  # (number of a `Body`, name) of the index, or (PLACE, number of the example)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Walk:
     def __init__(self, batch_size):
         self.batch_size = batch_size
         self.searched = {}
+        self.number_of_bodies = 0
         self._graphs = {}
         self._callers = {}
         self.constants = {}
@@ -114,13 +115,13 @@ class Walk:
             if known or op.type == "Rank":
                 return [PUBLIC] * len(op.outputs)
         if op.type in _BRANCHES:
-            return self._of_branches(call)
+            return self._checked(call, self._of_branches(call))
         if op.type in _LOOPS:
-            return self._of_loop(call)
+            return self._checked(call, self._of_loop(call))
         if op.type in _CALLS:
             (graph,) = self._functions(op, op.inputs)
             inside = self._inside(call, graph, values, list(op.inputs))
-            return [inside.value(t) for t in graph.outputs]
+            return self._checked(call, [inside.value(t) for t in graph.outputs])
         if op.type in THOROUGH:
             return self._checked(call, call.result())
         mixed = call.mixed()
@@ -211,7 +212,7 @@ class Walk:
             after, places = [], body.broken_assumption()
             for k, (t, before) in enumerate(zip(graph.outputs, values, strict=True)):
                 value = body.value(t)
-                if isinstance(value, One) and value.index[0] == id(graph) and not kept[k]:
+                if isinstance(value, One) and value not in call.values:
                     value = Joined(t.op, "hands one example on to the next")
                 if places and not kept[k]:
                     value = call.joined(places)
