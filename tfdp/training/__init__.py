@@ -1,6 +1,9 @@
 """Private training: the model, what is checked before a run, the step, and its charge."""
 
+from tfdp._compat import saved_model, undated
 from tfdp.training import initial_values, keras_files
 
 keras_files.install()
 initial_values.install()
+saved_model.install()
+undated.install()
