@@ -7,12 +7,14 @@ how many runs a tuning had, how many pairs of items somebody's record touched.
 
 Every SavedModel comes through one function of TensorFlow that builds its graph, before anything is
 written. It is wrapped, and gives new numbers, in the order in which the graph uses what they name.
+Keras lists variables by their places in memory; here, in the order in which functions read them.
 """
 
 import copy
 import functools
 import re
 
+from keras.src.export import saved_model_export_archive as archives
 from tensorflow.python.eager import context
 from tensorflow.python.saved_model import save
 
@@ -41,8 +43,24 @@ def install():
         renumber(built[0])
         return built
 
+    list_variables = archives._list_variables_used_by_fns
+
+    @functools.wraps(list_variables)
+    def _list_variables_used_by_fns(functions):
+        return tuple(_in_order_of_reading(v, functions) for v in list_variables(functions))
+
     _build_meta_graph.renumbers = True
     save._build_meta_graph = _build_meta_graph
+    archives._list_variables_used_by_fns = _list_variables_used_by_fns
+
+
+def _in_order_of_reading(variables, functions):
+    captured = []
+    for function in functions:
+        concrete = getattr(function, "get_concrete_function", lambda one=function: one)()
+        captured += map(id, concrete.captured_inputs)
+    place = {one: i for i, one in reversed(list(enumerate(captured)))}
+    return sorted(variables, key=lambda v: (place.get(id(v.handle), len(captured)), v.name))
 
 
 def renumber(meta_graph):
