@@ -8,7 +8,6 @@ dates too. Random names are fresh, and stand for themselves.
 import ast
 import dataclasses
 import pathlib
-import random
 import secrets
 import zipfile
 
@@ -190,7 +189,9 @@ def test_a_file_of_released_representations_does_not_tell_one_record(tmp_path, n
     for record in (0.0, 1e6):
         x = np.ones((N, 3), np.float32)
         x[-1] = record
-        release = tfdp.data.release_mixtures(x, np.arange(N) % 2, 2, 1.0, 5, 4, noise_multiplier=2.0)
+        release = tfdp.data.release_mixtures(
+            x, np.arange(N) % 2, 2, 1.0, 5, 4, noise_multiplier=2.0
+        )
         numbers = numbers or (release.features, release.targets)
         same = dataclasses.replace(release, features=numbers[0], targets=numbers[1])
         same.save(tmp_path / f"{record}" / "release.npz")
@@ -259,7 +260,7 @@ WRITERS = {
     "callbacks.py PrivacyCurve.on_train_begin": TRAINING,
     "commands/audit.py _run": "games on records that the audit makes",
     "commands/train.py _run": "a public catalogue, or one that the statement lists",
-    "data/drawn_batches.py Manifest.write": "tests/beam: a_manifest_says_nothing_about_who_was_drawn",
+    "data/drawn_batches.py Manifest.write": "nothing about who was drawn: tests/beam/test_draws.py",
     "data/drawn_batches.py mark_as_trained": "the random name of the draw",
     "data/periods.py DisjointPeriods._locked": "nothing",
     "data/periods.py DisjointPeriods._save": SECRET,

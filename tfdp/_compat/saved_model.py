@@ -71,6 +71,7 @@ def renumber(meta_graph):
         names.of(name)
     place = {name: i for i, name in enumerate(names)}
     library.function.sort(key=lambda function: place[function.signature.name])
+    _number_arguments(meta_graph)
     gradients, nodes, resources, captured = _Numbered(), _Numbered(), _Numbered(), _Numbered()
 
     def renamed(text, attribute):
@@ -87,6 +88,26 @@ def renumber(meta_graph):
         return _NODE.sub(lambda found: nodes.of(found[0]), text)
 
     _rename(meta_graph, renamed)
+
+
+def _number_arguments(meta_graph):
+    """Names arguments by their places: names of captured tensors and of loops hold numbers."""
+    renamed = {}
+    for function in meta_graph.graph_def.library.function:
+        names = renamed[function.signature.name] = {}
+        for i, argument in enumerate(function.signature.input_arg):
+            if _NUMBER.search(argument.name):
+                names[argument.name] = f"unnamed_argument_{i}"
+                argument.name = names[argument.name]
+        for node in function.node_def if names else ():
+            node.input[:] = [names.get(name, name) for name in node.input]
+        for key in sorted(function.ret):
+            function.ret[key] = names.get(function.ret[key], function.ret[key])
+    for one in meta_graph.object_graph_def.nodes:
+        if one.HasField("captured_tensor"):  # for a gradient, "name:0" in a function
+            tensor, (name, *place) = one.captured_tensor, one.captured_tensor.name.split(":")
+            names = renamed.get(tensor.concrete_function, {})
+            tensor.name = ":".join([names.get(name, name), *place])
 
 
 class _Numbered(dict):
