@@ -45,7 +45,12 @@ def test_samplings_know_their_overflow():
     def sampling(**kw):
         return Sampling(**{"kind": "poisson", "num_examples": _N, "expected_batch_size": 512, **kw})
 
-    assert sampling(max_batch_size=640).overflow_probability == overflow_probability(_N, _Q, 640)
+    # Of the larger of two neighbours: at a capacity of n, one record more may not fit.
+    of_larger = overflow_probability(_N + 1, _Q, 640)
+    assert sampling(max_batch_size=640).overflow_probability == of_larger
+    full = sampling(expected_batch_size=_N, max_batch_size=_N)
+    assert full.overflow_probability == 1.0
+    assert sampling(expected_batch_size=_N, max_batch_size=_N + 1).overflow_probability == 0.0
     assert sampling().overflow_probability == 0.0
     assert sampling(kind="shuffled", max_batch_size=640).overflow_probability == 0.0
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.accounting import LedgerEntry
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.origins import Origin, OriginArray
 
 X = np.array([[1, 2, 3], [3, 4, 1], [2, 2, 4], [4, 1, 2]])
 Y = np.array([[2, 3, 4], [4, 1, 2], [2, 4, 1], [1, 2, 3]])

@@ -101,7 +101,7 @@ def test_overflow_is_cut_at_the_capacity_and_reported():
     sizes = draws(batches).sum(1)
     assert sizes.max() == 5
     sampling = tfdp.data.sampling_of(batches)
-    np.testing.assert_allclose(sampling.overflow_probability, stats.binom.sf(5, 10, 0.5))
+    np.testing.assert_allclose(sampling.overflow_probability, stats.binom.sf(5, 11, 0.5))
     full = stats.binom.sf(4, 10, 0.5)
     assert stats.binomtest(int((sizes == 5).sum()), 200, full).pvalue > FALSE_ALARM
 

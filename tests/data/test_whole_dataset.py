@@ -9,6 +9,7 @@ from tfdp.data.provenance import assumptions_of
 
 X = {"a": np.arange(12, dtype=np.float32).reshape(6, 2), "b": np.array([b"x\0", b"y"] * 3, object)}
 Y = np.arange(6)
+RANDOM = tf.data.Dataset.random().map(lambda number: number % 2)
 
 
 def records():
@@ -52,7 +53,7 @@ def test_weights_and_persons_come_along():
         (lambda d: d.take(0), "at least one record"),
         (lambda d: d.map(lambda x, y: y), r"\(x, y\)"),
         (lambda d: d.map(lambda x, y: (tf.fill([y], 1), y)), "known shape"),
-        (lambda d: tfdp.data.poisson_batches((X, Y), 2), "drawn already"),
+        (lambda d: tfdp.data.poisson_batches((X, Y), 2).unbatch(), "drawn already"),
     ],
 )
 def test_what_is_no_dataset_of_records_is_refused(made, message):
@@ -72,6 +73,7 @@ def _freely(dataset):
         lambda d: d.shuffle(6).prefetch(1),
         lambda d: d.shuffle(6, seed=0).map(lambda x, y: (x, y)),
         lambda d: d.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False),
+        lambda d: tf.data.Dataset.choose_from_datasets([d.take(3), d.skip(3)], RANDOM, False),
         _freely,
     ],
 )

@@ -136,7 +136,7 @@ def draw_batches(
             f"Received: num_examples={n}"
         )
     if max_batch_size is None:
-        max_batch_size = min(n, smallest_capacity(n, expected_batch_size / n))
+        max_batch_size = smallest_capacity(n + 1, expected_batch_size / n)  # of a neighbour, too
     check_capacity(max_batch_size, expected_batch_size)
     persons = max_records_per_unit is not None
     k = count("max_records_per_unit", max_records_per_unit) if persons else 1
@@ -146,7 +146,7 @@ def draw_batches(
             "`max_records_per_unit` is given: `Indexed(source)` numbers records. Map its pairs to "
             f"(person, record). Received: max_records_per_unit={k} with Indexed records"
         )
-    capacity = min(n, int(max_batch_size))
+    capacity = min(n + 1, int(max_batch_size))
     signature = _with_weights(signature)
     if steps_per_file is None:
         row = sum(s.shape.num_elements() * max(s.dtype.size, 1) for s in tf.nest.flatten(signature))

@@ -19,7 +19,7 @@ from tfdp._validate import count, positive
 from tfdp.accounting.sampling import PERSON
 from tfdp.beam.sums import PersonSums
 from tfdp.data import frequency, transitions
-from tfdp.data.provenance import Origin
+from tfdp.data.origins import Origin
 from tfdp.data.transition_counts import UNIT, Histories, item_units, transition_sums
 from tfdp.selection import top_k
 

@@ -89,7 +89,8 @@ def allocated_epochs(
         data: as for `poisson_batches`.
         steps_per_epoch: T; a step has n/T records on average.
         max_batch_size: rows of every batch, at least n/T. Default: the smallest number that a step
-            exceeds with probability at most 1e-20, and never more than n.
+            exceeds with probability at most 1e-20, also with a record more, and never more than
+            n + 1.
         seed: integer for tests only. Epochs still differ, but the draws are predictable, and the
             privacy statement says so.
         parse, period: as for `poisson_batches`.
@@ -112,7 +113,7 @@ def allocated_epochs(
     n = records.num_examples if persons is None else persons.num_persons
     count("steps_per_epoch", steps_per_epoch)
     if max_batch_size is None:
-        max_batch_size = min(n, smallest_capacity(n, 1 / steps_per_epoch))
+        max_batch_size = smallest_capacity(n + 1, 1 / steps_per_epoch)  # of a neighbour, too
     check_capacity(max_batch_size, n / steps_per_epoch)
     source = GeneratorSource(seed)
     key = claimed(period, privacy_ids)  # nobody is entered by a call that is refused
@@ -120,7 +121,7 @@ def allocated_epochs(
         kind="allocated",
         num_examples=n,
         expected_batch_size=n / steps_per_epoch,
-        max_batch_size=min(n, max_batch_size),
+        max_batch_size=min(n + 1, max_batch_size),
         seeded=source.seeded,
         steps_per_epoch=steps_per_epoch,
         max_records_per_unit=max_records_per_unit,

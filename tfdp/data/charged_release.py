@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdp import accounting
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.origins import Origin, OriginArray
 
 if TYPE_CHECKING:
     import dp_accounting

@@ -15,9 +15,9 @@ from tfdp._validate import count
 from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.click_odds import shrunken_log_odds
 from tfdp.data.count_values import INTEGER_VALUES, INTEGERS, value_of_count
+from tfdp.data.origins import Origin
 from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
-from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
 from tfdp.noise import NoiseSource, grid_of_counts
 

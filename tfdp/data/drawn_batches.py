@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from tfdp.accounting import Sampling
 from tfdp.data.exits import ended_at_exit
+from tfdp.data.origins import Origin
 from tfdp.data.padding import guard_padding
-from tfdp.data.provenance import Origin, tag
+from tfdp.data.provenance import tag
 from tfdp.errors import PrivacyError
 
 MANIFEST, TRAINED = "manifest.json", "TRAINED"

@@ -14,9 +14,9 @@ import tensorflow as tf
 from tfdp._validate import positive
 from tfdp.data._checks import check_sequences, known_num_items
 from tfdp.data.charged_release import ChargedRelease
+from tfdp.data.origins import Origin
 from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
-from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
 from tfdp.noise import NoiseSource, grid_of_counts, laplace_of_tail, normal_of_tail
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from tfdp.data.datasets.sequences import Sequences
 from tfdp.data.frequency import FrequencyRelease
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.origins import Origin, OriginArray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -63,7 +63,7 @@ def microbatches(
     count("microbatches", microbatches)
     p = expected_batch_size / (microbatches * n)
     if max_batch_size is None:
-        max_batch_size = smallest_capacity(n * microbatches, p)
+        max_batch_size = smallest_capacity((n + 1) * microbatches, p)  # of a neighbour, too
     check_capacity(max_batch_size, expected_batch_size)
     steps_per_epoch = steps_of_epoch(steps_per_epoch, n, expected_batch_size)
     source = GeneratorSource(seed)

@@ -121,7 +121,8 @@ def poisson_batches(
             `__len__`, and `__getitem__` or `__getitems__`.
         expected_batch_size: mean number of records B of a batch; q = B/n.
         max_batch_size: rows of every batch, at least `expected_batch_size`. Default: the smallest
-            number that a draw exceeds with probability at most 1e-20, and never more than n.
+            number that a draw exceeds with probability at most 1e-20, also with a record more, and
+            never more than n + 1.
         steps_per_epoch: batches in one pass. Default: n/B, rounded, at least 1.
         seed: integer for tests only. Epochs still differ, but the draws are predictable, and the
             privacy statement says so.
@@ -152,10 +153,10 @@ def poisson_batches(
     source = GeneratorSource(seed)
     kept = _records_to_draw(sampling_unit, persons, num_records, source)
     if kept is None:  # records or persons, all of them
-        drawn_from = largest = n
+        drawn_from, largest = n, n + 1  # of a neighbour, with a unit more
     else:
         drawn_from = len(kept) if num_records is None else num_records
-        largest = drawn_from + max_records_per_unit  # of a neighbour, with a person more
+        largest = drawn_from + max_records_per_unit
     check_expected_batch_size(expected_batch_size, drawn_from)
     if max_batch_size is None:
         max_batch_size = smallest_capacity(largest, expected_batch_size / drawn_from)

@@ -13,7 +13,7 @@ from tfdp import accounting
 from tfdp._validate import count
 from tfdp.accounting.mechanisms import Notes
 from tfdp.data.charged_release import ChargedRelease
-from tfdp.data.provenance import Origin
+from tfdp.data.origins import Origin
 from tfdp.data.releases import tag_release
 
 

@@ -17,8 +17,8 @@ from tfdp.accounting.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
 from tfdp.accounting.mechanisms import LABELS_NOT_COVERED
 from tfdp.data._checks import check_expected_batch_size
+from tfdp.data.origins import Origin
 from tfdp.data.poisson import draw_poisson
-from tfdp.data.provenance import Origin
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.representation_release import Release, free_path
 from tfdp.noise import Grid, NoiseSource

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfdp._validate import is_integer
 from tfdp.data.array_records import ArrayRecords
 from tfdp.data.mapped_rows import MappedRows
+from tfdp.data.origins import Origin
 from tfdp.data.parsed_values import as_array, placed, stacked, strings_as_objects, weight_of
-from tfdp.data.provenance import Origin
 from tfdp.data.random_access import refuse_other_sources
 from tfdp.data.records import Records, lists_as_tuples
 from tfdp.data.whole_dataset import records_of_dataset

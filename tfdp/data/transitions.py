@@ -15,9 +15,9 @@ from tfdp import _validate
 from tfdp.data import _checks
 from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
+from tfdp.data.origins import Origin
 from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
-from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
 from tfdp.data.transition_counts import Histories
 from tfdp.data.transition_rounds import TransitionRounds

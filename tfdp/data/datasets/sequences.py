@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfdp._validate import count
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.origins import Origin, OriginArray
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

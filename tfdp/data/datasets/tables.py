@@ -15,6 +15,9 @@ from tfdp.data.datasets.clicks import ClickData
 from tfdp.data.datasets.columns import read_columns
 from tfdp.data.datasets.item_ids import as_integers, as_written, is_missing
 
+# Of the hash that splits texts; public. Texts that are chosen to be hashed alike are chosen by it.
+_SPLIT_KEY, _PARTS = [0x7466_6470, 0x7465_7874], 2**53
+
 
 def load_clicks(
     data: str | os.PathLike | Any,
@@ -127,8 +130,9 @@ def load_texts(
         text, label: the columns.
         classes: what the labels are called; public.
         delimiter: as for `load_sequences`.
-        test_fraction: share of the rows that are held out, in [0, 1): a choice by the numbers of
-            the rows alone, the same every time.
+        test_fraction: probability that a row is held out, in [0, 1), by a keyed hash of its text
+            alone: the same every time, equal texts on the same side, and a row more or less moves
+            no other one.
 
     Returns:
         A `TextData`.
@@ -151,10 +155,10 @@ def load_texts(
             f"Argument `classes` must name every label of column {label!r}. Received: "
             f"{classes}, which {np.count_nonzero(labels < 0)} rows are not among"
         )
-    order = np.random.default_rng(0).permutation(len(labels))  # a file may be sorted by label
-    held_out = np.zeros(len(labels), bool)
-    held_out[order[: round(test_fraction * len(labels))]] = True
     texts = texts.astype(object)
+    # By no order or number of rows: without one of them, others would change sides.
+    hashed = tf.strings.to_hash_bucket_strong(texts, _PARTS, key=_SPLIT_KEY).numpy()
+    held_out = hashed < test_fraction * _PARTS
     return TextData(
         train=(texts[~held_out], labels[~held_out]),
         test=(texts[held_out], labels[held_out]),
