@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from tfdp._validate import count, is_number
+from tfdp.data.origins import Origin
 
 _MOST_ROWS = 2**31 - 1
 
@@ -50,8 +51,8 @@ def steps_of_epoch(steps_per_epoch, num_examples, expected_batch_size):
     return steps_per_epoch
 
 
-def check_sequences(train):
-    """The pair (x, y) as arrays, both (n, L)."""
+def check_sequences(train, privacy_ids=None):
+    """The pair (x, y) as arrays, both (n, L), and the `Origin` of the pair and of the ids."""
     arrays = [np.asarray(part) for part in train] if isinstance(train, tuple) else []
     if (
         len(arrays) != 2
@@ -65,7 +66,7 @@ def check_sequences(train):
             "Argument `train` must be `SequenceData.train` or a pair (x, y) of integer arrays of "
             f"the same shape (num_users, max_length). Received: {received}"
         )
-    return arrays
+    return arrays, Origin.of((train, privacy_ids))
 
 
 def known_num_items(train, num_items):

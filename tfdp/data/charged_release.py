@@ -38,7 +38,7 @@ class ChargedRelease:
         origin = self.carried
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, np.ndarray):
+            if isinstance(value, np.ndarray | np.generic):
                 value = OriginArray.of(value, origin)
             elif field.name != "details" and isinstance(value, dict):
                 value = {name: OriginArray.of(array, origin) for name, array in value.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,6 +14,10 @@ ORIGIN = "_tfdp_origin"
 
 # Values of lists that know no origin, and are not looked at one by one.
 _PLAIN = (int, float, complex, str, bytes, np.generic, type(None))
+
+
+def _is_plain(kind):
+    return kind is np.ndarray or issubclass(kind, _PLAIN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +37,25 @@ class Origin:
 
     @classmethod
     def of(cls, data):
-        """The origin that `data` (a `Sequences`, say), or arrays in it, carry."""
+        """The origin that what a user handed over carries, or arrays in it.
+
+        Whatever takes data asks here, once, with all of its arguments that hold some.
+
+        Args:
+            data: anything: an array, a release, a `Sequences`, a dataset, or a nesting of them.
+        """
         if isinstance(data, (tf.data.Dataset, tf.distribute.DistributedDataset)):
             return getattr(data, ORIGIN, cls())
         found, pending = [], [data]
         while pending:
             one = pending.pop()
-            own = getattr(one, "origin", None)
+            # Of a release it is what its numbers cost.
+            own = getattr(one, "carried", getattr(one, "origin", None))
             if isinstance(own, cls):
                 found.insert(0, own)
             if isinstance(one, Mapping):
                 pending += one.values()
-            elif isinstance(one, (list, tuple)) and not all(
-                issubclass(kind, _PLAIN) for kind in set(map(type, one))
-            ):
+            elif isinstance(one, (list, tuple)) and not all(map(_is_plain, set(map(type, one)))):
                 pending += one
         return cls.all_of(found)
 
@@ -72,14 +82,15 @@ _WRITING = (np.copyto, np.put, np.place, np.putmask, np.put_along_axis, np.fill_
 class OriginArray(np.ndarray):
     """An array that knows where it comes from, as do slices, copies and what numpy makes of it.
 
-    `np.asarray`, `np.array`, `np.ascontiguousarray`, a Generator's `permutation` and other
-    libraries copy the numbers alone, and so does an index. A plain array that one is written into
-    (`plain[:] = `, `out=plain`) does not know it; `plain *= ` gives one that does. Nor does an
-    array whose view is written into, or what is written by `flat` and the method `put`.
+    Single numbers of it are arrays without axes. `np.asarray`, `np.array`, `np.ascontiguousarray`,
+    `np.fromiter`, `np.full`, a Generator and other libraries copy the numbers alone, and so do
+    `float`, `item` and `tolist`, and an index of a plain array. A plain array that one is written
+    into (`plain[:] = `, `out=plain`) does not know it; `plain *= ` gives one that does. Nor does an
+    array whose view is written into, or what is read or written by `flat` and the method `put`.
     """
 
     origin = Origin()
-    __array_priority__ = 1.0  # `plain.dot` returns one, too
+    __array_priority__ = 20.0  # `plain.dot` returns one, too; above that of masked arrays
 
     @classmethod
     def of(cls, array, origin):
@@ -92,6 +103,8 @@ class OriginArray(np.ndarray):
         self.origin = getattr(made_from, "origin", Origin())
 
     def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwargs):
+        if any(isinstance(one, np.ma.MaskedArray) for one in (*inputs, *out)):
+            _refuse_mask()
         origin = Origin.of([*inputs, *kwargs.values()])
         plain = {"out": _plain(out)} if out else {}
         written = inputs[:1] if method == "at" else out
@@ -109,6 +122,12 @@ class OriginArray(np.ndarray):
             _written(args[0] if args else next(iter(kwargs.values())), origin)
         return _carrying(made, origin)
 
+    def __getitem__(self, key):
+        made = super().__getitem__(key)
+        if not isinstance(key, OriginArray | tuple):
+            return made if isinstance(made, OriginArray) else _carrying(made, self.origin)
+        return _carrying(made, Origin.of([self, key]))
+
     def __setitem__(self, key, value):
         super().__setitem__(key, value)
         if isinstance(value, OriginArray):
@@ -120,6 +139,17 @@ class OriginArray(np.ndarray):
         """As `np.dot`."""
         return np.dot(self, b) if out is None else np.dot(self, b, out)
 
+    def __hash__(self):
+        return hash(self.item())  # refused, as for any array, where it has several numbers
+
+    def __round__(self, digits=None):
+        rounded = np.round(self, digits or 0)
+        return rounded if digits is not None else rounded.astype(int)
+
+    @property
+    def _optinfo(self):
+        _refuse_mask()  # numpy asks for it where it puts a mask on an array
+
     def __reduce__(self):
         make, arguments, state = super().__reduce__()
         return make, arguments, (state, self.origin)
@@ -127,6 +157,30 @@ class OriginArray(np.ndarray):
     def __setstate__(self, state):
         state, self.origin = state
         super().__setstate__(state)
+
+
+def _refuse_mask():
+    raise ValueError(
+        "Arrays that carry the charge of a release cannot be masked: what numpy makes of masked "
+        "arrays loses it. Fill what is masked first, `masked.filled(0)`, or multiply by weights of "
+        "0 and 1. Received: an array with an origin, for np.ma"
+    )
+
+
+def _carrying_method(name):
+    of_ndarray = getattr(np.ndarray, name)
+
+    @functools.wraps(of_ndarray)
+    def method(self, *args, **kwargs):
+        made = of_ndarray(self, *args, **kwargs)
+        return _carrying(made, Origin.of([self, args, kwargs]))
+
+    return method
+
+
+# Methods whose results numpy makes plain, where it does not ask `__array_ufunc__`.
+for _name in ("argmax", "argmin", "choose", "nonzero", "searchsorted", "take", "trace"):
+    setattr(OriginArray, _name, _carrying_method(_name))
 
 
 def _plain(value):
@@ -150,4 +204,4 @@ def _carrying(made, origin):
     if isinstance(made, (tuple, list)):
         parts = [_carrying(part, origin) for part in made]
         return type(made)(*parts) if hasattr(made, "_fields") else type(made)(parts)
-    return OriginArray.of(made, origin) if isinstance(made, np.ndarray) else made
+    return OriginArray.of(made, origin) if isinstance(made, np.ndarray | np.generic) else made

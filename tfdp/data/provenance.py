@@ -48,15 +48,16 @@ def tag(dataset, sampling, origin=None):
 
 def releases_of(dataset):
     """`LedgerEntry` tuple of the releases that the records of a dataset were made with."""
-    return _origin_of(dataset).releases
+    return origin_of(dataset).releases
 
 
 def assumptions_of(dataset):
     """Sentences about what was taken to be public in the making of the records of a dataset."""
-    return _origin_of(dataset).assumptions
+    return origin_of(dataset).assumptions
 
 
-def _origin_of(dataset):
+def origin_of(dataset):
+    """The `Origin` of the records of a dataset, whatever was done to it since, or of arrays."""
     for made_from in walk(dataset):
         if getattr(made_from, _ATTRIBUTE, None) is not None:
             return getattr(made_from, ORIGIN, Origin())
@@ -212,4 +213,4 @@ def declare_sampling(
         expected_batch_size=expected_batch_size,
     )
     _check_pass(dataset, sampling)
-    return tag(dataset, sampling, _origin_of(dataset))
+    return tag(dataset, sampling, origin_of(dataset))

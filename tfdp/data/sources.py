@@ -34,10 +34,13 @@ def records_of(data, parse=None, privacy_ids=None):
         privacy_ids: whose record each one is, by its place; or None.
     """
     if parse is not None:
-        return SourceRecords(data, parse)
-    if isinstance(data, tf.data.Dataset):
-        return records_of_dataset(data, in_order=privacy_ids is not None)
-    return Records(data)
+        records = SourceRecords(data, parse)
+    elif isinstance(data, tf.data.Dataset):
+        records = records_of_dataset(data, in_order=privacy_ids is not None)
+    else:
+        records = Records(data)
+    records.origin = Origin.all_of([records.origin, Origin.of(privacy_ids)])
+    return records
 
 
 def batched(parse: Callable) -> Callable:

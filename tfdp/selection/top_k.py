@@ -114,7 +114,8 @@ def private_top_k(
         return release_largest(
             counts_of, vocabulary_sizes, limits, k, epsilon, mechanism,
             max(map(len, values.values())),
-            {} if persons is None else persons.details, Origin.of(features), source,
+            {} if persons is None else persons.details, Origin.of((features, privacy_ids)),
+            source,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from tfdp import accounting
 from tfdp.accounting.notes import Notes
 from tfdp.clipping.recording import trained_variables
 from tfdp.data import drawn_batches, provenance
+from tfdp.data.origins import Origin
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer
@@ -89,7 +90,8 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     has_rows = host_selection.check_selected(x, model)
     notes = Notes(not_covered=(caveats.TRAINING_METRICS,)) | notes
     notes |= preflight.notes_of_data(x)
-    releases = _releases_of(x, y, kwargs)
+    origin = _origin_of(x, y, kwargs)
+    notes |= Notes(assumptions=origin.assumptions)
     x = preflight.apply_class_weight(x, kwargs)
     notes |= preflight.check_examples_do_not_mix(model, x, y, kwargs.get("sample_weight"))
     notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)  # now it is built
@@ -97,7 +99,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     x = checks.padded(x, strategy.num_replicas_in_sync, optimizer.rows_per_unit)
     x = tpu_resident_tables.prepare(model, x, callbacks, kwargs)
     model.join_histories()
-    model.charge_releases(releases)
+    model.charge_releases(origin.releases)
     notes |= Notes(assumptions=model.weight_origin.assumption())
     optimizer.charging.begin(sampling, strategy, notes)
     model.weight_origin.begin()
@@ -116,18 +118,19 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     return x, with_callbacks(callbacks, own)
 
 
-def _releases_of(x, y, kwargs):
-    """The releases that the data of a run were made with."""
-    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-        return provenance.releases_of(x)
-    return provenance.releases_of((x, y, kwargs.get("sample_weight")))
+def _origin_of(x, y, kwargs):
+    """The `Origin` of all that a run is given: what the data and their weights were made with."""
+    given = [y, *map(kwargs.get, ("sample_weight", "class_weight"))]
+    return Origin.all_of([provenance.origin_of(x), Origin.of(given)])
 
 
 def _begin_plain_run(model, x, y, callbacks, kwargs, notes):
     tpu_resident_tables.refuse_training_otherwise(model)
+    origin = _origin_of(x, y, kwargs)
+    notes |= Notes(assumptions=origin.assumptions)
     x = preflight.apply_class_weight(x, kwargs)
     model.join_histories()
-    model.charge_releases(_releases_of(x, y, kwargs))
+    model.charge_releases(origin.releases)
     mechanism = plain_training.mechanism_of_fit(model, x, y, notes, kwargs)
     model.join_histories()  # again: the checks have built the model
     model.plain_charging.begin(mechanism)

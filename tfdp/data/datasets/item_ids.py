@@ -63,7 +63,8 @@ def item_ids(
     ordered = np.array(catalogue)[order]
     places = np.minimum(np.searchsorted(ordered, names), len(ordered) - 1)
     ids = np.where(ordered[places] == names, order[places] + 1, 0)
-    return ids, catalogue, Origin(assumptions=(_CATALOGUE,))
+    chosen_by = Origin.of(items)
+    return ids, catalogue, Origin(chosen_by.releases, (*chosen_by.assumptions, _CATALOGUE))
 
 
 def as_integers(values: np.ndarray) -> np.ndarray | None:
