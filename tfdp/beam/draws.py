@@ -12,10 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import count, is_integer, plain
-from tfdp.accounting.truncation import smallest_capacity
 from tfdp.beam.made_with import refuse_other_origin
 from tfdp.beam.rows import decoded_row, encoded_row, packed, unpacked
-from tfdp.data._checks import check_capacity, check_expected_batch_size
+from tfdp.data._checks import capacity_of, check_expected_batch_size
 from tfdp.data.drawn_batches import (
     MANIFEST,
     Manifest,
@@ -138,9 +137,7 @@ def draw_batches(
             f"Argument `num_examples` must be the number of records, {records.size}. "
             f"Received: num_examples={n}"
         )
-    if max_batch_size is None:
-        max_batch_size = smallest_capacity(n + 1, expected_batch_size / n)  # of a neighbour, too
-    check_capacity(max_batch_size, expected_batch_size)
+    capacity = capacity_of(max_batch_size, expected_batch_size, n, n + 1)
     persons = max_records_per_unit is not None
     k = count("max_records_per_unit", max_records_per_unit) if persons else 1
     if persons and isinstance(records, Indexed):
@@ -149,7 +146,6 @@ def draw_batches(
             "`max_records_per_unit` is given: `Indexed(source)` numbers records. Map its pairs to "
             f"(person, record). Received: max_records_per_unit={k} with Indexed records"
         )
-    capacity = min(n + 1, int(max_batch_size))
     signature = _with_weights(signature)
     one = records.source[0] if isinstance(records, Indexed) else None
     origin = Origin() if one is None else Origin.of((records.source, one, parse(one)))

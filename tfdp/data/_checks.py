@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from tfdp._validate import count, is_number
+from tfdp.accounting.truncation import smallest_capacity
 from tfdp.data.origins import Origin
 
 _MOST_ROWS = 2**31 - 1
@@ -29,6 +30,24 @@ def check_capacity(max_batch_size, expected_batch_size):
             f"({expected_batch_size}), or about every second draw would be cut; leave it out for "
             f"a size that draws do not exceed. Received: max_batch_size={max_batch_size}"
         )
+
+
+def capacity_of(max_batch_size, expected_batch_size, num_drawn_from, largest):
+    """The number of places of every batch: as given, checked, or what draws do not exceed.
+
+    Args:
+        max_batch_size: as given; None for the smallest number that a draw exceeds with probability
+            at most 1e-20.
+        expected_batch_size: B.
+        num_drawn_from: how many records or persons may be drawn.
+        largest: how many in the larger of two neighbouring data sets. Where every draw is of all,
+            a batch has room for these, or every draw of that one would be cut.
+    """
+    if max_batch_size is not None:
+        check_capacity(max_batch_size, expected_batch_size)
+    if max_batch_size is None or expected_batch_size == num_drawn_from:
+        return smallest_capacity(largest, expected_batch_size / num_drawn_from)
+    return min(largest, int(max_batch_size))
 
 
 def check_rows_of_persons(persons, max_records_per_unit):
