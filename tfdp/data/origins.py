@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,8 +17,12 @@ ORIGIN = "_tfdp_origin"
 _PLAIN = (int, float, complex, str, bytes, np.generic, type(None))
 
 
-def _is_plain(kind):
-    return kind is np.ndarray or issubclass(kind, _PLAIN)
+def _are_plain(values):
+    """Whether none of the values of a list, or of a list of lists, can know an origin."""
+    kinds = set(map(type, values))
+    if kinds and kinds <= {list, tuple}:
+        kinds = set(map(type, itertools.chain.from_iterable(values)))
+    return all(kind is np.ndarray or issubclass(kind, _PLAIN) for kind in kinds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Origin:
                 found.insert(0, own)
             if isinstance(one, Mapping):
                 pending += one.values()
-            elif isinstance(one, (list, tuple)) and not all(map(_is_plain, set(map(type, one)))):
+            elif isinstance(one, (list, tuple)) and not _are_plain(one):
                 pending += one
         return cls.all_of(found)
 
