@@ -108,7 +108,7 @@ def test_batches_of_unknown_origin_cost_infinity():
 
 def test_without_training_no_sampling_is_needed():
     ledger = Ledger()
-    ledger.add("forward noise", dp_accounting.GaussianDpEvent(2.0), 3, kind="forward_noise")
+    ledger.add("forward noise", dp_accounting.GaussianDpEvent(2.0), 3)
     statement = _state(ledger=ledger)
     assert statement.epsilon == ledger.epsilon(_DELTA) and statement.num_examples is None
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 import tfdp
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.origins import Origin, OriginArray
 from tfdp.data.records import Records
 
 N = 12

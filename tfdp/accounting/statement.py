@@ -12,7 +12,8 @@ from tfdp.accounting import statement_text
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant
 from tfdp.accounting.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.budget import PrivacyBudget, check_delta
-from tfdp.accounting.ledger import Ledger, LedgerEntry
+from tfdp.accounting.ledger import Ledger
+from tfdp.accounting.ledger_entry import LedgerEntry
 from tfdp.accounting.mechanisms import if_poisson
 from tfdp.accounting.notes import Notes, doubts
 from tfdp.accounting.sampling import Sampling

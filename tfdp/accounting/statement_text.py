@@ -5,6 +5,7 @@ import math
 import textwrap
 
 from tfdp.accounting.events import event_from_dict
+from tfdp.accounting.ledger_entry import period_of
 from tfdp.accounting.sampling import PERSON
 
 _NEIGHBOURS = {
@@ -94,7 +95,7 @@ def entry_in_words(entry):
     """One mechanism that touched the data, as often as it did."""
     selection = entry["details"].get("selection")
     chosen = f", rows of sparse tables chosen by {selection['name']}" if selection else ""
-    period = (entry["details"].get("sampling") or {}).get("period")
+    period = period_of(entry["details"])
     of = f", period {period[1]!r}" if period else ""
     event = describe(event_from_dict(entry["event"]))
     return f"{entry['label']}{of}: {entry['count']} x {event}{chosen}"

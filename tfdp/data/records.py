@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.provenance import Origin
+from tfdp.data.origins import Origin
 
 
 class Records:

@@ -14,7 +14,7 @@ from tfdp._compat.undated import savez
 from tfdp._validate import count
 from tfdp.accounting.mechanisms import Notes
 from tfdp.data.charged_release import ChargedRelease
-from tfdp.data.provenance import Origin
+from tfdp.data.origins import Origin
 from tfdp.data.releases import tag_release
 
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfdp._validate import is_integer
 from tfdp.data.array_records import ArrayRecords
 from tfdp.data.mapped_rows import MappedRows
+from tfdp.data.origins import Origin
 from tfdp.data.parsed_values import as_array, placed, stacked, strings_as_objects, weight_of
-from tfdp.data.provenance import Origin
 from tfdp.data.random_access import refuse_other_sources
 from tfdp.data.records import Records, lists_as_tuples
 from tfdp.data.whole_dataset import records_of_dataset
@@ -34,10 +34,13 @@ def records_of(data, parse=None, privacy_ids=None):
         privacy_ids: whose record each one is, by its place; or None.
     """
     if parse is not None:
-        return SourceRecords(data, parse)
-    if isinstance(data, tf.data.Dataset):
-        return records_of_dataset(data, in_order=privacy_ids is not None)
-    return Records(data)
+        records = SourceRecords(data, parse)
+    elif isinstance(data, tf.data.Dataset):
+        records = records_of_dataset(data, in_order=privacy_ids is not None)
+    else:
+        records = Records(data)
+    records.origin = Origin.all_of([records.origin, Origin.of(privacy_ids)])
+    return records
 
 
 def batched(parse: Callable) -> Callable:

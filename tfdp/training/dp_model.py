@@ -21,7 +21,7 @@ from tfdp.optimizers.run_charging import HistoryState
 from tfdp.runtime import replicas
 from tfdp.runtime.strategies import compiled_by_xla
 from tfdp.runtime.xla import compiling
-from tfdp.training import own_steps, penalties, preflight, run, step, tpu_resident_tables
+from tfdp.training import claims, own_steps, penalties, preflight, run, step, tpu_resident_tables
 from tfdp.training.building import build_ahead
 from tfdp.training.charged_model import ChargedModel
 from tfdp.training.executions import function_of_executions, prepared, results_of_steps
@@ -103,6 +103,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
         checks.refuse_compilation(self.distribute_strategy, jit_compile)
         refuse_layers_beyond_reach(self)
         if private:
+            claims.refuse_busy_optimizer(self, optimizer)
             refuse_named_layers(self)
             refuse_named_losses(loss)
             preflight.refuse_precision(self)
@@ -176,7 +177,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
         kwargs.update(batch_size=batch_size, epochs=epochs, verbose=verbose)
         if isinstance(x, tf.data.Dataset):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
-        run.claim(self)
+        claims.claim(self)
         try:
             x, callbacks = run.begin(self, x, y, callbacks, kwargs)
             return super().fit(prepared(self, x), y, callbacks=callbacks, **kwargs)
@@ -234,6 +235,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
             count_step(self, data)
             self.join_histories()
             return as_results(super().train_step(data), self.distribute_strategy)
+        claims.refuse_busy_optimizer(self, self.optimizer)
         with compiling(compiled_by_xla(self)):
             return self._private_step(data)
 

@@ -35,8 +35,9 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
         For each trainable variable what `DPOptimizer.apply_clipped_sums` takes.
     """
     example_mask = example_mask_of(sample_weight, preflight.batch_size_of(x))
-    # Once the budget is spent every example is absent: what remains is noise alone.
-    example_mask = example_mask & model.optimizer.charging.active()
+    # Once the budget is spent, or in another model's run, every example is absent: what remains
+    # is noise alone.
+    example_mask = example_mask & model.optimizer.charging.active(model)
 
     def losses_of(outputs):
         check_losses(model, x, y, sample_weight, outputs)

@@ -12,6 +12,7 @@ import numpy as np
 from tfdp.data.datasets.columns import read_columns, read_lines
 from tfdp.data.datasets.item_ids import as_written, is_missing, item_ids
 from tfdp.data.datasets.sequences import SequenceData, split_sequences
+from tfdp.data.origins import Origin
 
 _LARGEST_ID = int(np.iinfo(np.int64).max)
 
@@ -81,7 +82,7 @@ def load_sequences(
             f"{type(data).__name__}"
         )
     users, found = _read_pairs(data)
-    return _of_columns(users, found, None, max_length, num_items, items)
+    return _of_columns(users, found, None, max_length, num_items, items, Origin())
 
 
 def load_histories(
@@ -127,11 +128,11 @@ def _load_table(data, max_length, num_items, user, item, timestamp, delimiter, i
             "Arguments `user`, `item` and `timestamp` must all be names of columns, or all numbers "
             f"of columns. Received: {names}"
         )
-    users, found, *times = read_columns(data, names, delimiter)
+    (users, found, *times), origin = read_columns(data, names, delimiter)
     for column, name in ((users, user), (found, item)):
         _refuse_missing(column, name)
     times = _times(times[0], timestamp) if times else None
-    return _of_columns(users, found, times, max_length, num_items, items)
+    return _of_columns(users, found, times, max_length, num_items, items, origin)
 
 
 def _refuse_missing(column, name):
@@ -184,8 +185,9 @@ def _finite(values):
     return values
 
 
-def _of_columns(users, found, times, max_length, num_items, items):
-    ids, catalogue, origin = item_ids(found, items)
+def _of_columns(users, found, times, max_length, num_items, items, origin):
+    ids, catalogue, of_items = item_ids(found, items)
+    origin = Origin.all_of([origin, of_items])
     if catalogue is None and ids.min() < 1:
         raise ValueError(
             "Item ids must be 1 or more, since 0 is padding. If these integers are what items are "
@@ -204,7 +206,7 @@ def _of_columns(users, found, times, max_length, num_items, items):
 
 def _split(histories, max_length, num_items, catalogue, origin):
     if catalogue is None:
-        return split_sequences(histories, max_length, num_items)
+        return split_sequences(histories, max_length, num_items, origin=origin)
     if num_items not in (None, len(catalogue)):
         raise ValueError(
             f"Argument `num_items` must be the number of `items`, {len(catalogue)}, or None. "
@@ -212,7 +214,7 @@ def _split(histories, max_length, num_items, catalogue, origin):
         )
     # A user without an item of the catalogue stays a record: n counts all users.
     known = [history[history > 0] for history in histories]
-    return split_sequences(known, max_length, len(catalogue), catalogue, origin)
+    return split_sequences(known, max_length, len(catalogue), catalogue, origin=origin)
 
 
 def _read_pairs(path):
