@@ -3,6 +3,7 @@
 import functools
 
 import keras
+from keras.src.backend import in_stateless_scope  # noqa: F401
 from keras.src.export.export_utils import get_input_signature, make_tf_tensor_spec
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell  # noqa: F401
 from keras.src.legacy.saving import legacy_h5_format

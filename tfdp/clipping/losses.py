@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import mask_of
 from tfdp.clipping.crossentropy import is_sparse_crossentropy, sparse_crossentropy
+from tfdp.data.padding import example_mask_of
 
 REDUCTIONS = ("mean", "sum")
 
@@ -132,18 +133,6 @@ def of_all_replicas(count):
     if context is None or context.num_replicas_in_sync == 1:
         return count
     return context.all_reduce(tf.distribute.ReduceOp.SUM, count)
-
-
-def example_mask_of(sample_weight, batch_size):
-    """(B,) bool: False for padding, which is what has the weight 0 everywhere."""
-    weighted = [
-        tf.reduce_any(tf.reshape(tf.not_equal(w, 0), [batch_size, -1]), axis=1)
-        for w in tf.nest.flatten(sample_weight)
-        if w is not None
-    ]
-    if not weighted:
-        return tf.ones([batch_size], tf.bool)
-    return tf.reduce_any(tf.stack(weighted), axis=0)
 
 
 def _float(x):

@@ -116,9 +116,10 @@ def poisson_batches(
     Args:
         data: tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or nestings (dict, tuple, list)
             of arrays, with the same leading axis of length n. The user's own weights may have
-            shape `(n,)` or `(n, T)`. Or a finite `tf.data.Dataset` of single records, which is
-            read into memory once. Or, with `parse`, a random-access source: an object with
-            `__len__`, and `__getitem__` or `__getitems__`.
+            shape `(n,)` or `(n, T)`, or be a nesting of these, one of each output. Or a finite
+            `tf.data.Dataset` of single records, which is read into memory once. Or, with `parse`,
+            a random-access source: an object with `__len__`, and `__getitem__` or
+            `__getitems__`.
         expected_batch_size: mean number of records B of a batch; q = B/n.
         max_batch_size: rows of every batch, at least `expected_batch_size`. Default: the smallest
             number that a draw exceeds with probability at most 1e-20, and never more than n.

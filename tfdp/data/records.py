@@ -13,7 +13,8 @@ class Records:
         data: tuple `(x, y)` or `(x, y, sample_weight)`. `x` and `y` are an array or any nesting
             (dict, tuple, list) of arrays or dense tensors with the same leading axis of length n;
             a list becomes a tuple, since tf.data reads lists as tensors. `sample_weight` has shape
-            `(n,)` or `(n, T)`; without it every record weighs 1.
+            `(n,)` or `(n, T)`, or is a nesting of such weights, one of each output, where None
+            weighs every record 1; without it every record weighs 1.
 
     Raises:
         ValueError: `data` is not such a tuple, a part has no leading axis or no dtype that
@@ -39,7 +40,8 @@ class Records:
             )
         self.num_examples = lengths[0]
         x, y = tf.nest.pack_sequence_as(structure, leaves)
-        self._arrays = (x, y, self._weights(data[2] if len(data) == 3 else None))
+        weights = lists_as_tuples(data[2]) if len(data) == 3 else None
+        self._arrays = (x, y, tf.nest.map_structure(self._weights, weights))
 
     def _weights(self, sample_weight):
         if sample_weight is None:
@@ -53,8 +55,8 @@ class Records:
         if weights.ndim not in (1, 2) or len(weights) != self.num_examples:
             raise ValueError(
                 f"The third part of argument `data`, the sample weights, must have shape "
-                f"({self.num_examples},) or ({self.num_examples}, T). "
-                f"Received: an array of shape {weights.shape}"
+                f"({self.num_examples},) or ({self.num_examples}, T), or be a nesting of arrays of "
+                f"such shapes, one of each output. Received: an array of shape {weights.shape}"
             )
         return weights
 

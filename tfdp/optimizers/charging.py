@@ -64,7 +64,10 @@ class Charging(RunCharging):
     @property
     def unit(self):
         """What one record of the accounts is: one person, or what the model says."""
-        return self._unit if self._optimizer.max_records_per_unit is None else PERSON
+        persons = self._optimizer.max_records_per_unit is not None
+        if "max_records_per_unit" in self._optimizer.from_data.names:  # charged before, perhaps
+            persons = any(mechanism.unit == PERSON for mechanism, _ in self.history.private_runs)
+        return PERSON if persons else self._unit
 
     @property
     def steps(self):
@@ -161,7 +164,8 @@ class Charging(RunCharging):
 
     def active(self):
         """Scalar bool tensor: whether the budget allows another step."""
-        return self._counter.steps < self._limit
+        # Read first: TensorFlow's numpy behaviour compares no variables.
+        return self._counter.steps.read_value() < self._limit.read_value()
 
     def noise_stddev(self):
         """σ·C of the steps of this run, a float64 tensor."""
