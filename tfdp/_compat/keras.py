@@ -75,6 +75,15 @@ def variable_index(optimizer, variable):
     return optimizer._get_variable_index(variable)
 
 
+def is_tracked(optimizer, variable):
+    """Whether an optimizer was built with a variable."""
+    try:
+        variable_index(optimizer, variable)
+    except KeyError:
+        return False
+    return True
+
+
 def is_decayed(optimizer, variable):
     """Whether the optimizer's weight decay acts on a variable."""
     return optimizer._use_weight_decay(variable)

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tfdp.data.missing_values import named_leaves, refuse_gaps, warn_of_nan
 from tfdp.data.provenance import Origin
 
 
@@ -31,7 +32,7 @@ class Records:
             )
         self.origin = Origin.of(data)
         structure = lists_as_tuples((data[0], data[1]))
-        leaves = [_as_array(leaf) for leaf in tf.nest.flatten(structure)]
+        leaves = [_as_array(leaf, name) for name, leaf in named_leaves(structure)]
         lengths = sorted({len(leaf) for leaf in leaves})
         if len(lengths) != 1 or lengths[0] == 0:
             raise ValueError(
@@ -42,6 +43,7 @@ class Records:
         x, y = tf.nest.pack_sequence_as(structure, leaves)
         weights = lists_as_tuples(data[2]) if len(data) == 3 else None
         self._arrays = (x, y, tf.nest.map_structure(self._weights, weights))
+        warn_of_nan((*structure, weights))
 
     def _weights(self, sample_weight):
         if sample_weight is None:
@@ -97,7 +99,7 @@ def lists_as_tuples(structure):
     return structure
 
 
-def _as_array(leaf):
+def _as_array(leaf, name):
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise ValueError(
             "Argument `data` must hold dense arrays, since batches have a static shape: pad with "
@@ -112,12 +114,7 @@ def _as_array(leaf):
             f"Received: a value of type {type(leaf).__name__} without axes"
         )
     if array.dtype.hasobject:
-        others = {type(one).__name__ for one in array.flat if not isinstance(one, (bytes, str))}
-        if others:
-            raise ValueError(
-                "Argument `data` must hold arrays of numbers, or of strings and nothing else: give "
-                f"numbers a dtype by `astype`. Received: an array of objects, {sorted(others)}"
-            )
+        refuse_gaps(array, name)
     try:
         tf.as_dtype(array.dtype)
     except TypeError as error:

@@ -24,6 +24,7 @@ from tfdp.runtime.xla import compiling
 from tfdp.training import own_steps, penalties, preflight, run, step, tpu_resident_tables
 from tfdp.training.building import build_ahead
 from tfdp.training.charged_model import ChargedModel
+from tfdp.training.clear_errors import explained
 from tfdp.training.executions import function_of_executions, prepared, results_of_steps
 from tfdp.training.multi_worker import MultiWorkerFit, as_results
 from tfdp.training.plain_training import count_step, mechanism_outside_fit
@@ -179,8 +180,9 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
         run.claim(self)
         try:
-            x, callbacks = run.begin(self, x, y, callbacks, kwargs)
-            return super().fit(prepared(self, x), y, callbacks=callbacks, **kwargs)
+            with explained(self):
+                x, callbacks = run.begin(self, x, y, callbacks, kwargs)
+                return super().fit(prepared(self, x), y, callbacks=callbacks, **kwargs)
         finally:
             run.end(self)
 
@@ -218,12 +220,13 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         # Here too: the step may have been traced by `fit`, where rows are checked.
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
         run.refuse_unknown_batch(self, x, y, sample_weight)
-        if isinstance(self.optimizer, DPOptimizer):
-            preflight.check_examples_do_not_mix(self, x, y, sample_weight)
-        build_ahead(self, x, y)
-        self.weight_origin.begin()
         try:
-            return super().train_on_batch(x, y, sample_weight, *args, **kwargs)
+            with explained(self):
+                if isinstance(self.optimizer, DPOptimizer):
+                    preflight.check_examples_do_not_mix(self, x, y, sample_weight)
+                build_ahead(self, x, y)
+                self.weight_origin.begin()
+                return super().train_on_batch(x, y, sample_weight, *args, **kwargs)
         finally:
             self.join_histories()  # the step may have built the model
 
