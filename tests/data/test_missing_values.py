@@ -12,7 +12,9 @@ import tfdp
 Y = np.zeros(6, np.float32)
 
 
-@pytest.mark.parametrize("gap, said", [(np.nan, "has no value"), (None, "has no value"), (3, "holds a int")])
+@pytest.mark.parametrize(
+    "gap, said", [(np.nan, "has no value"), (None, "has no value"), (3, "holds a int")]
+)
 def test_a_missing_string_is_refused_by_column_and_record(gap, said):
     cities = np.array([["a", "b"], ["c", gap]] * 3, object)
     data = {"z": Y, "city": cities}

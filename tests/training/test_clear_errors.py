@@ -1,14 +1,12 @@
 """What cannot be trained ends in one sentence that says what to do."""
 
 import keras
-import numpy as np
 import processes
 import pytest
 import tensorflow as tf
 from eager_steps import eager_model, fit_steps
 from keras import layers
 
-import tfdp
 from tfdp.distribution.checks import check_executions
 from tfdp.errors import PrivacyError
 

@@ -35,7 +35,7 @@ def trained(small, **kwargs):
 
 
 @pytest.mark.parametrize("persons", [False, True])
-def test_weights_from_a_file_state_their_epsilon_before_any_data_are_known(small, tmp_path, persons):
+def test_weights_from_a_file_state_their_epsilon_before_data_are_known(small, tmp_path, persons):
     def fresh(**amount):
         model = tfdp.make_private(small.base(), validate=False)
         optimizer = tfdp.optimizers.DPOptimizer("sgd", **(amount or {"noise_multiplier": 1.0}))
