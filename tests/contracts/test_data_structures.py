@@ -11,7 +11,7 @@ from tfdp.data.padding import example_mask_of
 N, B = 24, 8
 X = np.arange(1.0, N + 1, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
 Y = X[:, :1]
-W = np.linspace(1, 2, N).astype(np.float32)
+W = np.linspace(1, 2, N)
 
 X_KINDS = {
     "array": X, "tuple": (X, X), "list": [X, X], "dict": {"b": X, "a": X},

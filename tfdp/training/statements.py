@@ -24,8 +24,7 @@ def statement_of(model, delta, accountant):
         if ledger.num_examples is None:  # else weights that were charged came from a file
             optimizer.from_data.require()
         notes |= caveats.of_optimizer(optimizer)
-        budget = optimizer.budget
-        num_examples = optimizer.num_examples or ledger.num_examples
+        budget, num_examples = optimizer.budget, optimizer.num_examples
         unit = optimizer.charging.unit
         delta = optimizer.default_delta if delta is None else delta
     elif ledger.num_examples is None:
