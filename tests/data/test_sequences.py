@@ -108,9 +108,10 @@ def test_a_malformed_line_is_named_by_number_and_content(tmp_path, line):
     assert repr(line) in str(raised.value)
 
 
-def test_a_file_of_three_columns_is_malformed_from_its_first_line(tmp_path):
+@pytest.mark.parametrize("second", ["1 2 4", "2 2 4"])
+def test_a_file_of_three_columns_is_malformed_from_its_first_line(tmp_path, second):
     path = tmp_path / "pairs.txt"
-    path.write_text("1 1 5\n1 2 4\n")
+    path.write_text(f"1 1 5\n{second}\n")
     with pytest.raises(ValueError, match="line 1: '1 1 5'"):
         tfdp.data.load_sequences(path)
 

@@ -64,10 +64,7 @@ class Charging(RunCharging):
     @property
     def unit(self):
         """What one record of the accounts is: one person, or what the model says."""
-        persons = self._optimizer.max_records_per_unit is not None
-        if "max_records_per_unit" in self._optimizer.from_data.names:  # charged before, perhaps
-            persons = any(mechanism.unit == PERSON for mechanism, _ in self.history.private_runs)
-        return PERSON if persons else self._unit
+        return self._unit if self._optimizer.max_records_per_unit is None else PERSON
 
     @property
     def steps(self):
