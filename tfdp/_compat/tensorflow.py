@@ -50,6 +50,13 @@ def may_reorder(dataset):
     return getattr(dataset, "_deterministic", None) == "false"
 
 
+def checks_numerics():
+    """Whether `tf.debugging.enable_check_numerics` adds checks to what is traced now."""
+    with tf.Graph().as_default() as graph:
+        tf.sqrt(tf.zeros([]))
+    return any(op.type.startswith(("CheckNumerics", "Debug")) for op in graph.get_operations())
+
+
 def traces_for_xla():
     """Whether what is traced now is part of a tf.function with `jit_compile=True`."""
     # Its whole trace runs in a context of the graph that it was called in.

@@ -209,9 +209,9 @@ def _with_weights(signature):
             "different lengths, to a length that does not come from the data. "
             f"Received: signature={signature!r}"
         )
-    if tf.nest.is_nested(signature[2]) or signature[2].dtype != tf.float32:
+    if any(spec.dtype != tf.float32 for spec in tf.nest.flatten(signature[2])):
         raise ValueError(
-            "The third part of argument `signature` must be a tf.TensorSpec of float32. "
+            "The third part of argument `signature` must hold tf.TensorSpec of float32. "
             f"Received: {signature[2]!r}"
         )
     return decode_signature(encode_signature(signature))
@@ -291,7 +291,8 @@ class _Draw(beam.DoFn):
             parsed = (*parsed, np.float32(1.0))
         tf.nest.assert_same_structure(parsed, self._nest)
         leaves = [as_array(leaf) for leaf in tf.nest.flatten(parsed)]
-        leaves[-1] = leaves[-1].astype(np.float32)
+        for i in range(-len(tf.nest.flatten(parsed[2])), 0):
+            leaves[i] = leaves[i].astype(np.float32)
         for leaf, (shape, dtype) in zip(leaves, self._leaves, strict=True):
             known = dtype == tf.string if leaf.dtype.kind in "SUO" else dtype == leaf.dtype
             if leaf.shape != shape or not known:

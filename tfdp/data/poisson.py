@@ -115,9 +115,10 @@ def poisson_batches(
     Args:
         data: tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or nestings (dict, tuple, list)
             of arrays, with the same leading axis of length n. The user's own weights may have
-            shape `(n,)` or `(n, T)`. Or a finite `tf.data.Dataset` of single records, which is
-            read into memory once. Or, with `parse`, a random-access source: an object with
-            `__len__`, and `__getitem__` or `__getitems__`.
+            shape `(n,)` or `(n, T)`, or be a nesting of these, one of each output. Or a finite
+            `tf.data.Dataset` of single records, which is read into memory once. Or, with `parse`,
+            a random-access source: an object with `__len__`, and `__getitem__` or
+            `__getitems__`.
         expected_batch_size: mean number of records B of a batch; q = B/n.
         max_batch_size: rows of every batch, at least `expected_batch_size`; at most n + 1, and that
             many where B = n, so that a record more fits as well. Default: the smallest number that

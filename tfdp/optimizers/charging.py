@@ -185,7 +185,8 @@ class Charging(RunCharging):
         return self._is_allowed() & ((owner == 0) | (owner == _token_of(model)))
 
     def _is_allowed(self):
-        return self._counter.steps < self._limit
+        # Read first: TensorFlow's numpy behaviour compares no variables.
+        return self._counter.steps.read_value() < self._limit.read_value()
 
     def noise_stddev(self):
         """σ·C of the steps of this run, a float64 tensor."""

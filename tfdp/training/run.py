@@ -7,14 +7,17 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
+from tfdp._compat.keras import is_tracked
 from tfdp.accounting.notes import Notes
 from tfdp.clipping.recording import trained_variables
 from tfdp.data import drawn_batches, provenance
+from tfdp.data.missing_values import warn_of_nan
 from tfdp.data.origins import Origin
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.from_data import steps_of
+from tfdp.runtime.external_table import is_external
 from tfdp.training import (
     advice,
     caveats,
@@ -28,7 +31,8 @@ from tfdp.training.budget_stop import BudgetStop, with_callbacks
 from tfdp.training.building import build_ahead
 from tfdp.training.claims import run_of
 from tfdp.training.row_selection import ROWS_ARE_CHECKED, trace_again_if_chosen_anew
-from tfdp.training.whole_passes import whole_passes
+from tfdp.training.watched_examples import is_dataset
+from tfdp.training.whole_passes import refuse_longer_epochs, whole_passes
 
 _NOTHING = Notes()
 _LOOP = Notes(
@@ -85,8 +89,14 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
     epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
     drawn_batches.refuse_second_pass(sampling, epochs, kwargs.get("steps_per_epoch"))
+    refuse_longer_epochs(sampling, kwargs.get("steps_per_epoch"))
+    refuse_unknown_variables(model)
     checks.check_strategy(strategy, optimizer)
     checks.check_data(strategy, x, sampling)
+    if not is_dataset(x):  # else the sampler has looked
+        warn_of_nan((x, y, kwargs.get("sample_weight")))
+    steps = kwargs.get("steps_per_epoch") or sampling.steps_per_epoch
+    checks.check_executions(strategy, model.steps_per_execution, steps)
     has_rows = host_selection.check_selected(x, model)
     notes = Notes(not_covered=(caveats.TRAINING_METRICS,)) | notes
     notes |= preflight.notes_of_data(x)
@@ -154,6 +164,22 @@ def end(model):
         run.charging.begin(None)  # not with the other workers: one may be gone
     else:
         model.plain_charging.begin(plain_training.mechanism_outside_fit(model))
+
+
+def refuse_unknown_variables(model):
+    """Refuses to train variables that the optimizer was not built with.
+
+    Raises:
+        ValueError: if layers were unfrozen since `compile`, and their variables are in no state.
+    """
+    optimizer, variables = model.optimizer, trained_variables(model)
+    new = [v for v in variables if not (is_external(v) or is_tracked(optimizer, v))]
+    if optimizer.built and new:
+        raise ValueError(
+            "Layers were unfrozen after the optimizer had been built, and it would not train them: "
+            "call `compile` again, with a new DPOptimizer, as after every change of `trainable`. "
+            f"Received: {[v.path for v in new]}"
+        )
 
 
 def refuse_other_variables(model):

@@ -2,7 +2,6 @@
 
 import contextlib
 
-import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import means_of_losses
@@ -20,6 +19,7 @@ from tfdp.clipping.surviving_rows import SurvivorSums
 from tfdp.clipping.tracing import variables_of_metrics
 from tfdp.errors import PrivacyError
 from tfdp.training import penalties, preflight
+from tfdp.training.present_rows import MetricsOfPresentRows, has_metrics
 from tfdp.training.row_selection import restrict_to_survivors
 
 
@@ -177,10 +177,9 @@ def _update_metrics(model, x, y, sample_weight, result):
     for metric in model.metrics:
         if metric.name == "loss":
             metric.update_state(result.losses, sample_weight=weights)
-    given = model._compile_arguments
-    own = type(model).compute_metrics is not keras.Model.compute_metrics
+    own = type(model).compute_metrics is not MetricsOfPresentRows.compute_metrics
     with contextlib.ExitStack() as stack:
-        if own or given["metrics"] or given["weighted_metrics"]:
+        if own or has_metrics(model):
             held = [*model.weights, *model.optimizer.variables]
             stack.enter_context(no_writes(held, f"A metric of model {model.name!r}"))
         model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)

@@ -30,9 +30,10 @@ def load_sequences(
 ) -> SequenceData:
     """Loads who had which item, and holds out each user's last item.
 
-    Without `user` and `item` the file is in the form of SASRec's: each line has two
+    Without `user` and `item` the file is in the form of SASRec's, each line of which has two
     whitespace-separated positive integers, user and item, and the lines of one user stand in time
-    order. With them it is a table: a CSV or Parquet file, or a DataFrame.
+    order; or in that of S3Rec's and BERT4Rec's, with one line for each user: the user, then the
+    items. With them it is a table: a CSV or Parquet file, or a DataFrame.
 
     ```python
     data = tfdp.data.load_sequences("ml-1m.txt")
@@ -227,25 +228,37 @@ def _read_pairs(path):
     except (ValueError, UserWarning, DeprecationWarning):
         well_formed = False
     if not well_formed:
-        pairs = _read_pairs_slowly(path)
+        pairs = _read_line_by_line(path)
     return pairs[:, 0], pairs[:, 1]
 
 
-def _read_pairs_slowly(path):
-    """The format's definition, line by line; only used to name the line that breaks it."""
+def _read_line_by_line(path):
+    """Pairs of user and item, of a file that has one on each line, or one line for each user.
+
+    Of the second kind are files in which no user has two lines, and lines have several lengths:
+    where all have the same, the third field may as well be a rating or a time.
+    """
+    with open(path, "rb") as lines:
+        rows = [(fields[0], len(fields)) for fields in map(bytes.split, lines) if fields]
+    users, lengths = map(set, zip(*rows, strict=True)) if rows else (set(), set())
+    of_users = len(users) == len(rows) and len(lengths) > 1
     pairs = []
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             fields = line.split()
             if not fields:
                 continue
-            if not (len(fields) == 2 and all(map(_is_positive_integer, fields))):
+            fits = len(fields) == 2 or (of_users and len(fields) > 2)
+            if not (fits and all(map(_is_positive_integer, fields))):
                 content = line.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
                 raise ValueError(
                     "Argument `path` must name a file of two positive integers, user and item, a "
-                    f"line. Received: path={str(path)!r}, line {number}: {content!r}"
+                    "line, or of one line for each user, the user and then the items (of lines "
+                    "that are all of one length, `load_histories(path, first_is_user=True)`). "
+                    f"Received: path={str(path)!r}, line {number}: {content!r}"
                 )
-            pairs.append((int(fields[0]), int(fields[1])))
+            user, *items = map(int, fields)
+            pairs += [(user, item) for item in items]
     if not pairs:
         raise ValueError(
             "Argument `path` must name a file with at least one `user item` line. "
