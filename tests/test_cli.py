@@ -10,6 +10,7 @@ import pytest
 from tfdp import cli
 from tfdp.accounting import (
     Ledger,
+    LedgerEntry,
     PrivacyBudget,
     budget_table,
     calibrate_noise_multiplier,
@@ -116,8 +117,8 @@ def test_a_plan_shows_which_batch_size_leaves_the_least_noise(tmp_path, capsys):
 
 
 def test_a_statement_is_printed_from_its_file(tmp_path, capsys):
-    ledger = Ledger()
-    ledger.add("training", step(1.5, 0.05), 60, kind="training", num_examples=2000)
+    details = {"kind": "training", "num_examples": 2000}
+    ledger = Ledger([LedgerEntry("training", step(1.5, 0.05), 60, details)])
     budget = PrivacyBudget(8.0, 1e-4)
     statement = privacy_statement(ledger, delta=1e-4, budget=budget)
     (tmp_path / "privacy_statement.json").write_text(statement.to_json())

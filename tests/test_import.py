@@ -98,3 +98,9 @@ def test_a_saved_model_loads_after_import_tfdp_alone(tmp_path):
     )
     model.save(tmp_path / "m.keras")
     processes.run(f"import keras, tfdp; keras.models.load_model({str(tmp_path / 'm.keras')!r})")
+
+
+def test_keras_that_tensorflow_imports_after_tfdp_knows_its_classes():
+    run(
+        "import tfdp, tensorflow, keras\nassert 'tfdp>DPModel' in keras.saving.get_custom_objects()"
+    )

@@ -4,6 +4,7 @@ import importlib
 
 import keras
 
+from tfdp._compat import saved_model, undated
 from tfdp.training import initial_values, keras_files
 
 #: Every class that tfdp registers with Keras, and where it lives.
@@ -45,6 +46,8 @@ def register():
     """Registers a stand-in for each class; importing the class replaces it."""
     keras_files.install()
     initial_values.install()
+    saved_model.install()
+    undated.install()
     known = keras.saving.get_custom_objects()
     for name in CLASSES:
         known.setdefault(f"tfdp>{name}", _stand_in(name))

@@ -9,6 +9,7 @@ from scipy import integrate, special, stats
 
 from tfdp.accounting import (
     Ledger,
+    LedgerEntry,
     PrivacyBudget,
     calibrate_forward_noise,
     calibrate_noise_multiplier,
@@ -42,9 +43,8 @@ def test_sigma_for_epsilon_3_on_sst2_is_that_of_the_mathematics(copies, sigma):
     replaced = calibrate_forward_noise(budget, copies, adjacency="replace_one")
     assert replaced == pytest.approx(2 * found, rel=1e-9)
     for sigma, adjacency in ((found, "zero_out"), (replaced, "replace_one")):
-        ledger = Ledger()
         event = dp_accounting.GaussianDpEvent(sigma)
-        ledger.add("noise", event, copies, adjacency=adjacency)
+        ledger = Ledger([LedgerEntry("noise", event, copies, {"adjacency": adjacency})])
         assert 0.999 * 3 < ledger.epsilon(DELTA) <= 3
 
 
@@ -68,8 +68,7 @@ def test_a_budget_between_grid_points_is_met_as_the_ledger_counts(wanted, delta)
     # The exact noise would be counted as 5e-8 too much, and of a small budget as 2%.
     budget = PrivacyBudget(wanted, delta)
     event = dp_accounting.GaussianDpEvent(calibrate_forward_noise(budget))
-    ledger = Ledger()
-    ledger.add("noise", event, adjacency="zero_out")
+    ledger = Ledger([LedgerEntry("noise", event, 1, {"adjacency": "zero_out"})])
     assert 0.999 * budget.epsilon < ledger.epsilon(budget.delta) <= budget.epsilon
 
 
@@ -147,8 +146,8 @@ def test_rdp_of_visible_draws_is_the_moment_of_the_mixture():
 
 
 def test_a_ledger_that_shows_who_is_there_is_not_asked_about_adding_a_record():
-    ledger = Ledger()
-    ledger.add("noise", dp_accounting.GaussianDpEvent(2.0), adjacency="zero_out")
+    details = {"adjacency": "zero_out"}
+    ledger = Ledger([LedgerEntry("noise", dp_accounting.GaussianDpEvent(2.0), 1, details)])
     assert ledger.adjacency == "zero_out"
     with pytest.raises(ValueError, match="zero_out"):
         ledger.epsilon(1e-5, adjacency="add_or_remove_one")

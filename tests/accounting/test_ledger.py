@@ -58,8 +58,8 @@ def test_json_round_trip_is_exact(entries):
 
 def _example():
     ledger = Ledger()
-    ledger.add("frequencies", dp_accounting.LaplaceDpEvent(3.0), kind="release")
-    ledger.add("training", training_event(1.3, 0.02), count=100, kind="training", clip_norm=1.0)
+    ledger.add("frequencies", dp_accounting.LaplaceDpEvent(3.0))
+    ledger.add("training", training_event(1.3, 0.02), count=100, clip_norm=1.0)
     return ledger
 
 
@@ -85,9 +85,9 @@ def test_an_empty_ledger_costs_nothing():
 def test_steps_of_one_configuration_are_one_entry_with_an_exact_count():
     ledger = _example()
     for _ in range(17):
-        ledger.add("training", training_event(1.3, 0.02), kind="training", clip_norm=1.0)
+        ledger.add("training", training_event(1.3, 0.02), clip_norm=1.0)
     assert [(e.label, e.count) for e in ledger.entries] == [("frequencies", 1), ("training", 117)]
-    ledger.add("training", training_event(1.3, 0.02), kind="training", clip_norm=2.0)
+    ledger.add("training", training_event(1.3, 0.02), clip_norm=2.0)
     assert [e.count for e in ledger.entries] == [1, 117, 1]
     # Entries that differ in their details only still compose as one event.
     assert ledger.event().events[1] == dp_accounting.SelfComposedDpEvent(
@@ -107,7 +107,7 @@ def test_merge_adds_and_leaves_the_other_as_it_was():
 def test_one_unsampled_release_more_costs_more():
     ledger = _example()
     before = ledger.epsilon(1e-5)
-    ledger.add("frequencies", dp_accounting.LaplaceDpEvent(3.0), kind="release")
+    ledger.add("frequencies", dp_accounting.LaplaceDpEvent(3.0))
     assert ledger.epsilon(1e-5) > before
 
 
@@ -126,7 +126,7 @@ def test_entries_that_cannot_be_stored_are_refused():
     with pytest.raises(ValueError, match="`details` must hold plain"):
         Ledger().add("training", gaussian, clip_norm=float("nan"))
     with pytest.raises(ValueError, match="`overflow_probability` must be a probability"):
-        Ledger().add("training", gaussian, overflow_probability=1.5)
+        LedgerEntry("training", gaussian, 1, {"overflow_probability": 1.5})
 
 
 def test_text_of_another_version_is_refused():
@@ -162,7 +162,8 @@ def test_delta_is_checked_against_the_largest_data_in_the_ledger():
     ledger = Ledger()
     ledger.add("a", dp_accounting.GaussianDpEvent(2.0), num_examples=100)
     ledger.epsilon(1 / 100)
-    ledger.add("b", dp_accounting.GaussianDpEvent(2.0), sampling={"num_examples": 1000})
+    sampling = {"sampling": {"num_examples": 1000}}
+    ledger.merge(Ledger([LedgerEntry("b", dp_accounting.GaussianDpEvent(2.0), 1, sampling)]))
     assert ledger.num_examples == 1000
     with pytest.raises(ValueError, match="at most 1/num_examples"):
         ledger.epsilon(1 / 100)
@@ -170,8 +171,8 @@ def test_delta_is_checked_against_the_largest_data_in_the_ledger():
 
 def test_cut_off_batches_are_in_the_ledgers_epsilon():
     """By hand: the smallest ε with δ(ε) + (1 + e^ε)·T·P ≤ δ."""
-    ledger = Ledger()
-    ledger.add("a", dp_accounting.GaussianDpEvent(2.0), 4, overflow_probability=1e-8)
+    cut_off = {"overflow_probability": 1e-8}
+    ledger = Ledger([LedgerEntry("a", dp_accounting.GaussianDpEvent(2.0), 4, cut_off)])
     delta = 1e-5
     found = ledger.epsilon(delta)
     left = delta - (1 + math.exp(found)) * 4e-8

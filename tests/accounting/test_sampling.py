@@ -91,14 +91,14 @@ def test_a_record_may_appear_in_every_microbatch():
 
 
 def test_overflow_is_that_of_the_draws_that_were_made():
-    """Of each worker from its share, rounded up; of all micro-batches at their probability."""
+    """Of the larger neighbour's: of each worker from its share, rounded up; of micro-batches."""
     one = Sampling("poisson", 1001, 100, max_batch_size=130)
-    assert one.overflow_probability == overflow_probability(1001, 100 / 1001, 130)
+    assert one.overflow_probability == overflow_probability(1002, 100 / 1001, 130)
     shared = Sampling("poisson", 1001, 100, max_batch_size=130, workers=2)
     assert shared.overflow_probability == 2 * overflow_probability(501, 100 / 1001, 65)
     several = Sampling("microbatches", 1000, 100, max_batch_size=130, microbatches=4)
     assert several.draw_probability == 100 / 4000
-    assert several.overflow_probability == overflow_probability(4000, 100 / 4000, 130)
+    assert several.overflow_probability == overflow_probability(4004, 100 / 4000, 130)
 
 
 def _of_records(**changes):

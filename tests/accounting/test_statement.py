@@ -108,7 +108,7 @@ def test_batches_of_unknown_origin_cost_infinity():
 
 def test_without_training_no_sampling_is_needed():
     ledger = Ledger()
-    ledger.add("forward noise", dp_accounting.GaussianDpEvent(2.0), 3, kind="forward_noise")
+    ledger.add("forward noise", dp_accounting.GaussianDpEvent(2.0), 3)
     statement = _state(ledger=ledger)
     assert statement.epsilon == ledger.epsilon(_DELTA) and statement.num_examples is None
 
@@ -120,8 +120,21 @@ def test_cut_off_batches_are_charged():
     assert spent > 0 and statement.overflow_delta == pytest.approx(spent)
     assert statement.epsilon == _ledger(sampling).epsilon(_DELTA) > _state().epsilon
     assert "holds at most 100 records" in _text(statement)
+    tuned = LedgerEntry("best of some", dp_accounting.GaussianDpEvent(2.0), 1, {
+        "one_run": [e.to_dict() for e in _ledger(sampling).entries], "overflow_probability": 1e-9,
+    })  # fmt: skip
+    assert "holds at most 100 records" in _text(_state(ledger=Ledger([tuned])))
     others = _sampling(), _sampling(max_batch_size=_N), _sampling("shuffled")
     assert "holds at most 100 records" in _text(_state(*others, sampling))
+
+
+def test_an_epsilon_that_cut_off_batches_make_infinite_says_so_and_what_it_would_be():
+    cut, whole = (_ledger(_sampling(max_batch_size=size), sigma=0.25) for size in (150, _N))
+    statement = _state(ledger=cut)
+    assert math.isinf(statement.epsilon) and math.isfinite(whole.epsilon(_DELTA))
+    assert f"{round_up(whole.epsilon(_DELTA))} if nothing were cut off" in _text(statement)
+    assert "larger `max_batch_size`" in _text(statement)
+    assert not any("cut off" in why for why in _state(ledger=_ledger(sigma=0.0)).unstated)
 
 
 def test_assumptions_gaps_and_fixed_seeds_are_said():

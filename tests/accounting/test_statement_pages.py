@@ -9,7 +9,7 @@ import dp_accounting
 import pytest
 
 from tfdp import cli
-from tfdp.accounting import Ledger, PrivacyBudget, privacy_statement
+from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget, privacy_statement
 from tfdp.accounting.composition import training_event
 from tfdp.accounting.mechanisms import Notes
 from tfdp.accounting.statement_pages import to_html, to_markdown
@@ -20,10 +20,9 @@ NOTES = Notes(
 
 
 def stated(*more):
-    ledger = Ledger()
     sampling = {"kind": "poisson", "num_examples": 2000, "expected_batch_size": 100}
-    ledger.add("private training", training_event(1.5, 0.05), 60, kind="training",
-               num_examples=2000, sampling=sampling, steps=60)  # fmt: skip
+    details = {"kind": "training", "num_examples": 2000, "sampling": sampling, "steps": 60}
+    ledger = Ledger([LedgerEntry("private training", training_event(1.5, 0.05), 60, details)])
     for event in more:
         ledger.add("plain", event)
     return privacy_statement(ledger, delta=1e-4, budget=PrivacyBudget(8.0, 1e-4), notes=NOTES)

@@ -6,7 +6,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from tfdp.accounting import Ledger, Sampling
+from tfdp.accounting import Ledger, LedgerEntry, Sampling
 from tfdp.accounting.accountants import compose_accountant, key_of
 from tfdp.accounting.composition import training_event
 from tfdp.accounting.truncation import overflow_probability, smallest_capacity, truncation_delta
@@ -45,21 +45,19 @@ def test_samplings_know_their_overflow():
     def sampling(**kw):
         return Sampling(**{"kind": "poisson", "num_examples": _N, "expected_batch_size": 512, **kw})
 
-    assert sampling(max_batch_size=640).overflow_probability == overflow_probability(_N, _Q, 640)
+    # Of the larger of two neighbours: at a capacity of n, one record more may not fit.
+    of_larger = overflow_probability(_N + 1, _Q, 640)
+    assert sampling(max_batch_size=640).overflow_probability == of_larger
+    full = sampling(expected_batch_size=_N, max_batch_size=_N)
+    assert full.overflow_probability == 1.0
+    assert sampling(expected_batch_size=_N, max_batch_size=_N + 1).overflow_probability == 0.0
     assert sampling().overflow_probability == 0.0
     assert sampling(kind="shuffled", max_batch_size=640).overflow_probability == 0.0
 
 
 def _ledger(overflow):
-    ledger = Ledger()
-    ledger.add(
-        "training",
-        training_event(2.0, _Q),
-        count=_STEPS,
-        kind="training",
-        overflow_probability=overflow,
-    )
-    return ledger
+    details = {"kind": "training", "overflow_probability": overflow}
+    return Ledger([LedgerEntry("training", training_event(2.0, _Q), _STEPS, details)])
 
 
 @pytest.mark.parametrize("overflow", [1e-13, 1e-11, 3e-11])
@@ -79,7 +77,8 @@ def test_the_stated_epsilon_and_delta_pay_for_truncation(overflow):
 def test_every_run_of_every_entry_pays_for_its_own_truncation():
     # 1,200 runs at 2e-11 and one at 1e-8 are one charge of 3.4e-8, and the smallest ε that pays.
     ledger = _ledger(2e-11)
-    ledger.add("noise", dp_accounting.GaussianDpEvent(9.0), overflow_probability=1e-8)
+    cut_off = {"overflow_probability": 1e-8}
+    ledger.merge(Ledger([LedgerEntry("noise", dp_accounting.GaussianDpEvent(9.0), 1, cut_off)]))
     composed = compose_accountant(*key_of(ledger.event(), "pld", "add_or_remove_one"))
     delta, stated = 1e-4, ledger.epsilon(1e-4)
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tfdp.accounting import Ledger, PrivacyBudget
+from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget
 from tfdp.accounting.wishart import WishartDpEvent
 from tfdp.attention_release import mechanisms
 from tfdp.errors import BudgetError
@@ -250,8 +250,7 @@ def test_ledger_of_training_is_refused():
         (dp_accounting.NonPrivateDpEvent(), {"kind": "no privacy"}),
         (dp_accounting.PoissonSampledDpEvent(0.1, gaussian), {}),
     ):
-        training = Ledger()
-        training.add("training", event, **details)
+        training = Ledger([LedgerEntry("training", event, 1, details)])
         with pytest.raises(ValueError, match="ledger of its own"):
             layer.charge(training)
 

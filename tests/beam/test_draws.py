@@ -7,11 +7,15 @@ import subprocess
 import sys
 import time
 
+import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdp
+from tfdp.accounting import LedgerEntry
+from tfdp.data.origins import Origin, OriginArray
+from tfdp.data.provenance import assumptions_of, releases_of
 
 beam = pytest.importorskip("apache_beam")
 
@@ -88,6 +92,26 @@ def test_numbers_of_numpy_are_kept_in_the_manifest(tmp_path):
     draw(tmp_path / "one", persons, **{name: np.int64(n) for name, n in numbers.items()})
     sampling = tfdp.data.sampling_of(tfdp.data.load_batches(tmp_path / "one"))
     assert (sampling.num_examples, sampling.max_records_per_unit) == (100, 3)
+
+
+def test_what_records_were_made_with_is_charged_or_refused(tmp_path):
+    from tfdp.beam import Indexed, Log, private_frequency
+
+    entry = LedgerEntry("before", dp_accounting.GaussianDpEvent(2.0), 1, {"release": "r"})
+    origin = Origin((entry,), ("made before",))
+    charged = [(x, OriginArray.of(y, origin)) for x, y in SOURCE]
+    for name, given in (("whole", {}), ("parsed", {"parse": lambda i: charged[i]})):
+        source = Indexed(charged if name == "whole" else list(range(N)))
+        batches = tfdp.data.load_batches(draw(tmp_path / name, source, **given))
+        assert releases_of(batches) == (entry,)
+        assert "made before" in assumptions_of(batches)
+    assert releases_of(tfdp.data.load_batches(draw(tmp_path / "plain"))) == ()
+    with pytest.raises(Exception, match="must be given as `Indexed"):
+        draw(tmp_path / "keyed", beam.Create(list(enumerate(charged))))
+    ids = OriginArray.of(np.array([1, 2]), origin)
+    log = Log(lambda: beam.Create([("ann", ids)]), tmp_path / "scratch")
+    with pytest.raises(Exception, match="must not be made with a release"):
+        private_frequency(log, 1.0, 1e-6, num_items=3, length=2)
 
 
 def test_sources_by_labels_are_refused():

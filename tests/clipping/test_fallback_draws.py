@@ -1,5 +1,8 @@
 """Layers without a rule that draw random numbers: what is differentiated is what was drawn."""
 
+import logging
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import slow
 import tensorflow as tf
 from keras import layers, ops
 
-from tfdp.clipping import fallback
+from tfdp.clipping import fallback, per_example_gradient_norms
 from tfdp.clipping.planning import make_clipping_plan
 
 
@@ -117,3 +120,36 @@ def test_without_a_vectorized_loop_nan_stays_in_its_example(
     norms, _ = check.private(1.0, graph=graph)
     assert not np.isfinite(norms[1])
     np.testing.assert_allclose(norms[[0, 2, 3]], without[[0, 2, 3]], rtol=1e-5)
+
+
+class Scan(keras.layers.Layer):
+    """A loop of its own, which TensorFlow cannot run on all examples at once."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], shape[-1]))
+
+    def call(self, x):
+        def step(state, x):
+            state = keras.ops.tanh(state @ self.kernel + x)
+            return state, state
+
+        x = keras.ops.transpose(x, (1, 0, 2))
+        return keras.ops.scan(step, keras.ops.zeros_like(x[0]), x)[0]
+
+
+def test_a_layer_that_runs_example_by_example_says_so_once_and_logs_nothing():
+    model = keras.Sequential([keras.Input((3, 2)), Scan(name="own_loop")])
+    logged = []
+    handler = logging.Handler()
+    handler.emit = logged.append
+    tf.get_logger().addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            x = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
+            for _ in range(2):
+                per_example_gradient_norms(model, x, np.zeros((4, 2)), "mse")
+    finally:
+        tf.get_logger().removeHandler(handler)
+    assert not [r for r in logged if "pfor" in r.getMessage() or "created at" in r.getMessage()]
+    assert sum("'own_loop'" in str(w.message) and "by example" in str(w.message) for w in said) == 1

@@ -7,6 +7,7 @@ import slow
 import tensorflow as tf
 
 import tfdp
+from tfdp._compat.keras import set_mask
 from tfdp.clipping import crossentropy
 from tfdp.clipping.losses import PerExampleLoss, example_mask_of
 from tfdp.runtime.xla import compiling
@@ -74,10 +75,23 @@ def test_scalar_losses_are_refused():
         PerExampleLoss(keras.losses.Dice())(tf.zeros((3, 2)), tf.zeros((3, 2)))
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum"])
-def test_reductions_that_contradict_are_refused(reduction):
+def test_a_loss_without_a_reduction_is_reduced_as_the_optimizer_says():
+    y, p = tf.zeros((2, 3, 1)), tf.reshape(tf.range(6.0), (2, 3, 1))
+    none = PerExampleLoss(keras.losses.MeanSquaredError(reduction="none"))
+    np.testing.assert_array_equal(none(y, p), PerExampleLoss("mse")(y, p))
+
+
+def test_a_mask_that_a_loss_has_no_positions_for_is_named():
+    output = tf.zeros((2, 3, 1))
+    set_mask(output, tf.ones((2, 3), tf.bool))
+    loss = PerExampleLoss(lambda y, p: tf.reduce_mean(y - p, axis=[1, 2]))
+    with pytest.raises(ValueError, match="outputs have a mask.*Let it return the losses of all"):
+        loss(output, output)
+
+
+def test_reductions_that_contradict_are_refused():
     with pytest.raises(ValueError, match="reduction"):
-        PerExampleLoss(keras.losses.MeanSquaredError(reduction=reduction))
+        PerExampleLoss(keras.losses.MeanSquaredError(reduction="sum"))
     with pytest.raises(ValueError, match="per_example_reduction"):
         PerExampleLoss("mse", "batch")
 

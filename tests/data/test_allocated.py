@@ -86,7 +86,7 @@ def test_a_step_that_is_too_full_keeps_a_uniform_subset_and_is_charged():
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
     batches = tfdp.data.allocated_epochs(numbered(10), 2, max_batch_size=6)
     sampling = tfdp.data.sampling_of(batches)
-    np.testing.assert_allclose(sampling.overflow_probability, 2 * stats.binom.sf(6, 10, 0.5))
+    np.testing.assert_allclose(sampling.overflow_probability, 2 * stats.binom.sf(6, 11, 0.5))
     assert all(x.shape == (6,) for x, _, _ in batches.as_numpy_iterator())
 
 

@@ -62,18 +62,35 @@ def test_what_is_wrong_with_clicks_is_named(tmp_path, text, kwargs, message):
     assert "secret" not in str(raised.value)
 
 
-def test_texts_are_split_by_the_number_of_the_row_alone(tmp_path):
+def test_one_text_more_moves_no_other_between_training_and_test():
+    texts = np.array([f"text {i}" for i in range(2000)])
+
+    def held_out(kept):
+        frame = {"review": texts[kept], "vote": np.zeros(np.count_nonzero(kept), int)}
+        return set(tfdp.data.load_texts(frame, "review", "vote", [0, 1]).test[0])
+
+    every = np.ones(len(texts), bool)
+    test = held_out(every)
+    assert 120 <= len(test) <= 280  # Binomial(2000, 0.1), whose keys are fixed
+    for i in (0, 7, 1999):
+        assert held_out(every & (texts != texts[i])) == test - {texts[i]}
+
+
+def test_texts_are_split_by_their_content_alone(tmp_path):
     path = tmp_path / "reviews.csv"
     rows = [f'"text {i}, good",up' for i in range(50)] + [f"text {i},down" for i in range(50)]
     path.write_text("\n".join(["review,vote", *rows]))
     read = tfdp.data.load_texts(path, "review", "vote", ["down", "up"], test_fraction=0.2)
-    assert read.num_examples == 80 and read.classes == ("down", "up")
+    assert 60 < read.num_examples < 95 and read.classes == ("down", "up")
     texts, labels = read.train
     assert texts.dtype == object and set(labels) == {0, 1} == set(read.test[1])
     for parts in (read.train, read.test):
         for text, label in zip(*parts, strict=True):
             assert ("good" in text) == (label == 1)
     assert len({*read.train[0], *read.test[0]}) == 100
+    twice = {"review": np.repeat(texts, 2), "vote": np.repeat(labels, 2)}
+    again = tfdp.data.load_texts(twice, "review", "vote", [0, 1], test_fraction=0.5)
+    assert not set(again.train[0]) & set(again.test[0])
     with pytest.raises(ValueError, match="50 rows are not among") as raised:
         tfdp.data.load_texts(path, "review", "vote", ["up", "sideways"])
     assert "down" not in str(raised.value)

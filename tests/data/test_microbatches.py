@@ -24,7 +24,7 @@ def test_a_record_joins_each_of_m_draws_independently():
         assert abs((counts == copies).mean() - share) < error
     sampling = tfdp.data.sampling_of(data)
     assert sampling.draw_probability == pytest.approx(p) and sampling.microbatches == 4
-    exact = overflow_probability(4 * N, p, sampling.max_batch_size)
+    exact = overflow_probability(4 * (N + 1), p, sampling.max_batch_size)
     assert sampling.overflow_probability == exact < 1e-19
 
 

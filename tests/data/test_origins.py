@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.data.provenance import Origin, releases_of
+from tfdp.data.origins import Origin
+from tfdp.data.provenance import releases_of
 
 N, WIDTH = 40, 3
 X = np.random.default_rng(0).normal(size=(N, WIDTH)).astype(np.float32)
@@ -69,6 +70,61 @@ def test_arithmetic_of_plain_arrays_with_a_release_carries_it(release, way):
     np.testing.assert_allclose(
         np.asarray(WAYS["in place"](X.copy(), release.features)), X * np.asarray(release.features)
     )
+
+
+SCALARS = {
+    "an item": lambda p: p[3],
+    "of a loop": lambda p: sum(p),
+    "max": lambda p: p.max(),
+    "mean": lambda p: p.mean(),
+    "std": lambda p: p.std(),
+    "argmax": lambda p: p.argmax(),
+    "product": lambda p: p @ p,
+    "dot": lambda p: np.dot(p, p),
+    "norm": lambda p: np.linalg.norm(p),
+    "median": lambda p: np.median(p),
+    "take": lambda p: p.take(2),
+    "arithmetic": lambda p: 2.0 * abs(p[0]) + 1,
+    "round": lambda p: round(p[0], 1),
+    "chosen by": lambda p: np.arange(9).view(type(p))[p.argsort()][0],
+    "found": lambda p: p.nonzero()[0],
+    "vectorize": lambda p: np.vectorize(lambda one: one + 1)(p)[0],
+    "fitted": lambda p: np.full_like(p, 3.0) + p[0],
+}
+
+
+@pytest.mark.parametrize("way", SCALARS)
+def test_single_numbers_of_a_release_carry_it(release, way):
+    made = SCALARS[way](release.features[:, 0][:9].copy())
+    assert charged(made) == names(release)
+    assert charged([made * 2]) == charged({"a": (1, made)}) == names(release)
+
+
+def test_single_numbers_are_used_as_numbers(release):
+    number, place = release.features[0, 0], release.features[0].argmax()
+    assert float(number) == number.item() and f"{number:.3f}" == f"{float(number):.3f}"
+    assert list(range(WIDTH))[place] == place and {int(place): "a"}[place] == "a"
+    with pytest.raises(ValueError, match="must be"):  # a setting is a number, without a charge
+        tfdp.data.release_once(X, Y, 1.0, number)
+
+
+MASKED = np.ma.masked_array(X, X > 0)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda p: np.ma.masked_array(p, p > 0),
+        lambda p: MASKED * p,
+        lambda p: p + MASKED,
+        lambda p: np.ma.log(p),
+        lambda p: np.ma.multiply(X, p),
+        lambda p: np.ma.concatenate([p, MASKED]),
+    ],
+)
+def test_what_carries_a_charge_cannot_be_masked(release, mask):
+    with pytest.raises(ValueError, match="cannot be masked"):
+        mask(release.features)
 
 
 def test_pairs_that_are_made_anew_carry_what_their_arrays_do():

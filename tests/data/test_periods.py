@@ -237,6 +237,8 @@ def test_of_releases_of_disjoint_periods_the_costliest_counts(release):
 
     one, two, again = entry("1", [1, 2, 3]), entry("2", [4, 5, 6]), entry("1", [1, 2, 3])
     everywhere = entry(None, [1, 2, 3])
+    stated = tfdp.accounting.privacy_statement(Ledger([one]), delta=1e-6)
+    assert f"{one.label}, period '1'" in str(stated)
     alone = Ledger([one]).epsilon(1e-6)
     assert Ledger([one, two]).epsilon(1e-6) == alone <= 1.0 + 1e-9
     for other in (again, everywhere):

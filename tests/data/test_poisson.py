@@ -96,12 +96,25 @@ def test_an_overflowing_draw_keeps_a_uniform_subset():
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda **given: tfdp.data.poisson_batches(numbered(10), 10, **given),
+        lambda **given: tfdp.data.allocated_epochs(numbered(10), 1, **given),
+    ],
+)
+@pytest.mark.parametrize("given", [{}, {"max_batch_size": 10}, {"max_batch_size": 99}])
+def test_batches_that_hold_all_have_room_for_one_record_more(sampler, given):
+    sampling = tfdp.data.sampling_of(sampler(**given))
+    assert sampling.max_batch_size == 11 and sampling.overflow_probability == 0
+
+
 def test_overflow_is_cut_at_the_capacity_and_reported():
     batches = tfdp.data.poisson_batches(numbered(10), 5, max_batch_size=5, steps_per_epoch=200)
     sizes = draws(batches).sum(1)
     assert sizes.max() == 5
     sampling = tfdp.data.sampling_of(batches)
-    np.testing.assert_allclose(sampling.overflow_probability, stats.binom.sf(5, 10, 0.5))
+    np.testing.assert_allclose(sampling.overflow_probability, stats.binom.sf(5, 11, 0.5))
     full = stats.binom.sf(4, 10, 0.5)
     assert stats.binomtest(int((sizes == 5).sum()), 200, full).pvalue > FALSE_ALARM
 

@@ -57,22 +57,42 @@ def test_after_take_a_pass_of_unknown_length_may_be_of_any():
         assert tfdp.data.sampling_of(shorter.prefetch(1)).appearances(8) == 8
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda d: d.cache(),
-        lambda d: d.repeat(2),
-        lambda d: d.shuffle(4),
-        lambda d: d.filter(lambda x, y, w: tf.reduce_sum(w) > 0),
-        lambda d: d.batch(2),
-        lambda d: d.unbatch(),
-        lambda d: d.rebatch(5),
-        lambda d: tf.data.Dataset.zip(d, d),
-        lambda d: d.concatenate(d),
-        lambda d: d.shard(2, 0),
-        lambda d: d.cache().map(lambda x, y, w: (x, y, w)).prefetch(1),
-    ],
-)
+LOSING = [
+    lambda d: d.cache(),
+    lambda d: d.repeat(2),
+    lambda d: d.shuffle(4),
+    lambda d: d.filter(lambda x, y, w: tf.reduce_sum(w) > 0),
+    lambda d: d.batch(2),
+    lambda d: d.unbatch(),
+    lambda d: d.rebatch(5),
+    lambda d: tf.data.Dataset.zip(d, d),
+    lambda d: d.concatenate(d),
+    lambda d: d.shard(2, 0),
+    lambda d: d.skip(0),
+    lambda d: d.cache().map(lambda x, y, w: (x, y, w)).prefetch(1),
+    lambda d: tf.data.Dataset.choose_from_datasets([d, d], tf.data.Dataset.range(2)),
+    lambda d: d.window(2).flat_map(lambda x, y, w: tf.data.Dataset.zip((x, y, w))),
+]
+COUNTER = tf.data.Dataset.range(2)
+TWO = tf.Variable(2)
+
+
+def read_in_a_function(dataset):
+    iterator = iter(dataset)
+    return COUNTER.map(lambda i: next(iterator))
+
+
+# Ways past the datasets that a dataset says it was made from.
+HIDING = [
+    lambda d: COUNTER.interleave(lambda i: d),
+    lambda d: COUNTER.flat_map(lambda i: d.skip(1)),
+    lambda d: read_in_a_function(d).prefetch(1),
+    lambda d: tf.data.Dataset.from_tensors(d).flat_map(lambda inner: inner),
+    lambda d: tf.data.experimental.from_variant(tf.data.experimental.to_variant(d), d.element_spec),
+]
+
+
+@pytest.mark.parametrize("transform", LOSING)
 def test_transformations_that_replay_or_regroup_draws_lose_the_tag(batches, transform):
     assert tfdp.data.sampling_of(transform(batches)) is None
 
@@ -92,11 +112,36 @@ def test_a_declared_sampling_is_marked_as_declared(kind):
     assert sampling.sampling_probability == 0.25
 
 
-def test_what_tfdp_drew_cannot_be_declared_otherwise(batches):
-    for drawn in (batches, batches.take(2)):
+@pytest.mark.parametrize("transform", [lambda d: d, lambda d: d.take(2), *LOSING, *HIDING])
+def test_what_tfdp_drew_cannot_be_declared_otherwise(batches, transform):
+    for kind in ("poisson", "shuffled"):
         with pytest.raises(ValueError, match="cannot be declared otherwise"):
-            tfdp.data.declare_sampling(drawn, "shuffled", 40, 10)
+            tfdp.data.declare_sampling(transform(batches), kind, 40, 10)
+    with pytest.raises(ValueError, match="Argument `data` is made of"):
+        tfdp.data.poisson_batches(transform(batches), 10)
     assert tfdp.data.sampling_of(batches).kind == "poisson"
+
+
+def test_what_was_declared_stays_as_it_was_declared():
+    declared = tf.data.Dataset.from_tensor_slices(DATA).batch(10)
+    tfdp.data.declare_sampling(declared, "shuffled", 40, 10)
+    with pytest.raises(ValueError, match="made of declared_shuffled batches"):
+        tfdp.data.declare_sampling(declared.cache(), "poisson", 40, 10)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda d: d.enumerate().map(lambda i, record: record),
+        lambda d: tf.data.Dataset.choose_from_datasets([d, d.skip(1)], COUNTER.repeat()),
+        lambda d: COUNTER.interleave(lambda i: tf.data.Dataset.from_tensor_slices(DATA)),
+        lambda d: d.map(lambda x, y: (x * TWO, y)),
+    ],
+)
+def test_datasets_of_ones_own_are_declared_however_they_are_made(made):
+    records = tf.data.Dataset.from_tensor_slices(DATA)
+    declared = tfdp.data.declare_sampling(made(records).batch(10), "poisson", 40, 10)
+    assert tfdp.data.sampling_of(declared).kind == "declared_poisson"
 
 
 @pytest.mark.parametrize("longer", [lambda d: d.concatenate(d.take(1)), lambda d: d.repeat()])

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 import tfdp
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.origins import Origin, OriginArray
 from tfdp.data.records import Records
 
 N = 12
@@ -102,8 +102,8 @@ def test_records_carry_where_any_of_their_arrays_comes_from():
         ((np.ones(N), np.ones(N), np.ones(N - 1)), "sample weights"),
         ((tf.ragged.constant([[1], [2, 3]]), np.ones(2)), "dense"),
         ((np.ones(N), np.ones(N), np.ma.masked_array(np.ones(N), np.arange(N) < 2)), "no mask"),
-        ((np.array([1, 2], object), np.ones(2)), r"by `astype`.*\['int'\]"),
-        ((np.array(["a", None], object), np.ones(2)), "NoneType"),
+        ((np.array([1, 2], object), np.ones(2)), "holds a int at record 0.*by `astype`"),
+        ((np.array(["a", None], object), np.ones(2)), "no value at record 1"),
         ((np.array(["2020-01-01"], "datetime64[D]"), np.ones(1)), "dtype"),
     ],
 )

@@ -8,7 +8,8 @@ import pytest
 import tfdp
 from tfdp.accounting import PrivacyBudget, epsilon
 from tfdp.data import representation_release, representations
-from tfdp.data.provenance import Origin, OriginArray, releases_of
+from tfdp.data.origins import Origin, OriginArray
+from tfdp.data.provenance import releases_of
 from tfdp.data.releases import released_by
 from tfdp.data.representation_release import free_path
 

@@ -108,11 +108,24 @@ def test_a_malformed_line_is_named_by_number_and_content(tmp_path, line):
     assert repr(line) in str(raised.value)
 
 
-def test_a_file_of_three_columns_is_malformed_from_its_first_line(tmp_path):
+@pytest.mark.parametrize("second", ["1 2 4", "2 2 4"])
+def test_a_file_of_three_columns_is_malformed_from_its_first_line(tmp_path, second):
     path = tmp_path / "pairs.txt"
-    path.write_text("1 1 5\n1 2 4\n")
+    path.write_text(f"1 1 5\n{second}\n")
     with pytest.raises(ValueError, match="line 1: '1 1 5'"):
         tfdp.data.load_sequences(path)
+
+
+def test_a_file_may_have_one_line_for_each_user(tmp_path):
+    path = tmp_path / "users.txt"
+    path.write_text("7 3 1 2\n\n2 5 4\n9 6\n")
+    data = tfdp.data.load_sequences(path, max_length=3)
+    np.testing.assert_array_equal(data.train[1], [[0, 0, 0], [0, 0, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(data.held_out[1], [4, 2, 0])  # one item: nothing to hold out
+    for changed in ("7 3 1 2\n2 5 x\n9 6\n", "7 3 1 2\n2 5 4\n7 6\n", "1 3 4\n2\n"):
+        path.write_text(changed)
+        with pytest.raises(ValueError, match="line [12]: .*"):
+            tfdp.data.load_sequences(path)
 
 
 def test_bytes_that_are_not_text_are_a_malformed_line(tmp_path):

@@ -168,7 +168,7 @@ def test_what_is_wrong_is_named_and_no_record_shown(tmp_path, rows, kwargs, mess
 def test_quotes_and_other_alphabets(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('\ufeffsku,customer\n"tea, ""green""",Zoë\n', encoding="utf-8")
-    items, users = read_columns(path, ["sku", "customer"])
+    (items, users), _ = read_columns(path, ["sku", "customer"])
     assert (items.tolist(), users.tolist()) == (['tea, "green"'], ["Zoë"])
 
 

@@ -178,7 +178,7 @@ def test_no_row_of_a_step_beyond_the_budget_survives(replicas):
     with pytest.MonkeyPatch.context() as patch:
         eager = {"run_eagerly": True}  # a trace takes longer than its one step
         model = compiled(replicas, None, sigma=1e-3, compile_kwargs=eager)
-        patch.setattr(model.optimizer.charging, "active", lambda: tf.constant(False))
+        patch.setattr(model.optimizer.charging, "active", lambda model: tf.constant(False))
         (one, two, *_), _ = replicas.train(model, select_on_host(batches(1), model, ids_of))
     assert not one.any() and not two.any()
 

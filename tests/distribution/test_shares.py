@@ -59,8 +59,8 @@ def test_the_draws_of_the_workers_together_are_poisson():
 def test_overflow_is_counted_for_every_worker():
     one = Sampling("poisson", 1000, 100.0, 130)
     four = Sampling("poisson", 1000, 100.0, 160, workers=4)
-    assert one.overflow_probability == pytest.approx(stats.binom.sf(130, 1000, 0.1))
-    assert four.overflow_probability == pytest.approx(4 * stats.binom.sf(40, 250, 0.1))
+    assert one.overflow_probability == pytest.approx(stats.binom.sf(130, 1001, 0.1))
+    assert four.overflow_probability == pytest.approx(4 * stats.binom.sf(40, 251, 0.1))
     assert Sampling.from_dict(four.to_dict()) == four
 
 

@@ -40,6 +40,25 @@ def test_every_trainable_batch_norm_is_replaced_and_weights_are_kept():
         tfdp.make_private(old)
 
 
+def test_models_with_operations_and_masks_are_copied_with_what_they_compute():
+    x, ids = keras.Input((4,)), keras.Input((4,), dtype="int32")
+    h = keras.ops.relu(layers.BatchNormalization()(layers.Dense(4)(x)) + x) * 2.0
+    table = layers.Embedding(5, 4, mask_zero=True)(ids)
+    mask = keras.ops.not_equal(ids, 0)
+    h = h + layers.LSTM(4)(layers.BatchNormalization()(table, mask=mask), mask=mask)
+    h = keras.ops.concatenate([h, keras.ops.mean(x, axis=1, keepdims=True)], axis=1)
+    frozen = keras.Model([x, ids], layers.Dense(1)(h))
+    frozen.trainable = False  # nothing to replace: the same outputs
+    data = [np.random.default_rng(0).normal(size=(6, 4)).astype("float32"), np.eye(6, 4, dtype=int)]
+    same = tfdp.layers.replace_batch_norm(frozen)
+    np.testing.assert_allclose(same(data), frozen(data), rtol=1e-5)
+    frozen.trainable = True
+    new = tfdp.layers.replace_batch_norm(frozen)
+    norms = [layer for layer in new.layers if isinstance(layer, layers.GroupNormalization)]
+    assert len(norms) == 2 and new(data).shape == (6, 1)
+    assert not any(isinstance(layer, layers.BatchNormalization) for layer in new.layers)
+
+
 def test_one_example_does_not_change_another():
     new = tfdp.layers.replace_batch_norm(
         keras.Sequential([keras.Input((8,)), layers.Dense(16), layers.BatchNormalization()])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scipy import stats
+from tensorflow.python.framework import ops
 
 from tfdp.noise import Grid, NoiseSource, entries_above
 
@@ -147,3 +148,21 @@ def test_no_two_calls_and_no_two_entries_share_noise():
     # Two draws meet on a grid of millions of points now and then, but not often.
     assert len(both) > 100 and sum(one[place] == two[place] for place in both) <= 1
     assert len(set(one.values())) >= len(one) - 4
+
+
+def test_how_many_sums_are_given_does_not_tell_in_how_much_runs_eagerly():
+    grid, counted = Grid(1.3, 1.0, 50, rounding=0.0), []
+    # At the first call functions are traced; then both sides of a block, few and many candidates.
+    for given, threshold in (
+        (3, 5.0),
+        (3, 5.0),
+        (2_048, 5.0),
+        (2_049, 5.0),
+        (40_000, 5.0),
+        (3, 0.1),
+    ):
+        source, before = NoiseSource(1), ops.uid()
+        entries_above(source, np.arange(given), np.ones(given), 50_000, grid, threshold)
+        source.release_any(tf.zeros([given], tf.float64), grid, tf.float64)
+        counted.append(ops.uid() - before)
+    assert len(set(counted[1:])) == 1

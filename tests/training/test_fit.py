@@ -182,10 +182,10 @@ def test_no_step_runs_after_a_fit_that_was_refused(small):
     x, y = small.data()
     with pytest.raises(PrivacyError, match="training_batches"):
         model.train_on_batch(x[:10], y[:10])
-    assert steps_of(model) == 2 and not bool(charging.active())
+    assert steps_of(model) == 2 and not bool(charging.active(model))
     with pytest.raises(BudgetError):
         charging.begin(preflight.sampling_of_fit(model.optimizer, small.poisson(), None, {}))
-    assert not bool(charging.active())
+    assert not bool(charging.active(model))
 
 
 def test_a_larger_budget_trains_on_and_counts_what_was_spent(small):

@@ -15,7 +15,7 @@ import tensorflow as tf
 from eager_steps import EAGER, eager_model, fit_steps
 
 import tfdp
-from tfdp.errors import BudgetError
+from tfdp.errors import BudgetError, PrivacyError
 
 
 def charges(model):
@@ -32,6 +32,29 @@ def trained(small, **kwargs):
     model = eager_model(**kwargs)
     fit_steps(model, 2)
     return model
+
+
+@pytest.mark.parametrize("persons", [False, True])
+def test_weights_from_a_file_state_their_epsilon_before_data_are_known(small, tmp_path, persons):
+    def fresh(**amount):
+        model = tfdp.make_private(small.base(), validate=False)
+        optimizer = tfdp.optimizers.DPOptimizer("sgd", **(amount or {"noise_multiplier": 1.0}))
+        model.compile(optimizer, loss=small.loss, **EAGER)
+        return model
+
+    by_person = {"privacy_ids": np.arange(small.n) // 2, "max_records_per_unit": 2}
+    model, restored = fresh(), fresh()
+    with pytest.raises(PrivacyError, match="without num_examples"):
+        restored.privacy_statement()
+    model.fit(small.poisson(**(by_person if persons else {})), verbose=0)
+    model.save_weights(tmp_path / "of.weights.h5")
+    restored.load_weights(tmp_path / "of.weights.h5")
+    assert str(restored.privacy_statement()) == str(model.privacy_statement())
+    assert restored.optimizer.epsilon() == model.optimizer.epsilon()
+    tfdp.serving.export(restored, tmp_path / "exported")
+    budgeted = fresh(budget=tfdp.PrivacyBudget(50.0, 0.01))
+    budgeted.load_weights(tmp_path / "of.weights.h5")
+    assert budgeted.privacy_statement().epsilon == model.privacy_statement(0.01).epsilon
 
 
 class Stored:

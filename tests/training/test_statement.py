@@ -11,6 +11,7 @@ from dp_accounting import pld, rdp
 from eager_steps import EAGER, eager_model, fit_steps
 
 import tfdp
+from tfdp.training import caveats
 
 
 def by_hand(accountant, event, delta):
@@ -136,7 +137,7 @@ def test_passes_that_end_by_an_exception_are_not_begun_anew(
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 4])
-@pytest.mark.parametrize("steps_per_epoch", [None, 3, 6])
+@pytest.mark.parametrize("steps_per_epoch", [None, 3, 4])  # more are refused
 def test_passes_that_epochs_cut_elsewhere_go_on(small, at_once, steps_per_epoch):
     model = eager_model()
     model.steps_per_execution = at_once
@@ -253,6 +254,15 @@ def test_what_was_taken_from_data_is_listed_as_public_for_any_training(small):
               validation_data=(x, y))  # fmt: skip
     text = " ".join(str(model.privacy_statement()).split())
     assert "EarlyStopping" in text and "the adapted state of layer 'own_norm'" in text
+
+
+def test_a_vocabulary_that_was_given_by_hand_is_not_called_adapted():
+    given = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot", name="words")
+    x = keras.Input((1,), dtype="string")
+    model = eager_model(keras.Model(x, keras.layers.Dense(2)(given(x))))
+    text = " ".join(str(caveats.of_model(model)).split())
+    assert "the vocabulary given to layer 'words' (StringLookup) is public" in text
+    assert "adapted" not in text
 
 
 def test_a_number_of_items_that_was_read_from_the_data_is_listed_as_public():

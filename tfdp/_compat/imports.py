@@ -43,17 +43,23 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, name, function):
         self._name = name
         self._function = function
+        self._is_asking = False
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname != self._name:
+        if fullname != self._name or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
+        # Who asks need not import: TensorFlow looks where Keras is, and imports it later.
         def exec_module(module):
+            sys.meta_path.remove(self)
             execute(module)
             self._function()
 

@@ -3,6 +3,7 @@
 import functools
 
 import keras
+from keras.src.backend import in_stateless_scope  # noqa: F401
 from keras.src.export.export_utils import get_input_signature, make_tf_tensor_spec
 from keras.src.layers.rnn.conv_lstm import ConvLSTMCell  # noqa: F401
 from keras.src.legacy.saving import legacy_h5_format
@@ -72,6 +73,15 @@ def build_from_specification(model, batch):
 def variable_index(optimizer, variable):
     """The place of a variable among those that the optimizer was built with."""
     return optimizer._get_variable_index(variable)
+
+
+def is_tracked(optimizer, variable):
+    """Whether an optimizer was built with a variable."""
+    try:
+        variable_index(optimizer, variable)
+    except KeyError:
+        return False
+    return True
 
 
 def is_decayed(optimizer, variable):

@@ -14,9 +14,47 @@ def inputs_of(dataset):
     return dataset._inputs()
 
 
+def ancestors(dataset):
+    """A dataset, and all datasets that it was made from, however many there are between."""
+    pending = [dataset]
+    while pending:
+        made_from = pending.pop()
+        yield made_from
+        pending += inputs_of(made_from)
+
+
+def hides_others(dataset):
+    """Whether elements of a dataset may come from datasets that `inputs_of` does not name.
+
+    They do where a function of it uses another dataset or an iterator, where it was given datasets
+    as elements, and where it was made of a variant tensor.
+    """
+    captured = [
+        tensor for function in dataset._functions() for tensor in function.function.captured_inputs
+    ]
+    if any(tensor.dtype == tf.variant or "Iterator" in str(tensor) for tensor in captured
+           if tensor.dtype in (tf.variant, tf.resource)):  # fmt: skip
+        return True
+    if inputs_of(dataset):
+        return False
+    spec = dataset.element_spec
+    # TensorFlow wraps numbers so that choose or count: they are no records.
+    is_number = isinstance(spec, tf.TensorSpec) and (spec.dtype, spec.shape) == (tf.int64, [])
+    if type(dataset).__name__ == "_VariantDataset":
+        return not is_number
+    return any(isinstance(leaf, tf.data.DatasetSpec) for leaf in tf.nest.flatten(spec))
+
+
 def may_reorder(dataset):
     """Whether a dataset was told that the order of its elements does not matter."""
     return getattr(dataset, "_deterministic", None) == "false"
+
+
+def checks_numerics():
+    """Whether `tf.debugging.enable_check_numerics` adds checks to what is traced now."""
+    with tf.Graph().as_default() as graph:
+        tf.sqrt(tf.zeros([]))
+    return any(op.type.startswith(("CheckNumerics", "Debug")) for op in graph.get_operations())
 
 
 def traces_for_xla():

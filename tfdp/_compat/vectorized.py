@@ -20,8 +20,11 @@ _ORIGINAL = _REGISTRY["BatchMatMulV2"]
 
 
 def vectorized_map(function, elements):
-    """As tf.vectorized_map; a loop where it cannot be vectorized."""
-    with _safe_products():
+    """As tf.vectorized_map; a loop where it cannot be vectorized.
+
+    What has neither way raises, and TensorFlow's hundreds of lines about it are not logged.
+    """
+    with _safe_products(), _without_log_of_conversion():
         return tf.vectorized_map(function, elements, fallback_to_while_loop=True)
 
 
@@ -32,6 +35,20 @@ def draws_of_a_batch():
     row. For the operations of `DRAWS`.
     """
     return _active("together")
+
+
+@contextlib.contextmanager
+def _without_log_of_conversion():
+    def other(record):
+        text = record.getMessage()
+        return not text.startswith("Got error while pfor") and "created at:\n" not in text
+
+    logger = tf.get_logger()
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
 
 
 def _safe_products():

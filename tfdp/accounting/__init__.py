@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # for editors and the documentation
     from tfdp.accounting.events import register_event
     from tfdp.accounting.forward_noise import calibrate_forward_noise
     from tfdp.accounting.gdp import gdp_clt_epsilon
-    from tfdp.accounting.ledger import Ledger, LedgerEntry
+    from tfdp.accounting.ledger import Ledger
+    from tfdp.accounting.ledger_entry import LedgerEntry
     from tfdp.accounting.sampling import Sampling
     from tfdp.accounting.statement import Statement, privacy_statement
 
@@ -51,7 +52,8 @@ __getattr__ = on_demand(
         ".events": ["register_event"],
         ".forward_noise": ["calibrate_forward_noise"],
         ".gdp": ["gdp_clt_epsilon"],
-        ".ledger": ["Ledger", "LedgerEntry"],
+        ".ledger": ["Ledger"],
+        ".ledger_entry": ["LedgerEntry"],
         ".sampling": ["Sampling"],
         ".statement": ["Statement", "privacy_statement"],
     },

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Iterable
-
-import dp_accounting
 
 from tfdp import _validate
 from tfdp.accounting import accountants
@@ -17,93 +14,10 @@ from tfdp.accounting.adjacency import FEATURES as _FEATURES
 from tfdp.accounting.adjacency import strongest
 from tfdp.accounting.budget import check_delta
 from tfdp.accounting.composition import compose
-from tfdp.accounting.events import event_from_dict, event_to_dict
+from tfdp.accounting.described import described
+from tfdp.accounting.ledger_entry import LedgerEntry
 from tfdp.accounting.sampling import PERSON
 from tfdp.accounting.truncation import truncation_delta
-
-
-@dataclasses.dataclass(frozen=True)
-class LedgerEntry:
-    """One mechanism and how often it ran.
-
-    Args:
-        label: a name for people, e.g. "training".
-        event: the `dp_accounting.DpEvent` of one run.
-        count: number of runs, at least 1.
-        details: JSON-able parameters for the statement. `overflow_probability` is also accounted
-            for: the probability, per run, that a Poisson batch was cut off.
-
-    Raises:
-        ValueError: if an argument has the wrong type or range.
-    """
-
-    label: str
-    event: dp_accounting.DpEvent
-    count: int = 1
-    details: dict = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self):
-        if not isinstance(self.event, dp_accounting.DpEvent):
-            raise ValueError(
-                f"Argument `event` must be a dp_accounting.DpEvent. Received: event={self.event!r}"
-            )
-        object.__setattr__(self, "count", _validate.count("count", self.count))
-        try:
-            details = json.loads(json.dumps(self.details, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                "Argument `details` must hold plain finite numbers, strings, lists and dicts, "
-                f"which JSON can store ({error}). Received: details={self.details!r}"
-            ) from error
-        object.__setattr__(self, "details", details)
-        overflow = details.get("overflow_probability", 0.0)
-        if not 0 <= overflow <= 1:
-            raise ValueError(
-                "Argument `overflow_probability` must be a probability. "
-                f"Received: overflow_probability={overflow!r}"
-            )
-
-    @property
-    def overflow_probability(self):
-        """Probability per run that a Poisson batch was cut off."""
-        return self.details.get("overflow_probability", 0.0)
-
-    @property
-    def adjacency(self):
-        """The adjacency under which the event holds, where not add_or_remove_one; or None."""
-        return self.details.get("adjacency")
-
-    @property
-    def period(self):
-        """(registry, name) of the period whose persons alone the mechanism saw, or None."""
-        sampling = self.details.get("sampling") or {}  # of training; releases say it themselves
-        period = self.details.get("period", sampling.get("period"))
-        return None if period is None else tuple(period)
-
-    @property
-    def num_examples(self):
-        """n of the data that the mechanism ran on, or None."""
-        known = self.details.get("num_examples")
-        return (self.details.get("sampling") or {}).get("num_examples") if known is None else known
-
-    def to_dict(self):
-        """The entry as a JSON-able dict."""
-        return {
-            "label": self.label,
-            "event": event_to_dict(self.event),
-            "count": self.count,
-            "details": copy.deepcopy(self.details),
-        }
-
-    @classmethod
-    def from_dict(cls, encoded):
-        """The inverse of `to_dict`."""
-        return cls(
-            encoded["label"],
-            event_from_dict(encoded["event"]),
-            encoded["count"],
-            encoded["details"],
-        )
 
 
 class Ledger:
@@ -117,8 +31,8 @@ class Ledger:
     Example:
 
     >>> ledger = Ledger()
-    >>> ledger.add("frequencies", dp_accounting.LaplaceDpEvent(2.0), kind="release")
-    >>> ledger.add("training", dp_accounting.GaussianDpEvent(4.0), count=3, kind="training")
+    >>> ledger.add("frequencies", dp_accounting.LaplaceDpEvent(2.0), num_examples=1000)
+    >>> ledger.add("counts", dp_accounting.GaussianDpEvent(4.0), count=3, table="clicks")
     >>> len(ledger)
     2
     """
@@ -133,14 +47,22 @@ class Ledger:
         self._is_closed = True
         return self
 
-    def add(self, label, event, count=1, **details):
-        """Charges `count` runs of an event; `details` describe it in statements.
+    def add(self, label, event, count=1, *, num_examples=None, **details):
+        """Charges `count` runs of an event, for records, under add-or-remove-one adjacency.
+
+        Args:
+            label: its name in statements.
+            event: `dp_accounting.DpEvent` of one run.
+            count: how many runs.
+            num_examples: n of the data that it saw; δ must not exceed 1/n.
+            details: what describes it: plain values, which accounting does not read. A mechanism
+                that holds otherwise is a `LedgerEntry`, in `Ledger([entry])`.
 
         Raises:
-            ValueError: for the ledger of a model.
+            ValueError: for the ledger of a model, or a detail of a name that accounting reads.
         """
         self._refuse_if_closed()
-        self._append(LedgerEntry(label, event, count, details))
+        self._append(LedgerEntry(label, event, count, described(details, num_examples)))
 
     def merge(self, other):
         """Charges everything in another ledger, too.

@@ -10,7 +10,7 @@ import json
 import dp_accounting
 
 from tfdp.accounting.composition import training_event
-from tfdp.accounting.ledger import LedgerEntry
+from tfdp.accounting.ledger_entry import LedgerEntry
 from tfdp.accounting.notes import Notes
 from tfdp.accounting.random_allocation import allocation_event
 from tfdp.accounting.sampling import PERSON, Sampling

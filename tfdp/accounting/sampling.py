@@ -192,27 +192,26 @@ class Sampling:
     def overflow_probability(self):
         """P[a Poisson batch exceeds `max_batch_size`]; 0 for other kinds and without a maximum.
 
-        For several workers, the sum over their shares, an upper bound. For allocated batches, of
-        an epoch: the sum over its steps, whose sizes are Binomial(n, 1/T) and not independent.
+        It bounds that of both neighbours: the larger one has a unit of privacy more. For several
+        workers, the sum over their shares, an upper bound. For allocated batches, of an epoch: the
+        sum over its steps, whose sizes are binomial and not independent.
         """
-        if self.is_allocated and self.max_batch_size is not None:
-            of_one = truncation.overflow_probability(
-                self.num_examples, 1 / self.allocation_steps, self.max_batch_size
-            )
-            return min(1.0, self.allocation_steps * of_one)
-        if self.kind not in _POISSON_KINDS or self.max_batch_size is None:
+        if self.kind in _SHUFFLED_KINDS or self.kind == "full_batch" or self.max_batch_size is None:
             return 0.0
-        if self.num_records is not None:  # of the larger of two neighbours, with a person more
-            most = self.num_records + self.max_records_per_unit
-            return truncation.overflow_probability(
-                most, self.sampling_probability, self.max_batch_size
-            )
+        parts = self.allocation_steps if self.is_allocated else self.workers
         of_one = truncation.overflow_probability(
-            -(-self.num_examples // self.workers) * self.microbatches,
+            -(-self.most_drawn_from // self.workers) * self.microbatches,
             self.draw_probability,
             self.max_batch_size // self.workers,
         )
-        return min(1.0, self.workers * of_one)
+        return min(1.0, parts * of_one)
+
+    @property
+    def most_drawn_from(self):
+        """How many records or persons may be drawn in the larger of two neighbouring data sets."""
+        if self.num_records is not None:
+            return self.num_records + self.max_records_per_unit
+        return self.num_examples + 1
 
     def appearances(self, steps):
         """The most often that one record can be used in `steps` steps of one run.

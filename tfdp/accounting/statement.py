@@ -12,7 +12,8 @@ from tfdp.accounting import statement_text
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant
 from tfdp.accounting.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.budget import PrivacyBudget, check_delta
-from tfdp.accounting.ledger import Ledger, LedgerEntry
+from tfdp.accounting.ledger import Ledger
+from tfdp.accounting.ledger_entry import LedgerEntry
 from tfdp.accounting.mechanisms import if_poisson
 from tfdp.accounting.notes import Notes, doubts
 from tfdp.accounting.sampling import Sampling
@@ -27,6 +28,13 @@ REPEATED_DRAW = (
     "Several of the runs below trained on one draw that was made ahead: their samples are the "
     "same, and no epsilon for independent samples holds. Draw anew for every training "
     "(`tfdp.beam.draw_batches`)."
+)
+
+CUT_OFF = (
+    "A batch holds fewer records than may be drawn. What that costs, the chance of a larger draw "
+    "times e^epsilon, is more than delta at an epsilon as large as here: {epsilon} if nothing "
+    "were cut off. Give the sampler a larger `max_batch_size` (the number of records never cuts), "
+    "or the optimizer more noise."
 )
 
 DISJOINT = (
@@ -209,6 +217,10 @@ def privacy_statement(
     if accountant is None:
         accountant = best_accountant(ledger.event(), adjacency, delta)
     epsilon = ledger.epsilon(delta, accountant, adjacency)
+    if math.isinf(epsilon) and not unstated:
+        uncut = _without_cuts(ledger).epsilon(delta, accountant, adjacency)
+        if math.isfinite(uncut):
+            unstated.append(CUT_OFF.format(epsilon=statement_text.round_up(uncut)))
     shuffled = [e for e in trainings if e.adjacency is not None]
     return Statement(
         epsilon=epsilon,
@@ -242,6 +254,14 @@ def _if_poisson(ledger, delta):
     for entry in ledger.entries:
         poisson.merge(Ledger([if_poisson(entry)]))
     return poisson.epsilon(delta)
+
+
+def _without_cuts(ledger):
+    """The same mechanisms, as if every draw fitted into its batch."""
+    uncut = {"overflow_probability": 0.0}
+    return Ledger(
+        dataclasses.replace(entry, details={**entry.details, **uncut}) for entry in ledger.entries
+    )
 
 
 def _overflow_delta(ledger, epsilon):

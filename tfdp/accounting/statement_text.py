@@ -5,6 +5,7 @@ import math
 import textwrap
 
 from tfdp.accounting.events import event_from_dict
+from tfdp.accounting.ledger_entry import period_of
 from tfdp.accounting.sampling import PERSON
 
 _NEIGHBOURS = {
@@ -94,7 +95,7 @@ def entry_in_words(entry):
     """One mechanism that touched the data, as often as it did."""
     selection = entry["details"].get("selection")
     chosen = f", rows of sparse tables chosen by {selection['name']}" if selection else ""
-    period = (entry["details"].get("sampling") or {}).get("period")
+    period = period_of(entry["details"])
     of = f", period {period[1]!r}" if period else ""
     event = describe(event_from_dict(entry["event"]))
     return f"{entry['label']}{of}: {entry['count']} x {event}{chosen}"
@@ -157,7 +158,7 @@ def cut_off_in_words(statement):
     if not statement.overflow_delta > 0:
         return []
     capacities = []
-    for details in (entry["details"] for entry in statement.entries):
+    for details in _details(statement.entries):
         if "sampling" in details and details.get("overflow_probability", 0) > 0:
             sampling = details["sampling"]
             persons = sampling.get("max_records_per_unit") and not sampling.get("num_records")
@@ -168,6 +169,13 @@ def cut_off_in_words(statement):
         f"A batch holds at most {most}; the chance that a draw is larger takes "
         f"{statement.overflow_delta:.3g} of the delta above."
     ]
+
+
+def _details(entries):
+    """The details of entries, and of the trainings that a tuning made one of."""
+    for entry in entries:
+        yield entry["details"]
+        yield from _details(entry["details"].get("one_run", ()))
 
 
 def _drawn(sampling, steps):

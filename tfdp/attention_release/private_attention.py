@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp.accounting import PrivacyBudget
+from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget
 from tfdp.accounting.releases import affordable_calls
 from tfdp.attention_release import mechanisms
 from tfdp.attention_release.clipping import clip_norms
@@ -242,7 +242,8 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
                 "Argument `ledger` must be a ledger of its own: releases about inference inputs "
                 "are not part of the training ledger. Received a ledger that holds training."
             )
-        ledger.add(self.name, self.event(), count=calls, kind="attention release", unit=self.unit)
+        details = {"kind": "attention release", "unit": self.unit}
+        ledger.merge(Ledger([LedgerEntry(self.name, self.event(), calls, details)]))
 
     def affordable_calls(self, budget):
         """How many calls about one input a total `PrivacyBudget` affords."""

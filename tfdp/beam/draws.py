@@ -12,18 +12,20 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import count, is_integer, plain
-from tfdp.accounting.truncation import smallest_capacity
+from tfdp.beam.made_with import refuse_other_origin
 from tfdp.beam.rows import decoded_row, encoded_row, packed, unpacked
-from tfdp.data._checks import check_capacity, check_expected_batch_size
+from tfdp.data._checks import capacity_of, check_expected_batch_size
 from tfdp.data.drawn_batches import (
     MANIFEST,
     Manifest,
     decode_signature,
     encode_batch,
+    encode_origin,
     encode_signature,
     padded_batch,
 )
 from tfdp.data.membership import Membership, encoded_key
+from tfdp.data.origins import Origin
 from tfdp.data.parsed_values import as_array
 from tfdp.data.random_access import refuse_other_sources
 
@@ -48,10 +50,10 @@ class Indexed(beam.PTransform):
         size = len(source)
         if not is_integer(size) or size < 1:
             raise ValueError(f"Argument `source` must hold records. Received: a length of {size}")
-        self._source, self.size = source, int(size)
+        self.source, self.size = source, int(size)
 
     def expand(self, begin):
-        source, size = self._source, self.size
+        source, size = self.source, self.size
         chunks = [(start, min(start + _CHUNK, size)) for start in range(0, size, _CHUNK)]
         return (
             begin
@@ -135,9 +137,7 @@ def draw_batches(
             f"Argument `num_examples` must be the number of records, {records.size}. "
             f"Received: num_examples={n}"
         )
-    if max_batch_size is None:
-        max_batch_size = min(n, smallest_capacity(n, expected_batch_size / n))
-    check_capacity(max_batch_size, expected_batch_size)
+    capacity = capacity_of(max_batch_size, expected_batch_size, n, n + 1)
     persons = max_records_per_unit is not None
     k = count("max_records_per_unit", max_records_per_unit) if persons else 1
     if persons and isinstance(records, Indexed):
@@ -146,8 +146,9 @@ def draw_batches(
             "`max_records_per_unit` is given: `Indexed(source)` numbers records. Map its pairs to "
             f"(person, record). Received: max_records_per_unit={k} with Indexed records"
         )
-    capacity = min(n, int(max_batch_size))
     signature = _with_weights(signature)
+    one = records.source[0] if isinstance(records, Indexed) else None
+    origin = Origin() if one is None else Origin.of((records.source, one, parse(one)))
     if steps_per_file is None:
         row = sum(s.shape.num_elements() * max(s.dtype.size, 1) for s in tf.nest.flatten(signature))
         steps_per_file = max(1, 2**26 // (row * capacity * k))
@@ -171,7 +172,9 @@ def draw_batches(
     if not persons and not isinstance(records, Indexed):
         _check_keys(keyed)
     _check_number(units, n, "persons" if persons else "records")
-    drawn = units | "Draw" >> beam.ParDo(_Draw(membership, steps_per_file, parse, signature, k))
+    drawn = units | "Draw" >> beam.ParDo(
+        _Draw(membership, steps_per_file, parse, signature, k, origin)
+    )
     every_file = pipeline | "Files" >> beam.Create([(i, b"") for i in range(files)])
     _ = (
         (drawn, every_file)
@@ -187,7 +190,7 @@ def draw_batches(
     Manifest(
         identity, n, expected_batch_size, steps, capacity,
         encode_signature(signature), tuple(zip(names, sizes, strict=True)),
-        k if persons else None,
+        k if persons else None, encode_origin(origin),
     ).write(directory)  # fmt: skip
     return directory
 
@@ -206,9 +209,9 @@ def _with_weights(signature):
             "different lengths, to a length that does not come from the data. "
             f"Received: signature={signature!r}"
         )
-    if tf.nest.is_nested(signature[2]) or signature[2].dtype != tf.float32:
+    if any(spec.dtype != tf.float32 for spec in tf.nest.flatten(signature[2])):
         raise ValueError(
-            "The third part of argument `signature` must be a tf.TensorSpec of float32. "
+            "The third part of argument `signature` must hold tf.TensorSpec of float32. "
             f"Received: {signature[2]!r}"
         )
     return decode_signature(encode_signature(signature))
@@ -257,11 +260,12 @@ def _check_number(units, n, what):
 class _Draw(beam.DoFn):
     """(key, records) to (file, step + number + rows), for each step that the key is in."""
 
-    def __init__(self, membership, steps_per_file, parse, signature, k):
+    def __init__(self, membership, steps_per_file, parse, signature, k, origin):
         self._membership, self._k = membership, k
         self._steps_per_file = steps_per_file
         self._parse = parse
         self._signature = encode_signature(signature)
+        self._origin = origin
 
     def setup(self):
         signature = decode_signature(self._signature)
@@ -282,11 +286,13 @@ class _Draw(beam.DoFn):
 
     def _parsed(self, record):
         parsed = self._parse(record)
+        refuse_other_origin(record, parsed, self._origin)
         if isinstance(parsed, tuple) and len(parsed) == 2:
             parsed = (*parsed, np.float32(1.0))
         tf.nest.assert_same_structure(parsed, self._nest)
         leaves = [as_array(leaf) for leaf in tf.nest.flatten(parsed)]
-        leaves[-1] = leaves[-1].astype(np.float32)
+        for i in range(-len(tf.nest.flatten(parsed[2])), 0):
+            leaves[i] = leaves[i].astype(np.float32)
         for leaf, (shape, dtype) in zip(leaves, self._leaves, strict=True):
             known = dtype == tf.string if leaf.dtype.kind in "SUO" else dtype == leaf.dtype
             if leaf.shape != shape or not known:

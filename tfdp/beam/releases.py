@@ -17,9 +17,10 @@ import numpy as np
 
 from tfdp._validate import count, positive
 from tfdp.accounting.sampling import PERSON
+from tfdp.beam.made_with import refuse_any_origin
 from tfdp.beam.sums import PersonSums
 from tfdp.data import frequency, transitions
-from tfdp.data.provenance import Origin
+from tfdp.data.origins import Origin
 from tfdp.data.transition_counts import UNIT, Histories, item_units, transition_sums
 from tfdp.selection import top_k
 
@@ -250,6 +251,7 @@ def _last(length, record):
     """The last `length` ids of a record, behind zeros; zeros for no record."""
     row = np.zeros(length, np.int64)
     if record is not None:
+        refuse_any_origin(record)
         ids = np.asarray(record)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise ValueError(
@@ -267,6 +269,7 @@ def _features(widths, record):
     for name, width in widths.items():
         row = np.full(width, -1, np.int64)
         if record is not None:
+            refuse_any_origin(record[name])
             ids = np.atleast_1d(np.asarray(record[name]))
             if ids.ndim != 1 or len(ids) > width or (ids.size and ids.dtype.kind not in "iu"):
                 raise ValueError(

@@ -8,6 +8,8 @@ seed, in the forward pass too.
 
 import contextlib
 import types
+import warnings
+import weakref
 
 import keras
 import tensorflow as tf
@@ -18,6 +20,8 @@ from tfdp.clipping.factoring import contributions_in
 from tfdp.clipping.probes import differentiable
 from tfdp.clipping.recording import called_in_python, paused
 from tfdp.errors import PrivacyError
+
+_ONE_BY_ONE = weakref.WeakSet()  # layers of which that was said
 
 
 class _TrainingContext(keras.Layer):
@@ -171,6 +175,8 @@ def contributions(recorded, gradients, compiled=False):
     with paused():
         found = None if compiled else _vectorized(of_example, elements, recorded.drawn_at_once)
         if found is None:
+            if not compiled:
+                _say_once(planned.layer)
             pairs = zip(planned.variables, parameters, strict=True)
             signature = [tf.TensorSpec(v.shape, p.dtype) for v, p in pairs]
             one = of_example
@@ -191,6 +197,17 @@ def _vectorized(function, elements, drawn_at_once):
             return vectorized_map(function, elements)
     except (NotImplementedError, TypeError, ValueError):
         return None
+
+
+def _say_once(layer):
+    if layer not in _ONE_BY_ONE:
+        _ONE_BY_ONE.add(layer)
+        warnings.warn(
+            f"Layer {layer.name!r} has no clipping rule, and TensorFlow cannot run it on all "
+            "examples at once (a loop, or a branch around sublayers): it runs example by example, "
+            "with the same numbers, and slowly.",
+            stacklevel=2,
+        )
 
 
 def _split(recorded):

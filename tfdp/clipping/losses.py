@@ -5,8 +5,17 @@ import tensorflow as tf
 
 from tfdp._compat.keras import mask_of
 from tfdp.clipping.crossentropy import is_sparse_crossentropy, sparse_crossentropy
+from tfdp.data.padding import example_mask_of
 
 REDUCTIONS = ("mean", "sum")
+
+_WEIGHTED = "Argument `sample_weight` has more axes than the loss."
+_MASKED = (
+    "The outputs have a mask of positions (`mask_zero=True`, a Masking layer), and the loss has no "
+    "axis of positions any more, so that masked ones would count. Let it return the losses of all "
+    "positions, (batch, positions), of which the mean over the valid ones is taken; or drop the "
+    "mask before the output."
+)
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -22,7 +31,8 @@ class PerExampleLoss(keras.losses.Loss):
         per_example_reduction: "mean" or "sum" over an example's positions.
 
     Raises:
-        ValueError: for an unknown reduction, or a loss object whose own reduction contradicts it.
+        ValueError: for an unknown reduction, or a loss object whose own reduction contradicts it;
+            "none" leaves it to this one.
     """
 
     def __init__(self, loss, per_example_reduction="mean", name=None):
@@ -44,7 +54,7 @@ class PerExampleLoss(keras.losses.Loss):
                 f"loss={self._function}"
             )
         own = getattr(self._function, "reduction", "sum_over_batch_size")
-        if own in ("none", None) or (own == "sum" and per_example_reduction != "sum"):
+        if own == "sum" and per_example_reduction != "sum":
             raise ValueError(
                 f"Argument `loss` has reduction={own!r}, but private training reduces each "
                 f"example's loss by per_example_reduction={per_example_reduction!r}. Leave the "
@@ -79,11 +89,11 @@ class PerExampleLoss(keras.losses.Loss):
         valid = tf.ones_like(values)
         for mask in masks:
             if mask is not None:
-                valid *= _align(tf.cast(mask, values.dtype), values)
+                valid *= _align(tf.cast(mask, values.dtype), values, _MASKED)
         # Select: the loss of an invalid position may be anything, infinite included.
         values = tf.where(valid > 0, values, 0.0)
         if sample_weight is not None:
-            values *= _align(tf.cast(sample_weight, values.dtype), values)
+            values *= _align(tf.cast(sample_weight, values.dtype), values, _WEIGHTED)
         batch = tf.shape(values)[0]
         total = tf.reduce_sum(tf.reshape(values, [batch, -1]), axis=1)
         if self.per_example_reduction == "sum":
@@ -136,18 +146,6 @@ def of_all_replicas(count):
     return context.all_reduce(tf.distribute.ReduceOp.SUM, count)
 
 
-def example_mask_of(sample_weight, batch_size):
-    """(B,) bool: False for padding, which is what has the weight 0 everywhere."""
-    weighted = [
-        tf.reduce_any(tf.reshape(tf.not_equal(w, 0), [batch_size, -1]), axis=1)
-        for w in tf.nest.flatten(sample_weight)
-        if w is not None
-    ]
-    if not weighted:
-        return tf.ones([batch_size], tf.bool)
-    return tf.reduce_any(tf.stack(weighted), axis=0)
-
-
 def _float(x):
     x = tf.convert_to_tensor(x)
     return tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x
@@ -187,16 +185,13 @@ def _labels_as_numbers(y_true, y_pred):
     return tf.nest.map_structure(convert, y_true)
 
 
-def _align(weights, values):
+def _align(weights, values, wrong):
     """Gives weights the rank of values by trailing axes of size 1, as Keras does."""
     if len(weights.shape) == len(values.shape) + 1 and weights.shape[-1] == 1:
         weights = tf.squeeze(weights, -1)
     missing = len(values.shape) - len(weights.shape)
     if missing < 0:
-        raise ValueError(
-            "Argument `sample_weight` has more axes than the loss. "
-            f"Received: shape {weights.shape} for a loss of shape {values.shape}"
-        )
+        raise ValueError(f"{wrong} Received: {weights.shape} for a loss of shape {values.shape}")
     return tf.reshape(weights, tf.concat([tf.shape(weights), [1] * missing], axis=0))
 
 

@@ -150,16 +150,25 @@ def warn_of_plan(plan):
 
 
 def refuse_named_losses(losses):
-    """Refuses, by name, losses that compare the examples of a batch with each other.
+    """Refuses, by name, losses that compare the examples of a batch, or sum over all of them.
 
     Args:
         losses: argument `loss` of `compile`.
 
     Raises:
-        PrivacyError: for `keras.losses.Circle`.
+        PrivacyError: for `keras.losses.Circle`, and `Dice` and `Tversky` without an `axis`.
     """
     for one in tf.nest.flatten(losses):
         loss = None if one is None else keras.losses.get(one)
+        for name in ("Dice", "Tversky"):
+            whole = isinstance(loss, getattr(keras.losses, name)) and loss.axis is None
+            if whole or loss is getattr(keras.losses, name.lower()):
+                raise PrivacyError(
+                    f"Argument `loss` is {name} over the whole batch: one number for all of its "
+                    "examples, of which none can be clipped by itself. Give it the axes of one "
+                    f"example: `keras.losses.{name}(axis=(1, 2, 3))` for images with channels, "
+                    f"`axis=(1, 2)` without. Received: loss={one}"
+                )
         if isinstance(loss, keras.losses.Circle) or loss is keras.losses.circle:
             raise PrivacyError(
                 "Argument `loss` mixes the examples of a batch: keras.losses.Circle compares each "

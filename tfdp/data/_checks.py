@@ -5,6 +5,8 @@ import math
 import numpy as np
 
 from tfdp._validate import count, is_number
+from tfdp.accounting.truncation import smallest_capacity
+from tfdp.data.origins import Origin
 
 _MOST_ROWS = 2**31 - 1
 
@@ -30,6 +32,24 @@ def check_capacity(max_batch_size, expected_batch_size):
         )
 
 
+def capacity_of(max_batch_size, expected_batch_size, num_drawn_from, largest):
+    """The number of places of every batch: as given, checked, or what draws do not exceed.
+
+    Args:
+        max_batch_size: as given; None for the smallest number that a draw exceeds with probability
+            at most 1e-20.
+        expected_batch_size: B.
+        num_drawn_from: how many records or persons may be drawn.
+        largest: how many in the larger of two neighbouring data sets. Where every draw is of all,
+            a batch has room for these, or every draw of that one would be cut.
+    """
+    if max_batch_size is not None:
+        check_capacity(max_batch_size, expected_batch_size)
+    if max_batch_size is None or expected_batch_size == num_drawn_from:
+        return smallest_capacity(largest, expected_batch_size / num_drawn_from)
+    return min(largest, int(max_batch_size))
+
+
 def check_rows_of_persons(persons, max_records_per_unit):
     """Raises if so many persons, of k rows each, take more rows than 32 bits can count."""
     rows = persons * max_records_per_unit
@@ -50,8 +70,8 @@ def steps_of_epoch(steps_per_epoch, num_examples, expected_batch_size):
     return steps_per_epoch
 
 
-def check_sequences(train):
-    """The pair (x, y) as arrays, both (n, L)."""
+def check_sequences(train, privacy_ids=None):
+    """The pair (x, y) as arrays, both (n, L), and the `Origin` of the pair and of the ids."""
     arrays = [np.asarray(part) for part in train] if isinstance(train, tuple) else []
     if (
         len(arrays) != 2
@@ -65,7 +85,7 @@ def check_sequences(train):
             "Argument `train` must be `SequenceData.train` or a pair (x, y) of integer arrays of "
             f"the same shape (num_users, max_length). Received: {received}"
         )
-    return arrays
+    return arrays, Origin.of((train, privacy_ids))
 
 
 def known_num_items(train, num_items):

@@ -9,8 +9,7 @@ import numpy as np
 
 from tfdp._validate import count
 from tfdp.accounting import Sampling
-from tfdp.accounting.truncation import smallest_capacity
-from tfdp.data._checks import check_capacity
+from tfdp.data._checks import capacity_of
 from tfdp.data.batches import dataset_of_batches
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
@@ -88,8 +87,8 @@ def allocated_epochs(
     Args:
         data: as for `poisson_batches`.
         steps_per_epoch: T; a step has n/T records on average.
-        max_batch_size: rows of every batch, at least n/T. Default: the smallest number that a step
-            exceeds with probability at most 1e-20, and never more than n.
+        max_batch_size: rows of every batch, at least n/T and at most n + 1. Default: the smallest
+            number that a step exceeds with probability at most 1e-20, also with a record more.
         seed: integer for tests only. Epochs still differ, but the draws are predictable, and the
             privacy statement says so.
         parse, period: as for `poisson_batches`.
@@ -111,16 +110,14 @@ def allocated_epochs(
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
     n = records.num_examples if persons is None else persons.num_persons
     count("steps_per_epoch", steps_per_epoch)
-    if max_batch_size is None:
-        max_batch_size = min(n, smallest_capacity(n, 1 / steps_per_epoch))
-    check_capacity(max_batch_size, n / steps_per_epoch)
+    max_batch_size = capacity_of(max_batch_size, n / steps_per_epoch, n, n + 1)
     source = GeneratorSource(seed)
     key = claimed(period, privacy_ids)  # nobody is entered by a call that is refused
     sampling = Sampling(
         kind="allocated",
         num_examples=n,
         expected_batch_size=n / steps_per_epoch,
-        max_batch_size=min(n, max_batch_size),
+        max_batch_size=max_batch_size,
         seeded=source.seeded,
         steps_per_epoch=steps_per_epoch,
         max_records_per_unit=max_records_per_unit,

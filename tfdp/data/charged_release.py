@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdp import accounting
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.origins import Origin, OriginArray
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -38,7 +38,7 @@ class ChargedRelease:
         origin = self.carried
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, np.ndarray):
+            if isinstance(value, np.ndarray | np.generic):
                 value = OriginArray.of(value, origin)
             elif field.name != "details" and isinstance(value, dict):
                 value = {name: OriginArray.of(array, origin) for name, array in value.items()}

@@ -15,9 +15,9 @@ from tfdp._validate import count
 from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.click_odds import shrunken_log_odds
 from tfdp.data.count_values import INTEGER_VALUES, INTEGERS, value_of_count
+from tfdp.data.origins import Origin
 from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
-from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
 from tfdp.noise import NoiseSource, grid_of_counts
 
@@ -41,14 +41,14 @@ class ClickStatistics(ChargedRelease):
         clicks: the same of records with label 1.
         log_odds: dict of feature name to float32 (V,): what each value adds to the log odds of a
             click, shrunk by what is known of noise and chance; 0 where nothing is known.
-        rate: estimated share of records with label 1, in (0, 1).
+        rate: estimated share of records with label 1, in (0, 1); an array without axes.
         details: dict of public parameters, and the standard deviation of the noise.
     """
 
     shows: dict[str, np.ndarray] = dataclasses.field(repr=False)
     clicks: dict[str, np.ndarray] = dataclasses.field(repr=False)
     log_odds: dict[str, np.ndarray] = dataclasses.field(repr=False)
-    rate: float
+    rate: np.ndarray
 
 
 def private_click_statistics(
@@ -114,7 +114,7 @@ def private_click_statistics(
             shows=shows,
             clicks={name: (shows[name] + balances[name]) / 2 for name in names},
             log_odds=log_odds,
-            rate=rate,
+            rate=np.float64(rate),
             event=dp_accounting.GaussianDpEvent(sigma),
             label="click statistics",
             num_examples=n,
@@ -126,7 +126,7 @@ def private_click_statistics(
                 "release": secrets.token_hex(8),
                 **details,
             },
-            origin=Origin.of(train),
+            origin=Origin.of((train, privacy_ids)),
         )
 
 

@@ -9,10 +9,12 @@ import os
 import numpy as np
 import tensorflow as tf
 
+from tfdp import accounting
 from tfdp.accounting import Sampling
 from tfdp.data.exits import ended_at_exit
+from tfdp.data.origins import Origin
 from tfdp.data.padding import guard_padding
-from tfdp.data.provenance import Origin, tag
+from tfdp.data.provenance import tag
 from tfdp.errors import PrivacyError
 
 MANIFEST, TRAINED = "manifest.json", "TRAINED"
@@ -37,6 +39,7 @@ class Manifest:
         files: (name, bytes) of the files, in the order of their steps; None for files with strings,
             whose size depends on who was drawn.
         max_records_per_unit: k, if persons were drawn: the rows of each place. None for records.
+        made_with: what the records were made with, by `encode_origin`.
     """
 
     identity: str
@@ -47,6 +50,13 @@ class Manifest:
     signature: object
     files: tuple
     max_records_per_unit: int | None = None
+    made_with: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def origin(self):
+        """The `Origin` of the batches."""
+        releases = map(accounting.LedgerEntry.from_dict, self.made_with.get("releases", ()))
+        return Origin(tuple(releases), (*self.made_with.get("assumptions", ()), *_ASSUMED))
 
     @property
     def sampling(self):
@@ -118,6 +128,12 @@ def decode_signature(encoded):
     if "tuple" in encoded:
         return tuple(map(decode_signature, encoded["tuple"]))
     return tf.TensorSpec(encoded["shape"], encoded["dtype"])
+
+
+def encode_origin(origin):
+    """An `Origin` as JSON-able values."""
+    releases = [entry.to_dict() for entry in origin.releases]
+    return {"releases": releases, "assumptions": list(origin.assumptions)}
 
 
 def encode_batch(leaves):
@@ -210,7 +226,7 @@ def load_batches(directory: str | os.PathLike) -> tf.data.Dataset:
     batches = texts.map(parsed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     # That there are T is checked as they are read.
     batches = batches.apply(tf.data.experimental.assert_cardinality(manifest.steps))
-    tagged = tag(batches.prefetch(2), manifest.sampling, Origin((), _ASSUMED))
+    tagged = tag(batches.prefetch(2), manifest.sampling, manifest.origin)
     return guard_padding(tagged, manifest.max_records_per_unit)
 
 

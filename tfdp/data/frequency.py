@@ -16,7 +16,6 @@ from tfdp.data._checks import check_sequences, known_num_items
 from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
-from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
 from tfdp.noise import NoiseSource, grid_of_counts, laplace_of_tail, normal_of_tail
 
@@ -85,7 +84,7 @@ def private_frequency(
         ValueError: an argument is out of its range, `num_items` is not known, or an id is outside
             0 … num_items.
     """
-    x, y = check_sequences(train)
+    (x, y), origin = check_sequences(train, privacy_ids)
     num_items = known_num_items(train, num_items)
     positive("epsilon", epsilon)
     # Of y only the last column: L + 1 ids bound what a record changes, whatever it holds.
@@ -96,9 +95,7 @@ def private_frequency(
             (items,) = persons.matrices([items])
         details = {} if persons is None else persons.details
         counts = _count_records(items, num_items)
-        return release_counts(
-            counts, *items.shape, epsilon, delta, mechanism, details, Origin.of(train)
-        )
+        return release_counts(counts, *items.shape, epsilon, delta, mechanism, details, origin)
 
 
 def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, details, origin):

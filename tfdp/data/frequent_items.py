@@ -6,7 +6,7 @@ import numpy as np
 
 from tfdp.data.datasets.sequences import Sequences
 from tfdp.data.frequency import FrequencyRelease
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.origins import Origin, OriginArray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,11 +73,10 @@ class FrequentItems:
         The result carries the release that chose the items: a model that is trained on it, or on
         batches drawn from it, is charged for the release.
         """
-        if isinstance(self.frequency, FrequencyRelease):
-            chosen_by = self.frequency.carried
-        else:
+        chosen_by = Origin.of(self.frequency)
+        if not isinstance(self.frequency, FrequencyRelease):
             assumed = "the item frequencies that FrequentItems chose by are public"
-            chosen_by = Origin(Origin.of(self.frequency).releases, (assumed,))
+            chosen_by = Origin(chosen_by.releases, (assumed,))
         origin = Origin.all_of([Origin.of(sequences), chosen_by])
         if not isinstance(sequences, tuple):
             return OriginArray.of(self._rows[sequences], origin)
@@ -95,4 +94,5 @@ class FrequentItems:
         with np.errstate(divide="ignore"):
             share = np.log(share)
         share[0] = -np.inf
-        return np.asarray(scores)[:, self._rows] + share
+        origin = Origin.of((scores, self.frequency))
+        return origin.on(np.asarray(scores)[:, self._rows] + share)

@@ -8,9 +8,8 @@ import numpy as np
 
 from tfdp._validate import count
 from tfdp.accounting import Sampling
-from tfdp.accounting.truncation import smallest_capacity
 from tfdp.data._checks import (
-    check_capacity,
+    capacity_of,
     check_expected_batch_size,
     steps_of_epoch,
 )
@@ -62,9 +61,9 @@ def microbatches(
     check_expected_batch_size(expected_batch_size, n)
     count("microbatches", microbatches)
     p = expected_batch_size / (microbatches * n)
-    if max_batch_size is None:
-        max_batch_size = smallest_capacity(n * microbatches, p)
-    check_capacity(max_batch_size, expected_batch_size)
+    max_batch_size = capacity_of(
+        max_batch_size, expected_batch_size, n * microbatches, (n + 1) * microbatches
+    )
     steps_per_epoch = steps_of_epoch(steps_per_epoch, n, expected_batch_size)
     source = GeneratorSource(seed)
     sampling = Sampling(

@@ -21,6 +21,23 @@ _ROWS = "_tfdp_rows_per_unit"
 _HANDED_ON = ("apply", "prefetch", "take", "with_options")
 
 
+def example_mask_of(sample_weight, batch_size):
+    """(B,) bool: False for padding, which is what has the weight 0 everywhere.
+
+    Args:
+        sample_weight: weights (B, ...), a nesting of some, one of each output, or None.
+        batch_size: B.
+    """
+    weighted = [
+        tf.reduce_any(tf.reshape(tf.not_equal(w, 0), [batch_size, -1]), axis=1)
+        for w in tf.nest.flatten(sample_weight)
+        if w is not None
+    ]
+    if not weighted:
+        return tf.ones([batch_size], tf.bool)
+    return tf.reduce_any(tf.stack(weighted), axis=0)
+
+
 def guard_padding(dataset, rows_per_unit=None):
     """Lets nothing that is done to the dataset by `map` turn padding into records.
 
@@ -150,17 +167,18 @@ def _keeping_padding(map_func):
         given = map_func(*batch) if takes_weights else map_func(*batch[:2])
         if len(batch) == 3 and isinstance(given, tuple) and len(given) == 2:
             # Weights of ones, for a function that left out those that it was given.
-            kept = tf.ones_like(batch[2]) if takes_weights else batch[2]
-            given = (*given, kept)
+            ones = tf.nest.map_structure(tf.ones_like, batch[2])
+            given = (*given, ones if takes_weights else batch[2])
         if len(batch) != 3 or not isinstance(given, tuple) or len(given) != 3:
             return given  # without weights: not guarded any more
-        x, y, weights = tf.nest.map_structure(lambda t: _with_rows(t, batch[2].shape[0]), given)
-        rows = tf.reshape(batch[2], [tf.shape(batch[2])[0], -1])
-        example_mask = tf.reduce_any(tf.not_equal(rows, 0), axis=1)
+        first = tf.nest.flatten(batch[2])[0]
+        rows = first.shape[0]
+        x, y, weights = tf.nest.map_structure(lambda t: _with_rows(t, rows), given)
+        example_mask = example_mask_of(batch[2], tf.shape(first)[0])
 
         def masked(weight):
             weight = tf.convert_to_tensor(weight)
-            if not weight.shape.rank or weight.shape[0] != batch[2].shape[0]:
+            if not weight.shape.rank or weight.shape[0] != rows:
                 return weight  # of other rows: not guarded any more
             shape = [-1] + [1] * (weight.shape.rank - 1)
             return tf.where(tf.reshape(example_mask, shape), weight, tf.zeros([], weight.dtype))

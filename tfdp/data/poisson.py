@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdp import _validate
 from tfdp.accounting import Sampling
-from tfdp.accounting.truncation import smallest_capacity
-from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_of_epoch
+from tfdp.data._checks import capacity_of, check_expected_batch_size, steps_of_epoch
 from tfdp.data.batches import dataset_of_batches
 from tfdp.data.periods import claimed
 from tfdp.data.persons import Persons
@@ -116,12 +115,14 @@ def poisson_batches(
     Args:
         data: tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or nestings (dict, tuple, list)
             of arrays, with the same leading axis of length n. The user's own weights may have
-            shape `(n,)` or `(n, T)`. Or a finite `tf.data.Dataset` of single records, which is
-            read into memory once. Or, with `parse`, a random-access source: an object with
-            `__len__`, and `__getitem__` or `__getitems__`.
+            shape `(n,)` or `(n, T)`, or be a nesting of these, one of each output. Or a finite
+            `tf.data.Dataset` of single records, which is read into memory once. Or, with `parse`,
+            a random-access source: an object with `__len__`, and `__getitem__` or
+            `__getitems__`.
         expected_batch_size: mean number of records B of a batch; q = B/n.
-        max_batch_size: rows of every batch, at least `expected_batch_size`. Default: the smallest
-            number that a draw exceeds with probability at most 1e-20, and never more than n.
+        max_batch_size: rows of every batch, at least `expected_batch_size`; at most n + 1, and that
+            many where B = n, so that a record more fits as well. Default: the smallest number that
+            a draw exceeds with probability at most 1e-20, also with a record more.
         steps_per_epoch: batches in one pass. Default: n/B, rounded, at least 1.
         seed: integer for tests only. Epochs still differ, but the draws are predictable, and the
             privacy statement says so.
@@ -152,21 +153,19 @@ def poisson_batches(
     source = GeneratorSource(seed)
     kept = _records_to_draw(sampling_unit, persons, num_records, source)
     if kept is None:  # records or persons, all of them
-        drawn_from = largest = n
+        drawn_from, largest = n, n + 1  # of a neighbour, with a unit more
     else:
         drawn_from = len(kept) if num_records is None else num_records
-        largest = drawn_from + max_records_per_unit  # of a neighbour, with a person more
+        largest = drawn_from + max_records_per_unit
     check_expected_batch_size(expected_batch_size, drawn_from)
-    if max_batch_size is None:
-        max_batch_size = smallest_capacity(largest, expected_batch_size / drawn_from)
-    check_capacity(max_batch_size, expected_batch_size)
+    max_batch_size = capacity_of(max_batch_size, expected_batch_size, drawn_from, largest)
     steps_per_epoch = steps_of_epoch(steps_per_epoch, drawn_from, expected_batch_size)
     key = claimed(period, privacy_ids)  # nobody is entered by a call that is refused
     sampling = Sampling(
         kind="poisson",
         num_examples=n,
         expected_batch_size=expected_batch_size,
-        max_batch_size=min(largest, max_batch_size),
+        max_batch_size=max_batch_size,
         seeded=source.seeded,
         steps_per_epoch=steps_per_epoch,
         max_records_per_unit=max_records_per_unit,

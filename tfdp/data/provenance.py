@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import inputs_of
+from tfdp._compat.tensorflow import ancestors, hides_others, inputs_of
 from tfdp.accounting import Sampling
+from tfdp.data.origins import ORIGIN, Origin
 from tfdp.data.releases import is_release, released_by
 
 _ATTRIBUTE = "_tfdp_sampling"
-_ORIGIN = "_tfdp_origin"
 
 # Transformations that hand on every batch they get, once, or stop early. `cache` and `repeat`
 # replay draws; `shuffle`, `filter`, `batch`, `unbatch`, `rebatch` and `zip` make other batches.
@@ -27,126 +26,11 @@ _BATCH_PRESERVING = frozenset(
     }
 )
 
-
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """Where the records of a dataset come from.
-
-    Args:
-        releases: `LedgerEntry` tuple of the private releases that the records were made with.
-        assumptions: sentences about what was taken to be public in their making.
-    """
-
-    releases: tuple = ()
-    assumptions: tuple = ()
-
-    @classmethod
-    def of(cls, data):
-        """The origin that `data` (a `Sequences`, say), or arrays in it, carry."""
-        if isinstance(data, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-            return getattr(data, _ORIGIN, cls())
-        own = getattr(data, "origin", None)
-        # A pair that was mapped over has an empty one of its own, and arrays that know theirs.
-        parts = [leaf.origin for leaf in tf.nest.flatten(data) if isinstance(leaf, OriginArray)]
-        return cls.all_of([own, *parts] if isinstance(own, cls) else parts)
-
-    @classmethod
-    def all_of(cls, origins):
-        """The origin of what was made of several: each release and assumption once."""
-        releases = []
-        for entry in (entry for origin in origins for entry in origin.releases):
-            if entry not in releases:
-                releases.append(entry)
-        assumptions = dict.fromkeys(text for origin in origins for text in origin.assumptions)
-        return cls(tuple(releases), tuple(assumptions))
-
-
-# Functions of numpy that write into their first argument.
-_WRITING = (np.copyto, np.put, np.place, np.putmask, np.put_along_axis, np.fill_diagonal)
-
-
-class OriginArray(np.ndarray):
-    """An array that knows where it comes from, as do slices, copies and what numpy makes of it.
-
-    `np.asarray`, `np.array`, `np.ascontiguousarray`, a Generator's `permutation` and other
-    libraries copy the numbers alone, and so does an index. A plain array that one is written into
-    (`plain[:] = `, `out=plain`) does not know it; `plain *= ` gives one that does. Nor does an
-    array whose view is written into, or what is written by `flat` and the method `put`.
-    """
-
-    origin = Origin()
-    __array_priority__ = 1.0  # `plain.dot` returns one, too
-
-    @classmethod
-    def of(cls, array, origin):
-        """The array with an `Origin`."""
-        made = np.asarray(array).view(cls)
-        made.origin = origin
-        return made
-
-    def __array_finalize__(self, made_from):
-        self.origin = getattr(made_from, "origin", Origin())
-
-    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwargs):
-        origin = Origin.of([*inputs, *kwargs.values()])
-        plain = {"out": _plain(out)} if out else {}
-        written = inputs[:1] if method == "at" else out
-        inputs, kwargs = _plain(inputs), {name: _plain(value) for name, value in kwargs.items()}
-        made = getattr(ufunc, method)(*inputs, **plain, **kwargs)
-        if not written:
-            return _carrying(made, origin)
-        written = tuple(_written(array, origin) for array in written)
-        return None if method == "at" else written[0] if len(written) == 1 else written
-
-    def __array_function__(self, function, types, args, kwargs):
-        made = super().__array_function__(function, types, args, kwargs)
-        origin = Origin.of([args, kwargs])
-        if function in _WRITING:
-            _written(args[0] if args else next(iter(kwargs.values())), origin)
-        return _carrying(made, origin)
-
-    def __setitem__(self, key, value):
-        super().__setitem__(key, value)
-        if isinstance(value, OriginArray):
-            _written(self, value.origin)
-        elif isinstance(value, list | tuple):
-            _written(self, Origin.of(value))
-
-    def dot(self, b, out=None):
-        """As `np.dot`."""
-        return np.dot(self, b) if out is None else np.dot(self, b, out)
-
-    def __reduce__(self):
-        make, arguments, state = super().__reduce__()
-        return make, arguments, (state, self.origin)
-
-    def __setstate__(self, state):
-        state, self.origin = state
-        super().__setstate__(state)
-
-
-def _plain(value):
-    """Arrays without their origin, in tuples, too."""
-    if isinstance(value, tuple):
-        return tuple(_plain(part) for part in value)
-    return value.view(np.ndarray) if isinstance(value, OriginArray) else value
-
-
-def _written(array, origin):
-    """What an operation wrote into, with the `Origin` of what was written beside its own."""
-    if isinstance(array, OriginArray):
-        array.origin = Origin.all_of([array.origin, origin])
-    elif type(array) is np.ndarray:  # an np.memmap stays one
-        return OriginArray.of(array, origin)
-    return array
-
-
-def _carrying(made, origin):
-    """What a function returned, its arrays with an `Origin`."""
-    if isinstance(made, (tuple, list)):
-        parts = [_carrying(part, origin) for part in made]
-        return type(made)(*parts) if hasattr(made, "_fields") else type(made)(parts)
-    return OriginArray.of(made, origin) if isinstance(made, np.ndarray) else made
+_WAY_OUT = (
+    "They cannot be declared otherwise: declare data that tfdp did not draw. Do what is to be done "
+    "to records before they are sampled, and give `fit` what the sampler returns; `map`, "
+    "`prefetch`, `take` and `with_options` alone may follow."
+)
 
 
 def tag(dataset, sampling, origin=None):
@@ -158,35 +42,63 @@ def tag(dataset, sampling, origin=None):
         origin: the `Origin` of the records.
     """
     setattr(dataset, _ATTRIBUTE, sampling)
-    setattr(dataset, _ORIGIN, Origin() if origin is None else origin)
+    setattr(dataset, ORIGIN, Origin() if origin is None else origin)
     return dataset
 
 
 def releases_of(dataset):
     """`LedgerEntry` tuple of the releases that the records of a dataset were made with."""
-    return _origin_of(dataset).releases
+    return origin_of(dataset).releases
 
 
 def assumptions_of(dataset):
     """Sentences about what was taken to be public in the making of the records of a dataset."""
-    return _origin_of(dataset).assumptions
+    return origin_of(dataset).assumptions
 
 
-def _origin_of(dataset):
+def origin_of(dataset):
+    """The `Origin` of the records of a dataset, whatever was done to it since, or of arrays."""
     for made_from in walk(dataset):
         if getattr(made_from, _ATTRIBUTE, None) is not None:
-            return getattr(made_from, _ORIGIN, Origin())
+            return getattr(made_from, ORIGIN, Origin())
     # How batches are drawn is not known any more; what their records cost is.
-    found, pending = [Origin.of(dataset)], [dataset]
-    while pending:
-        made_from = pending.pop()
-        if is_release(made_from):
-            found.append(released_by(made_from))
-        elif getattr(made_from, _ATTRIBUTE, None) is not None:
-            found.append(getattr(made_from, _ORIGIN, Origin()))
-        elif isinstance(made_from, tf.data.Dataset):
-            pending += inputs_of(made_from)
+    found = [Origin.of(dataset)]
+    if isinstance(dataset, tf.data.Dataset):
+        for made_from in ancestors(dataset):
+            found.append(released_by(made_from) if is_release(made_from) else Origin.of(made_from))
     return Origin.all_of(found)
+
+
+def refuse_drawn(name, dataset, way_out):
+    """Refuses a dataset that is made of batches which were drawn or declared before.
+
+    `cache` and `repeat` give the same draws again, `skip` and `shuffle` others than were said: what
+    a draw was is true of the batches alone, and of nothing that is made of them.
+
+    Args:
+        name: of the argument.
+        dataset: a `tf.data.Dataset`.
+        way_out: a sentence that says what to do instead.
+
+    Raises:
+        ValueError: if it is, or if it cannot be followed whether it is.
+    """
+    for made_from in ancestors(dataset):
+        drawn = getattr(made_from, _ATTRIBUTE, None)
+        if drawn is not None:
+            raise ValueError(
+                f"Argument `{name}` is made of batches that were drawn already, by tfdp, or as "
+                f"they were declared: that is what they are, whatever was done since. {way_out} "
+                f"Received: a dataset made of {drawn.kind} batches, {dataset}"
+            )
+        if hides_others(made_from):
+            raise ValueError(
+                f"Argument `{name}` is made of another dataset, or of an iterator, in a function "
+                "or as an element, where it cannot be followed how its batches were drawn and what "
+                "its records cost. Make that dataset inside of the function, or join datasets by "
+                f"their methods. {way_out} Received: {dataset}, made by a "
+                f"{type(made_from).__name__}"
+            )
 
 
 def sampling_of(dataset: tf.data.Dataset) -> Sampling:
@@ -267,7 +179,9 @@ def declare_sampling(
 ) -> tf.data.Dataset:
     """States how a dataset of the user's own draws its batches.
 
-    Nothing is verified: the privacy statement lists it among what is assumed.
+    It is for data that tfdp did not draw, and nothing is verified: the privacy statement lists it
+    among what is assumed. Batches of tfdp's samplers know how they were drawn; what is made of them
+    by `cache`, `repeat`, `skip`, `zip` and the like cannot be declared.
 
     Args:
         dataset: `tf.data.Dataset` of batches `(x, y)` or `(x, y, sample_weight)`.
@@ -280,7 +194,8 @@ def declare_sampling(
         The same dataset, tagged as `"declared_poisson"` or `"declared_shuffled"`.
 
     Raises:
-        ValueError: `dataset` is not a `tf.data.Dataset`, or `kind` is neither of the two.
+        ValueError: `dataset` is not a `tf.data.Dataset`, or is made of batches that were drawn or
+            declared before; or `kind` is neither of the two.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise ValueError(
@@ -291,16 +206,11 @@ def declare_sampling(
         raise ValueError(
             f"Argument `kind` must be 'poisson' or 'shuffled'. Received: kind={kind!r}"
         )
-    drawn = sampling_of(dataset)
-    if drawn is not None:
-        raise ValueError(
-            "Argument `dataset` was drawn by tfdp, or declared before: what it is cannot be "
-            f"declared otherwise. Received: a dataset whose batches are {drawn.kind}"
-        )
+    refuse_drawn("dataset", dataset, _WAY_OUT)
     sampling = Sampling(
         kind=f"declared_{kind}",
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
     )
     _check_pass(dataset, sampling)
-    return tag(dataset, sampling, _origin_of(dataset))
+    return tag(dataset, sampling, origin_of(dataset))

@@ -3,7 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.provenance import Origin
+from tfdp.data.missing_values import named_leaves, refuse_gaps, warn_of_nan
+from tfdp.data.origins import Origin
 
 
 class Records:
@@ -13,7 +14,8 @@ class Records:
         data: tuple `(x, y)` or `(x, y, sample_weight)`. `x` and `y` are an array or any nesting
             (dict, tuple, list) of arrays or dense tensors with the same leading axis of length n;
             a list becomes a tuple, since tf.data reads lists as tensors. `sample_weight` has shape
-            `(n,)` or `(n, T)`; without it every record weighs 1.
+            `(n,)` or `(n, T)`, or is a nesting of such weights, one of each output, where None
+            weighs every record 1; without it every record weighs 1.
 
     Raises:
         ValueError: `data` is not such a tuple, a part has no leading axis or no dtype that
@@ -30,7 +32,7 @@ class Records:
             )
         self.origin = Origin.of(data)
         structure = lists_as_tuples((data[0], data[1]))
-        leaves = [_as_array(leaf) for leaf in tf.nest.flatten(structure)]
+        leaves = [_as_array(leaf, name) for name, leaf in named_leaves(structure)]
         lengths = sorted({len(leaf) for leaf in leaves})
         if len(lengths) != 1 or lengths[0] == 0:
             raise ValueError(
@@ -39,7 +41,9 @@ class Records:
             )
         self.num_examples = lengths[0]
         x, y = tf.nest.pack_sequence_as(structure, leaves)
-        self._arrays = (x, y, self._weights(data[2] if len(data) == 3 else None))
+        weights = lists_as_tuples(data[2]) if len(data) == 3 else None
+        self._arrays = (x, y, tf.nest.map_structure(self._weights, weights))
+        warn_of_nan((*structure, weights))
 
     def _weights(self, sample_weight):
         if sample_weight is None:
@@ -53,8 +57,8 @@ class Records:
         if weights.ndim not in (1, 2) or len(weights) != self.num_examples:
             raise ValueError(
                 f"The third part of argument `data`, the sample weights, must have shape "
-                f"({self.num_examples},) or ({self.num_examples}, T). "
-                f"Received: an array of shape {weights.shape}"
+                f"({self.num_examples},) or ({self.num_examples}, T), or be a nesting of arrays of "
+                f"such shapes, one of each output. Received: an array of shape {weights.shape}"
             )
         return weights
 
@@ -95,7 +99,7 @@ def lists_as_tuples(structure):
     return structure
 
 
-def _as_array(leaf):
+def _as_array(leaf, name):
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise ValueError(
             "Argument `data` must hold dense arrays, since batches have a static shape: pad with "
@@ -110,12 +114,7 @@ def _as_array(leaf):
             f"Received: a value of type {type(leaf).__name__} without axes"
         )
     if array.dtype.hasobject:
-        others = {type(one).__name__ for one in array.flat if not isinstance(one, (bytes, str))}
-        if others:
-            raise ValueError(
-                "Argument `data` must hold arrays of numbers, or of strings and nothing else: give "
-                f"numbers a dtype by `astype`. Received: an array of objects, {sorted(others)}"
-            )
+        refuse_gaps(array, name)
     try:
         tf.as_dtype(array.dtype)
     except TypeError as error:

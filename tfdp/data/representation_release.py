@@ -10,10 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
+from tfdp._compat.undated import savez
 from tfdp._validate import count
 from tfdp.accounting.mechanisms import Notes
 from tfdp.data.charged_release import ChargedRelease
-from tfdp.data.provenance import Origin
+from tfdp.data.origins import Origin
 from tfdp.data.releases import tag_release
 
 
@@ -89,7 +90,7 @@ class Release(ChargedRelease):
         path = free_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:
-            np.savez(
+            savez(
                 file,
                 features=self.features,
                 targets=self.targets,

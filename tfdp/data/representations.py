@@ -17,8 +17,8 @@ from tfdp.accounting.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
 from tfdp.accounting.mechanisms import LABELS_NOT_COVERED
 from tfdp.data._checks import check_expected_batch_size
+from tfdp.data.origins import Origin
 from tfdp.data.poisson import draw_poisson
-from tfdp.data.provenance import Origin
 from tfdp.data.randomness import GeneratorSource
 from tfdp.data.representation_release import Release, free_path
 from tfdp.noise import Grid, NoiseSource
@@ -68,7 +68,7 @@ def release_once(
 
     Source: MATH.md section 5.
     """
-    h, targets = _check_representations(representations, labels)
+    h, targets, origin = _check_representations(representations, labels)
     path = None if path is None else free_path(path)
     noise_multiplier, delta = _amount(
         noise_multiplier,
@@ -92,7 +92,7 @@ def release_once(
         label="released representations",
         num_examples=len(h),
         details=details,
-        origin=Origin.of((representations, labels)),
+        origin=origin,
     )
     if path is not None:
         release.save(path)
@@ -140,7 +140,7 @@ def release_mixtures(
     Raises:
         ValueError: if an argument is out of range, the arrays do not match, or `path` exists.
     """
-    h, classes = _check_representations(representations, labels)
+    h, classes, origin = _check_representations(representations, labels)
     path = None if path is None else free_path(path)
     n, k = h.shape
     check_expected_batch_size(expected_size, n)
@@ -187,7 +187,7 @@ def release_mixtures(
         count=num_mixtures,
         num_examples=n,
         details=details,
-        origin=Origin.of((representations, labels)),
+        origin=origin,
     )
     if path is not None:
         release.save(path)
@@ -227,7 +227,7 @@ def _check_representations(representations, labels):
             "Arguments `representations` and `labels` must be a float array (n, k) and an array "
             f"of n labels. Received: {h.dtype} of shape {h.shape}, and {len(labels)} labels"
         )
-    return h, _plain_labels(labels)
+    return h, _plain_labels(labels), Origin.of((representations, labels))
 
 
 def _plain_labels(labels):

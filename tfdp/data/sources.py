@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfdp._validate import is_integer
 from tfdp.data.array_records import ArrayRecords
 from tfdp.data.mapped_rows import MappedRows
+from tfdp.data.origins import Origin
 from tfdp.data.parsed_values import as_array, placed, stacked, strings_as_objects, weight_of
-from tfdp.data.provenance import Origin
 from tfdp.data.random_access import refuse_other_sources
 from tfdp.data.records import Records, lists_as_tuples
 from tfdp.data.whole_dataset import records_of_dataset
@@ -34,10 +34,13 @@ def records_of(data, parse=None, privacy_ids=None):
         privacy_ids: whose record each one is, by its place; or None.
     """
     if parse is not None:
-        return SourceRecords(data, parse)
-    if isinstance(data, tf.data.Dataset):
-        return records_of_dataset(data, in_order=privacy_ids is not None)
-    return Records(data)
+        records = SourceRecords(data, parse)
+    elif isinstance(data, tf.data.Dataset):
+        records = records_of_dataset(data, in_order=privacy_ids is not None)
+    else:
+        records = Records(data)
+    records.origin = Origin.all_of([records.origin, Origin.of(privacy_ids)])
+    return records
 
 
 def batched(parse: Callable) -> Callable:
@@ -137,12 +140,15 @@ class SourceRecords:
         self._is_nested = any(tf.nest.is_nested(part) for part in parsed)
         leaves = [as_array(leaf) for leaf in tf.nest.flatten(first)]
         self._specs = [(leaf.shape, leaf.dtype) for leaf in leaves]
-        if leaves[-1].ndim > 1 or tf.nest.is_nested(weight):
-            raise ValueError(
-                "Argument `parse` must return a sample weight that is a number, or one for each "
-                f"position. Received: weights of shape {leaves[-1].shape}"
-            )
-        self._specs[-1] = (leaves[-1].shape, np.dtype(np.float32))
+        self._num_weights = len(tf.nest.flatten(first[2]))
+        for i, leaf in enumerate(leaves[-self._num_weights :], -self._num_weights):
+            if leaf.ndim > 1:
+                raise ValueError(
+                    "Argument `parse` must return sample weights that are a number, or one for "
+                    f"each position, or a nesting of such, one of each output. Received: weights "
+                    f"of shape {leaf.shape}"
+                )
+            self._specs[i] = (leaf.shape, np.dtype(np.float32))
 
     def signature(self, capacity):
         """Nested `tf.TensorSpec` of a batch of `capacity` rows."""
@@ -251,15 +257,14 @@ class SourceRecords:
     def _stacked(self, values, indices):
         """The arrays (m, ...), weights of 1 included, of lists or arrays of m values."""
         if self._length == 2:
-            weights = np.ones(len(indices), np.float32)
+            weights = [np.ones(len(indices), np.float32)]
         else:
-            weights = [weight_of(*one) for one in zip(values.pop(), indices, strict=True)]
-            weights = stacked(weights, *self._specs[-1], indices)
-        found = [
+            values, given = values[: -self._num_weights], values[-self._num_weights :]
+            weights = [[weight_of(*w) for w in zip(one, indices, strict=True)] for one in given]
+        return [
             stacked(column, *spec, indices)
-            for column, spec in zip(values, self._specs[:-1], strict=True)
+            for column, spec in zip([*values, *weights], self._specs, strict=True)
         ]
-        return [*found, weights]
 
 
 def _check_tuple(parsed, what):

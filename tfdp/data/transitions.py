@@ -17,7 +17,6 @@ from tfdp.data.charged_release import ChargedRelease
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
 from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
-from tfdp.data.provenance import Origin
 from tfdp.data.release_cost import gaussian_cost
 from tfdp.data.transition_counts import Histories
 from tfdp.data.transition_rounds import TransitionRounds
@@ -122,7 +121,7 @@ def private_transitions(
     Source: McSherry and Mironov (2009) release an item-item matrix with noise; Korolova et al.
     (2009) keep of a sparse histogram what exceeds a threshold.
     """
-    x, y = _checks.check_sequences(train)
+    (x, y), origin = _checks.check_sequences(train, privacy_ids)
     num_items = _checks.known_num_items(train, num_items)
     settings = checked_settings(window, gap_power, popularity_share, rounds, threshold, symmetric)
     _validate.count("most_survivors", most_survivors)
@@ -139,7 +138,7 @@ def private_transitions(
             (epsilon, delta, noise_multiplier),
             (popularity_share, rounds, most_survivors),
             details,
-            Origin.of(train),
+            origin,
             source,
         )
 

@@ -3,8 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import inputs_of, may_reorder
-from tfdp.data.provenance import Origin, assumptions_of, releases_of, sampling_of
+from tfdp._compat.tensorflow import ancestors, inputs_of, may_reorder
+from tfdp.data.origins import Origin
+from tfdp.data.provenance import assumptions_of, refuse_drawn, releases_of
 from tfdp.data.records import Records
 
 _ITS_OWN = "each element of the tf.data.Dataset is one record, whose content no other record has"
@@ -16,6 +17,9 @@ _BATCHES = (
     "WindowDataset",
     "GroupByWindowDataset",
 )
+
+# Datasets whose elements come in an order that chance, or another dataset, decides.
+_RANDOM = ("Shuffle", "DirectedInterleave", "RandomDataset")
 
 
 def records_of_dataset(dataset, in_order=False):
@@ -29,11 +33,7 @@ def records_of_dataset(dataset, in_order=False):
         ValueError: for batches, a dataset that repeats or has no end, or shapes that vary; or one
             in a random order, if that matters.
     """
-    if sampling_of(dataset) is not None:
-        raise ValueError(
-            "Argument `data` is a dataset of batches that were drawn already. Give its records, "
-            f"or give these batches to `fit`. Received: {dataset}"
-        )
+    refuse_drawn("data", dataset, "Give the records themselves, or these batches to `fit`.")
     _refuse_batches_and_repetitions(dataset)
     if in_order:
         _refuse_random_order(dataset)
@@ -91,15 +91,12 @@ def _refuse_batches_and_repetitions(dataset):
 def _refuse_random_order(dataset):
     """Else an id would name another person than the one whose record it is."""
     free = dataset.options().deterministic is False
-    pending = [dataset]
-    while pending:
-        made = pending.pop()
-        free |= may_reorder(made)
-        if free or "Shuffle" in type(made).__name__:
+    for made in ancestors(dataset):
+        name = type(made).__name__
+        if free or may_reorder(made) or any(kind in name for kind in _RANDOM):
             raise ValueError(
                 "Argument `data` must give its records in the order of `privacy_ids`, or they "
-                "would be taken for other persons' records: leave `shuffle` and "
-                "`deterministic=False` out; batches are drawn at random as it is. "
-                f"Received: {dataset}"
+                "would be taken for other persons' records: leave `shuffle`, "
+                "`choose_from_datasets`, `sample_from_datasets` and `deterministic=False` out; "
+                f"batches are drawn at random as it is. Received: {dataset}, made by a {name}"
             )
-        pending += inputs_of(made)

@@ -68,6 +68,25 @@ def refuse_compilation(strategy, jit_compile):
         )
 
 
+def check_executions(strategy, steps_per_execution, steps):
+    """Refuses executions on several replicas of which the last one finds fewer batches.
+
+    Args:
+        strategy: the model's strategy.
+        steps_per_execution: as given to `compile`.
+        steps: those of an epoch; None where they are not known.
+
+    Raises:
+        ValueError: if `steps_per_execution` does not divide them, which Keras cannot run.
+    """
+    if strategy.num_replicas_in_sync > 1 and steps and steps % steps_per_execution:
+        raise ValueError(
+            "Argument `steps_per_execution` must divide the steps of an epoch where there are "
+            f"several replicas. Received: steps_per_execution={steps_per_execution}, for {steps} "
+            f"steps on {strategy.num_replicas_in_sync} replicas"
+        )
+
+
 def check_data(strategy, x, sampling):
     """Refuses data of which replicas might see other parts than those of one draw.
 

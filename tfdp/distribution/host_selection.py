@@ -202,7 +202,7 @@ def rows_of_step(model, survivors, static):
 
     def unpacked(parts):
         # The rows of steps that no budget pays for are nobody's.
-        rows = tf.where(charging.active(), tf.sort(tf.reshape(parts, [-1])), NO_ROW)
+        rows = tf.where(charging.active(model), tf.sort(tf.reshape(parts, [-1])), NO_ROW)
         rows = rows[: min(selection.capacity, rows.shape[0])]
         split = split_padded_rows(rows, tables)
         return [

@@ -91,7 +91,7 @@ def poisson_batches(
             f"Argument `data` must hold a record for each worker. Received: {n} records for "
             f"{workers} workers"
         )
-    largest_share = -(-n // workers)
+    largest_share = -(-(n + 1) // workers)  # of a neighbour, with a record more
     if max_batch_size is None:
         max_batch_size = workers * smallest_capacity(largest_share, expected_batch_size / n)
     check_capacity(max_batch_size, expected_batch_size)

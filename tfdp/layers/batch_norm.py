@@ -46,6 +46,8 @@ def replace_batch_norm(model: keras.Model, groups: int = 32) -> keras.Model:
     copies = []
 
     def copy(layer):
+        if not isinstance(layer, keras.layers.Layer):
+            return layer  # an operation, such as a sum, which holds nothing
         if _is_replaced(layer):
             new = keras.layers.GroupNormalization(
                 _groups(_channels(layer), groups), axis=layer.axis, epsilon=layer.epsilon,
@@ -57,10 +59,10 @@ def replace_batch_norm(model: keras.Model, groups: int = 32) -> keras.Model:
         copies.append((layer, new))
         return new
 
-    def call(layer, inputs, *args, **kwargs):
+    def call(layer, *args, **kwargs):
         if isinstance(layer, keras.layers.GroupNormalization):  # takes neither mode nor mask
-            return layer(inputs)
-        return layer(inputs, *args, **kwargs)
+            return layer(args[0] if args else kwargs["inputs"])
+        return layer(*args, **kwargs)
 
     functional = not isinstance(model, keras.Sequential)
     made = keras.models.clone_model(

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
+from tfdp.data.origins import Origin
 from tfdp.data.released_values import mark_released
 from tfdp.layers.effective_error import EffectiveError
 
@@ -36,10 +37,10 @@ class ItemFrequency(EffectiveError):
         elif item_frequency is not None:
             probabilities = np.asarray(item_frequency, np.float64)
             # An array that was made of a release carries its charge.
-            origin = getattr(item_frequency, "origin", None)
-            self.privacy_releases = list(getattr(origin, "releases", ()))
+            origin = Origin.of(item_frequency)
+            self.privacy_releases = list(origin.releases)
             self.privacy_assumptions = [
-                *getattr(origin, "assumptions", ()),
+                *origin.assumptions,
                 "the item frequencies given to the model are public",
             ]
         if probabilities.shape != (num_items + 1,):

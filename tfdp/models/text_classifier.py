@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp._compat.keras import all_layers
+from tfdp.data.origins import Origin
 from tfdp.data.representations import release_once
 from tfdp.errors import BudgetError
 from tfdp.layers import DPForwardNoise
@@ -31,12 +32,14 @@ def _texts(x):
     """Lists and arrays of strings as a tensor, which is what Keras takes; the rest as it is."""
     given = isinstance(x, (list, tuple, np.ndarray)) and len(x) > 0
     if given and np.asarray(x).dtype.kind in "USO":
-        return tf.constant(np.asarray(x, object).tolist())
+        texts = tf.constant(np.asarray(x, object).tolist())
+        texts.origin = Origin.of(x)
+        return texts
     return x
 
 
 def _labels(y):
-    return np.asarray(y) if isinstance(y, (list, tuple)) else y
+    return Origin.of(y).on(np.asarray(y)) if isinstance(y, (list, tuple)) else y
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -202,13 +205,13 @@ class TextClassifier(DPModel):
 
     def representations(self, texts, batch_size=256):
         """float32 (n, d): `represent` of many texts, without dropout."""
-        texts = np.asarray(texts, object)
+        origin, texts = Origin.of(texts), np.asarray(texts, object)
         encoder = tf.function(
             self.represent, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False
         )
         starts = range(0, len(texts), batch_size)
         parts = [encoder(tf.constant(texts[i : i + batch_size].tolist())) for i in starts]
-        return np.concatenate([part.numpy() for part in parts])
+        return origin.on(np.concatenate([part.numpy() for part in parts]))
 
     def fit(self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, **kw):
         """As `DPModel.fit`. Plain texts are released once, at the first fit on them."""
@@ -222,6 +225,8 @@ class TextClassifier(DPModel):
                         f"`validation_data` of other texts. Received: {name}={kw[name]!r}"
                     )
             release = self._release_of(x, y)
+            # One of equal data that was made before may not know what these were made with.
+            self.charge_releases(Origin.of((x, y)).releases)
             balanced = np.issubdtype(release.targets.dtype, np.integer)
             x, y, batch_size = release.batches(batch_size or 32, balanced), None, None
         else:

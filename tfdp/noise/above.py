@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +13,11 @@ import tensorflow as tf
 from tfdp.noise import draws
 from tfdp.noise.gaussian import normal_of_tail
 from tfdp.noise.grid import spread, tail_and_even
+from tfdp.noise.training_source import NoiseSource
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from tfdp.noise import NoiseSource
     from tfdp.noise.grid import Grid
 
 _PART = 1 << 20
@@ -48,12 +50,18 @@ def entries_above(
         int64 (S,) places, sorted, and float64 (S,) noisy values. Time and memory are those of the
         places given and of the survivors.
     """
+    lowest, likely = _lowest(grid, threshold), probability_above(grid, threshold)
     step, stddev, window = (float(t) for t in grid.tensors)
+    tail = 0.5 * math.erfc(lowest / stddev / math.sqrt(2.0))
+    numbers = tf.constant([likely, tail, stddev / step, window, step], tf.float64)
     noisy = source.release_any(tf.constant(sums, tf.float64), grid, tf.float64).numpy()
-    kept = noisy >= threshold
-    fresh = _places(source, places, size, probability_above(grid, threshold))
-    values = _values(source, len(fresh), step, stddev, window, _lowest(grid, threshold))
-    kept_fresh = values >= threshold
+    others, lock = _others()
+    with lock:
+        found = others(
+            tf.constant(places, tf.int64), tf.constant(size, tf.int64), numbers, source.bits((3,))
+        )
+    fresh, values = (tensor.numpy() for tensor in found)
+    kept, kept_fresh = noisy >= threshold, values >= threshold
     found = np.concatenate([places[kept], fresh[kept_fresh]])
     values = np.concatenate([noisy[kept], values[kept_fresh]])
     order = np.argsort(found)  # the order tells nothing about which sums were given
@@ -74,25 +82,47 @@ def _lowest(grid, threshold):
     return (units - largest - 0.5) * step
 
 
-def _places(source, places, size, probability):
-    given = tf.constant(places, tf.int64)
-    untouched = tf.constant(size - len(places), tf.int64)
-    count = draws.binomial(source, untouched, tf.constant(probability, tf.float64))
-    return draws.distinct_outside(source, count, given, size).numpy()
+@functools.cache
+def _others():
+    """A tf.function that draws the entries whose sums are not given, and the lock of its source.
+
+    Their number depends on how many are given, which is private: in one call as much runs eagerly
+    and is traced whatever it is. TensorFlow counts both for the whole process.
+    """
+    source = NoiseSource()
+
+    def run(places, size, numbers, words):
+        for variable, of in zip(source.variables, (words[:1], words[1:]), strict=True):
+            variable.assign(tf.bitcast(of, tf.int64))
+        likely, tail, stddev, window, step = tf.unstack(numbers)
+        count = draws.binomial(source, size - tf.size(places, tf.int64), likely)
+        fresh = draws.distinct_outside(source, count, places, size)
+        return fresh, _values(source, count, tail, stddev, window) * step
+
+    signature = [
+        tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64),
+        tf.TensorSpec([5], tf.float64), tf.TensorSpec([3], tf.uint64),
+    ]  # fmt: skip
+    return tf.function(run, signature, autograph=False), threading.Lock()
 
 
-def _values(source, count, step, stddev, window, lowest):
-    """float64 (count,): r(z) + γ·w of normal z ≥ `lowest`."""
-    tail = 0.5 * math.erfc(lowest / stddev / math.sqrt(2.0))
-    window = tf.constant(window, tf.float64)
-    parts = [np.zeros(0)]
-    for start in range(0, count, _PART):
-        size = min(_PART, count - start)
+def _values(source, count, tail, stddev, window):
+    """float64 (count,): r(z) + γ·w, in steps, of normal z that a share `tail` of all z exceeds."""
+
+    def part(size):
         bits = draws.random_bits(source, 2 * size)
         half, even = tail_and_even(bits[:size], bits[size:])
         above = 2.0 * half * tail  # uniform in (0, tail]
         reflected = above > 0.5
         z = normal_of_tail(tf.where(reflected, 1.0 - above, above))
-        z = tf.where(reflected, -z, z) * (stddev / step)
-        parts.append(((tf.round(z) + spread(even, window)) * step).numpy())
-    return np.concatenate(parts)
+        return tf.round(tf.where(reflected, -z, z) * stddev) + spread(even, window)
+
+    def one(i, parts):
+        return i + 1, parts.write(i, part(tf.minimum(count - tf.cast(i, tf.int64) * _PART, _PART)))
+
+    number = tf.cast(-(-count // _PART), tf.int32)
+    parts = tf.TensorArray(tf.float64, number, infer_shape=False, element_shape=[None])
+    _, parts = tf.while_loop(
+        lambda i, _: i < number, one, (0, parts), parallel_iterations=1
+    )  # fmt: skip
+    return parts.concat()

@@ -226,8 +226,9 @@ def _compiled(quantile, dtype):
     return run
 
 
-def compiled_release(values, grid, key, counter, quantile=normal_of_tail, dtype=tf.float32):
-    """As `release`, of values of a static shape, as one compiled loop."""
+def compiled_release(values, public, key, counter, quantile=normal_of_tail, dtype=tf.float32):
+    """As `release`, of values of a static shape, as one compiled loop; `public` is a grid's."""
     if platform() == "TPU":  # compiled already, with the whole step; and 64-bit products are slow
-        return release(values, grid, key, counter, quantile, dtype)
-    return _compiled(quantile, dtype)(values, grid.public, key, counter)
+        words = word_pairs(key, counter, values.shape.as_list())
+        return released(values, *_numbers(*public), words, quantile, dtype)
+    return _compiled(quantile, dtype)(values, public, key, counter)

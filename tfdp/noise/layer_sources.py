@@ -158,5 +158,5 @@ class ReplicaNoiseSource:
         """
         if values.shape.is_fully_defined():
             state = self._source.advance(values.shape.as_list())
-            return on_grid.compiled_release(values, grid, *state)
+            return on_grid.compiled_release(values, grid.public, *state)
         return on_grid.release(values, grid, *self._source.advance(tf.shape(values)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -23,6 +24,7 @@ _LINE = 16
 _ADVANCING = threading.Lock()
 # Compiled once, for draws whose number is not known beforehand.
 _FEW, _SMALL_DRAW = 1 << 11, 1 << 14
+_WORDS_OF_A_BLOCK = on_grid.WORDS * _SMALL_DRAW + 1  # values of the counter
 # XLA splits a loop of 1,024 values over threads, and to hand over a part takes longer than to
 # compute it.
 _ON_ONE_THREAD = 1 << 9
@@ -124,20 +126,13 @@ class NoiseSource:
 
     def release_any(self, values, grid, dtype=tf.float32):
         """As `release`, of one tensor (n,) of any size, without compiling for that size."""
-
-        def block(start, size):
-            part = values[start : start + size]
-            part = tf.ensure_shape(tf.pad(part, [[0, size - tf.size(part)]]), [size])
-            return self._release(part, grid, dtype=dtype)
-
         # In blocks of one of two static sizes; what is past the values is thrown away.
-        count = tf.size(values)
-
-        def many():
-            number = count // _SMALL_DRAW + 1
-            return self._blocks(number, _SMALL_DRAW, block, dtype).concat()
-
-        return tf.cond(count <= _FEW, lambda: block(0, _FEW), many)[:count]
+        blocks = tf.cast(tf.size(values) // _SMALL_DRAW + 1, tf.uint64)
+        state = self._advance(blocks * _WORDS_OF_A_BLOCK)
+        release = _any_released(dtype)
+        # Eagerly in one call: as many operations run, whatever the size, which may be private.
+        release = release if tf.executing_eagerly() else release.python_function
+        return release(values, grid.public, *state)
 
     def _release(self, values, grid, quantile=normal_of_tail, dtype=tf.float32):
         """(n,) values of a static size."""
@@ -146,12 +141,12 @@ class NoiseSource:
             whole = size if is_compiling() else _compiled_size(size)
             state = self._advance(on_grid.WORDS * whole)
             padded = tf.pad(values, [[0, whole - size]]) if whole > size else values
-            return on_grid.compiled_release(padded, grid, *state, quantile, dtype)[:size]
+            return on_grid.compiled_release(padded, grid.public, *state, quantile, dtype)[:size]
 
         def draw(key, counter, start, count):
             part = tf.slice(values, [start], [count]) if count < size else values
             part = tf.ensure_shape(part, [count])
-            return on_grid.compiled_release(part, grid, key, counter, quantile, dtype)
+            return on_grid.compiled_release(part, grid.public, key, counter, quantile, dtype)
 
         return self._in_parts(draw, size, on_grid.WORDS, dtype)
 
@@ -218,9 +213,38 @@ class NoiseSource:
         with _ADVANCING:
             counter = tf.bitcast(self._counter.read_value(), tf.uint64)
             # Philox makes 128 bits for each value of its counter; step past all of them.
-            after = later(counter, tf.constant(size + 1, tf.uint64))
+            after = later(counter, tf.convert_to_tensor(size, tf.uint64) + 1)
             self._counter.assign(tf.bitcast(after, tf.int64))
             return tf.bitcast(self._key.read_value(), tf.uint64), counter
+
+
+@functools.cache
+def _any_released(dtype):
+    """A tf.function of values (n,), the public numbers of a grid, a key and a counter."""
+
+    def run(values, public, key, counter):
+        count = tf.size(values)
+
+        def block(i, size):
+            part = values[i * size : (i + 1) * size]
+            part = tf.ensure_shape(tf.pad(part, [[0, size - tf.size(part)]]), [size])
+            own = later(counter, tf.cast(i, tf.uint64) * _WORDS_OF_A_BLOCK)
+            return on_grid.compiled_release(part, public, key, own, dtype=dtype)
+
+        def many():
+            number = count // _SMALL_DRAW + 1
+            drawn = tf.TensorArray(dtype, number, element_shape=[_SMALL_DRAW])
+            _, drawn = tf.while_loop(
+                lambda i, _: i < number,
+                lambda i, drawn: (i + 1, drawn.write(i, block(i, _SMALL_DRAW))),
+                (0, drawn),
+                parallel_iterations=1,
+            )
+            return drawn.concat()
+
+        return tf.cond(count <= _FEW, lambda: block(0, _FEW), many)[:count]
+
+    return tf.function(run, reduce_retracing=True, autograph=False)
 
 
 def _joined(tensors):

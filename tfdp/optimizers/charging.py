@@ -1,5 +1,6 @@
 """The one place that charges steps of a DPOptimizer, and decides what noise they have."""
 
+import itertools
 import os
 
 import numpy as np
@@ -14,6 +15,14 @@ from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime.replicas import of_first_replica
 
 _NO_LIMIT = np.iinfo(np.int64).max
+_tokens = itertools.count(1)
+
+
+def _token_of(model):
+    """A number that no other model of this process has."""
+    if "_tfdp_token" not in vars(model):
+        vars(model)["_tfdp_token"] = next(_tokens)
+    return vars(model)["_tfdp_token"]
 
 
 class Charging(RunCharging):
@@ -38,15 +47,17 @@ class Charging(RunCharging):
         self.refresh = lambda: None
         self._calibrations = {}
         self._host_stddev = None
+        self.run = None
         nothing_yet = float("nan")
         with tf.init_scope():
             self._limit = tf.Variable(0, dtype=tf.int64, trainable=False, name="step_limit")
+            self._owner = tf.Variable(0, dtype=tf.int64, trainable=False, name="owner_of_run")
             self._stddev = tf.Variable(nothing_yet, False, dtype=tf.float64, name="noise_stddev")
 
     @property
     def variables(self):
-        """Steps of this run, how many it may have, and σ·C of its steps."""
-        return [self._counter.steps, self._limit, self._stddev]
+        """Steps of this run, how many it may have, whose it is, and σ·C of its steps."""
+        return [self._counter.steps, self._limit, self._owner, self._stddev]
 
     def share(self, history, unit, refresh):
         """Makes the history of the weights and this optimizer's own one.
@@ -159,9 +170,23 @@ class Charging(RunCharging):
         self._refresh_limit(strict=False)
         return self.allowed
 
-    def active(self):
-        """Scalar bool tensor: whether the budget allows another step."""
-        return self._counter.steps < self._limit
+    def enter(self, run):
+        """Called eagerly where a `tfdp.training.claims.Run` begins, and with None where it ends."""
+        self.run = run
+        self._owner.assign(0 if run is None else _token_of(run.model))
+
+    def active(self, model):
+        """Scalar bool tensor: whether a step of a model may see its examples.
+
+        The budget must allow it, and no run of another model go on: a step that was traced before
+        would be charged as one of that run.
+        """
+        owner = self._owner.read_value()
+        return self._is_allowed() & ((owner == 0) | (owner == _token_of(model)))
+
+    def _is_allowed(self):
+        # Read first: TensorFlow's numpy behaviour compares no variables.
+        return self._counter.steps.read_value() < self._limit.read_value()
 
     def noise_stddev(self):
         """σ·C of the steps of this run, a float64 tensor."""
@@ -181,7 +206,7 @@ class Charging(RunCharging):
         Returns:
             The standard deviation of its noise, a float64 tensor.
         """
-        self._counter.count(self.active())
+        self._counter.count(self._is_allowed())
         return self._stddev.read_value()
 
     def ledger_after(self, steps):

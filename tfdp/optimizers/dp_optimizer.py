@@ -202,8 +202,10 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         """δ where none is given: the budget's, or 1/(10·n) of the largest data trained on."""
         if self.budget:
             return self.budget.delta
-        self.from_data.require()
-        return 0.1 / max(self.num_examples, self.ledger.num_examples or 0)
+        n = max(self.num_examples or 0, self.ledger.num_examples or 0)
+        if not n:
+            self.from_data.require()
+        return 0.1 / n
 
     def build(self, variables):
         """Creates the wrapped optimizer's variables and the step counter."""

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tfdp._validate import count, positive
 from tfdp.data.charged_release import ChargedRelease
+from tfdp.data.origins import Origin
 from tfdp.data.periods import entered
 from tfdp.data.persons import Persons
-from tfdp.data.provenance import Origin
 from tfdp.noise import NoiseSource, draws, grid_of_counts, laplace_of_tail
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def private_top_k(
         return release_largest(
             counts_of, vocabulary_sizes, limits, k, epsilon, mechanism,
             max(map(len, values.values())),
-            {} if persons is None else persons.details, Origin.of(features), source,
+            {} if persons is None else persons.details, Origin.of((features, privacy_ids)),
+            source,
         )  # fmt: skip
 
 

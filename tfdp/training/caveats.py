@@ -64,10 +64,18 @@ def _is_known(one):
 def _adapted(model):
     """Layers whose state was read from data, or that come with a vocabulary (keras_hub)."""
     return tuple(
-        f"the adapted state of layer {layer.name!r} ({type(layer).__name__}) is public"
+        f"the {_state(layer)} layer {layer.name!r} ({type(layer).__name__}) is public"
         for layer in all_layers(model)
         if any(base.__name__ in _ADAPTED for base in type(layer).__mro__)
     )
+
+
+def _state(layer):
+    config = layer.get_config()
+    given = [name for name in ("vocabulary", "mean") if config.get(name) is not None]
+    if config.get("bin_boundaries") is not None and config.get("num_bins") is None:
+        given.append("bin_boundaries")
+    return f"{given[0]} given to" if given else "adapted state of"
 
 
 def _is_of_the_user(callback):

@@ -2,9 +2,11 @@
 
 import secrets
 
-from tfdp import accounting
+from tfdp import _validate, accounting
 from tfdp._compat.keras import ModelHooks, all_layers
 from tfdp.accounting import participant
+from tfdp.accounting.described import described
+from tfdp.accounting.sampling import PERSON
 from tfdp.clipping.recording import trained_variables
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.run_charging import RunCharging
@@ -58,7 +60,7 @@ class ChargedModel(ModelHooks):
         self.join_histories()
         return self.charge_history.ledger().closed()
 
-    def charge(self, label, event, count=1, **details):
+    def charge(self, label, event, count=1, *, num_examples=None, unit="record", **details):
         """Charges what else was learned from the training data and went into these weights.
 
         For numbers that a mechanism of your own released: a threshold, a learning rate, counts.
@@ -72,10 +74,22 @@ class ChargedModel(ModelHooks):
             label: its name in the statement.
             event: `dp_accounting.DpEvent`, under add-or-remove-one adjacency.
             count: how many such events there were.
-            details: public parameters, plain values: `num_examples=`, for one.
+            num_examples: number of records, or persons, that it saw; public.
+            unit: "record" or "person", whose presence the event protects: a person with all of its
+                records, or one record.
+            details: what describes it: plain values, which accounting does not read.
+
+        Raises:
+            ValueError: for another unit, or a detail of a name that accounting reads.
         """
+        _validate.one_of("unit", unit, ("record", "person"))
+        details = {
+            "kind": "release",
+            "release": secrets.token_hex(8),
+            **described(details, num_examples),
+            **({"unit": PERSON} if unit == "person" else {}),
+        }
         self.join_histories()
-        details = {"kind": "release", "release": secrets.token_hex(8), **details}
         self.charge_history.charge(accounting.LedgerEntry(label, event, count, details))
 
     def charge_releases(self, origin=()):

@@ -21,12 +21,14 @@ from tfdp.optimizers.run_charging import HistoryState
 from tfdp.runtime import replicas
 from tfdp.runtime.strategies import compiled_by_xla
 from tfdp.runtime.xla import compiling
-from tfdp.training import own_steps, penalties, preflight, run, step, tpu_resident_tables
+from tfdp.training import claims, own_steps, penalties, preflight, run, step, tpu_resident_tables
 from tfdp.training.building import build_ahead
 from tfdp.training.charged_model import ChargedModel
+from tfdp.training.clear_errors import explained
 from tfdp.training.executions import function_of_executions, prepared, results_of_steps
 from tfdp.training.multi_worker import MultiWorkerFit, as_results
 from tfdp.training.plain_training import count_step, mechanism_outside_fit
+from tfdp.training.present_rows import MetricsOfPresentRows, accept_no_weights
 from tfdp.training.row_selection import (
     SelectionMetrics,
     allow_compilation,
@@ -36,17 +38,17 @@ from tfdp.training.row_selection import (
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
-class DPModel(MultiWorkerFit, ChargedModel):
+class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
     """A `keras.Model` whose training is differentially private under a `DPOptimizer`.
 
     Subclass it as you would subclass `keras.Model`; for an existing model use
-    `tfdp.make_private(model)`. `fit`, `evaluate`, `predict`, callbacks, saving and export are
-    those of Keras. Three differences, each because one example must be clipped by itself:
+    `tfdp.make_private(model)`. All else is Keras'. Three differences, each because one example must
+    be clipped by itself:
 
     - A loss is the mean (or sum) over an example's *own* valid positions; the displayed loss is
       the mean of these over the examples that are present.
-    - An example whose sample weight is 0 is absent, and `metrics` are weighted like
-      `weighted_metrics`, so that the padding of a Poisson batch does not enter them.
+    - An example whose sample weight is 0 is absent, as the padding of a Poisson batch is: losses
+      and metrics are those of the others.
     - Layers and losses that mix examples are refused.
 
     With any other optimizer the model trains on the same loss. What is private then is what passes
@@ -102,7 +104,9 @@ class DPModel(MultiWorkerFit, ChargedModel):
         private = isinstance(optimizer, DPOptimizer)
         checks.refuse_compilation(self.distribute_strategy, jit_compile)
         refuse_layers_beyond_reach(self)
+        accept_no_weights(metrics, weighted_metrics)
         if private:
+            claims.refuse_busy_optimizer(self, optimizer)
             refuse_named_layers(self)
             refuse_named_losses(loss)
             preflight.refuse_precision(self)
@@ -110,7 +114,6 @@ class DPModel(MultiWorkerFit, ChargedModel):
             preflight.refuse_tensor_float_32(self.distribute_strategy)
             register_keras_rs(self)
             allow_compilation(self, optimizer, jit_compile)
-            metrics, weighted_metrics = None, preflight.merge_metrics(metrics, weighted_metrics)
         if loss is not None:
             reduction = optimizer.per_example_reduction if private else "mean"
             per_example = PerExampleLoss if private else MeanExampleLoss
@@ -176,10 +179,11 @@ class DPModel(MultiWorkerFit, ChargedModel):
         kwargs.update(batch_size=batch_size, epochs=epochs, verbose=verbose)
         if isinstance(x, tf.data.Dataset):
             kwargs["shuffle"] = False  # the dataset does it; Keras would warn
-        run.claim(self)
+        claims.claim(self)
         try:
-            x, callbacks = run.begin(self, x, y, callbacks, kwargs)
-            return super().fit(prepared(self, x), y, callbacks=callbacks, **kwargs)
+            with explained(self):
+                x, callbacks = run.begin(self, x, y, callbacks, kwargs)
+                return super().fit(prepared(self, x), y, callbacks=callbacks, **kwargs)
         finally:
             run.end(self)
 
@@ -217,12 +221,13 @@ class DPModel(MultiWorkerFit, ChargedModel):
         # Here too: the step may have been traced by `fit`, where rows are checked.
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
         run.refuse_unknown_batch(self, x, y, sample_weight)
-        if isinstance(self.optimizer, DPOptimizer):
-            preflight.check_examples_do_not_mix(self, x, y, sample_weight)
-        build_ahead(self, x, y)
-        self.weight_origin.begin()
         try:
-            return super().train_on_batch(x, y, sample_weight, *args, **kwargs)
+            with explained(self):
+                if isinstance(self.optimizer, DPOptimizer):
+                    preflight.check_examples_do_not_mix(self, x, y, sample_weight)
+                build_ahead(self, x, y)
+                self.weight_origin.begin()
+                return super().train_on_batch(x, y, sample_weight, *args, **kwargs)
         finally:
             self.join_histories()  # the step may have built the model
 
@@ -234,6 +239,7 @@ class DPModel(MultiWorkerFit, ChargedModel):
             count_step(self, data)
             self.join_histories()
             return as_results(super().train_step(data), self.distribute_strategy)
+        claims.refuse_busy_optimizer(self, self.optimizer)
         with compiling(compiled_by_xla(self)):
             return self._private_step(data)
 

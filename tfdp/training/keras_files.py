@@ -39,6 +39,13 @@ def install():
 
     @functools.wraps(load)
     def load_own_variables(self, store):
+        if HISTORY in store.keys():  # only a `DPModel` writes it there, and takes it out again
+            raise ValueError(
+                "These weights were saved from a private model, and are loaded into a plain one "
+                f"({self.name!r}), whose layers stand elsewhere in a file: load them into "
+                "`tfdp.make_private(model)`, which shares its weights with `model`, or save those "
+                "of the plain model, `model.save_weights(path)`."
+            )
         load(self, store)
         file = file_of(store)
         if file is not None and _GROUP in file:

@@ -1,8 +1,6 @@
 """Checks and adjustments between `DPModel.fit` and Keras' own."""
 
 import dataclasses
-import functools
-import inspect
 
 import keras
 import numpy as np
@@ -42,54 +40,6 @@ def refuse_tensor_float_32(strategy):
             "too inexact to clip by. Call "
             "`tf.config.experimental.enable_tensor_float_32_execution(False)` first."
         )
-
-
-def merge_metrics(metrics, weighted_metrics):
-    """`metrics` join `weighted_metrics`: padding must not enter either."""
-    metrics, weighted_metrics = (_by_example(m) for m in (metrics, weighted_metrics))
-    if not metrics:
-        return weighted_metrics
-    if not weighted_metrics:
-        return metrics
-    if isinstance(metrics, dict) and isinstance(weighted_metrics, dict):
-        keys = {**metrics, **weighted_metrics}
-        return {k: _as_list(metrics.get(k)) + _as_list(weighted_metrics.get(k)) for k in keys}
-    if isinstance(metrics, list) and isinstance(weighted_metrics, list):
-        nested = [m for m in metrics + weighted_metrics if isinstance(m, (list, tuple))]
-        if not nested:
-            return metrics + weighted_metrics
-    raise ValueError(
-        "Arguments `metrics` and `weighted_metrics` must both be flat lists or both be dicts. "
-        f"Received: metrics={metrics}, weighted_metrics={weighted_metrics}"
-    )
-
-
-def _by_example(metrics):
-    """The same metrics; functions among them say so if they return one number for the batch."""
-    return keras.tree.map_structure(
-        lambda one: _checked(one) if inspect.isfunction(one) else one, metrics
-    )
-
-
-def _checked(function):
-    @functools.wraps(function)
-    def checked(y_true, y_pred):
-        values = tf.convert_to_tensor(function(y_true, y_pred))
-        if not values.shape.rank:
-            raise ValueError(
-                f"The metric function {function.__name__!r} returned one number for the whole "
-                "batch, padding included. Return one for each example, of shape (batch,): they are "
-                "weighted and averaged over the examples that are present."
-            )
-        return values
-
-    return checked
-
-
-def _as_list(value):
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def sampling_of_fit(optimizer, x, y, kwargs):

@@ -2,22 +2,26 @@
 
 import dataclasses
 import secrets
-import threading
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
+from tfdp._compat.keras import is_tracked
 from tfdp.accounting.notes import Notes
 from tfdp.clipping.recording import trained_variables
 from tfdp.data import drawn_batches, provenance
+from tfdp.data.missing_values import warn_of_nan
+from tfdp.data.origins import Origin
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.from_data import steps_of
+from tfdp.runtime.external_table import is_external
 from tfdp.training import (
     advice,
     caveats,
+    claims,
     own_steps,
     plain_training,
     preflight,
@@ -25,12 +29,11 @@ from tfdp.training import (
 )
 from tfdp.training.budget_stop import BudgetStop, with_callbacks
 from tfdp.training.building import build_ahead
+from tfdp.training.claims import run_of
+from tfdp.training.first_rows import is_dataset
 from tfdp.training.row_selection import ROWS_ARE_CHECKED, trace_again_if_chosen_anew
-from tfdp.training.whole_passes import whole_passes
+from tfdp.training.whole_passes import refuse_longer_epochs, whole_passes
 
-#: Attribute of a model while a run goes on: its `_Run`.
-_RUN = "_tfdp_run"
-_CLAIMS = threading.Lock()
 _NOTHING = Notes()
 _LOOP = Notes(
     assumptions=(
@@ -38,22 +41,6 @@ _LOOP = Notes(
         "records",
     )
 )
-
-
-class _Run:
-    """A run that goes on.
-
-    Attributes:
-        batch: what `training_batches` gave last; None beside `fit`.
-        is_fit: whether it is a `fit`.
-        trained: ids of the variables that forward noise was found to protect, or not, by tracing;
-            None where it makes no difference.
-    """
-
-    def __init__(self):
-        self.batch = None
-        self.is_fit = True
-        self.trained = None
 
 
 def refuse_uncompiled(model):
@@ -69,31 +56,8 @@ def refuse_uncompiled(model):
         )
 
 
-def claim(model):
-    """Takes the model for one run; `end` gives it back.
-
-    Returns:
-        The `_Run`.
-
-    Raises:
-        PrivacyError: if a `fit` of the model goes on, in another thread or around this call: its
-            steps would be charged as those of the new run, and two steps at a time could draw the
-            same noise.
-    """
-    with _CLAIMS:
-        before = vars(model).get(_RUN)
-        if before is not None and before.is_fit:
-            raise PrivacyError(
-                f"A `fit` of model {model.name!r} goes on, in another thread or in whose callback "
-                "this is: what began now would be charged in its place. Wait until it ends, or "
-                "train another model (`keras.models.clone_model`)."
-            )
-        vars(model)[_RUN] = run = _Run()
-    return run
-
-
 def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
-    """Checks data and model, and begins the run that `claim` has made room for.
+    """Checks data and model, and begins the run that `claims.claim` has made room for.
 
     Args:
         model: the `DPModel`.
@@ -125,12 +89,19 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
     epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
     drawn_batches.refuse_second_pass(sampling, epochs, kwargs.get("steps_per_epoch"))
+    refuse_longer_epochs(sampling, kwargs.get("steps_per_epoch"))
+    refuse_unknown_variables(model)
     checks.check_strategy(strategy, optimizer)
     checks.check_data(strategy, x, sampling)
+    if not is_dataset(x):  # else the sampler has looked
+        warn_of_nan((x, y, kwargs.get("sample_weight")))
+    steps = kwargs.get("steps_per_epoch") or sampling.steps_per_epoch
+    checks.check_executions(strategy, model.steps_per_execution, steps)
     has_rows = host_selection.check_selected(x, model)
     notes = Notes(not_covered=(caveats.TRAINING_METRICS,)) | notes
     notes |= preflight.notes_of_data(x)
-    releases = _releases_of(x, y, kwargs)
+    origin = _origin_of(x, y, kwargs)
+    notes |= Notes(assumptions=origin.assumptions)
     x = preflight.apply_class_weight(x, kwargs)
     notes |= preflight.check_examples_do_not_mix(
         model, x, y, kwargs.get("sample_weight"), kwargs.get("batch_size")
@@ -140,7 +111,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     x = checks.padded(x, strategy.num_replicas_in_sync, optimizer.rows_per_unit)
     x = tpu_resident_tables.prepare(model, x, callbacks, kwargs)
     model.join_histories()
-    model.charge_releases(releases)
+    model.charge_releases(origin.releases)
     notes |= Notes(assumptions=model.weight_origin.assumption())
     optimizer.charging.begin(sampling, strategy, notes)
     model.weight_origin.begin()
@@ -159,18 +130,19 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     return x, with_callbacks(callbacks, own)
 
 
-def _releases_of(x, y, kwargs):
-    """The releases that the data of a run were made with."""
-    if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
-        return provenance.releases_of(x)
-    return provenance.releases_of((x, y, kwargs.get("sample_weight")))
+def _origin_of(x, y, kwargs):
+    """The `Origin` of all that a run is given: what the data and their weights were made with."""
+    given = [y, *map(kwargs.get, ("sample_weight", "class_weight"))]
+    return Origin.all_of([provenance.origin_of(x), Origin.of(given)])
 
 
 def _begin_plain_run(model, x, y, callbacks, kwargs, notes):
     tpu_resident_tables.refuse_training_otherwise(model)
+    origin = _origin_of(x, y, kwargs)
+    notes |= Notes(assumptions=origin.assumptions)
     x = preflight.apply_class_weight(x, kwargs)
     model.join_histories()
-    model.charge_releases(_releases_of(x, y, kwargs))
+    model.charge_releases(origin.releases)
     mechanism = plain_training.mechanism_of_fit(model, x, y, notes, kwargs)
     model.join_histories()  # again: the checks have built the model
     model.plain_charging.begin(mechanism)
@@ -179,21 +151,37 @@ def _begin_plain_run(model, x, y, callbacks, kwargs, notes):
     x = checks.padded(x, model.distribute_strategy.num_replicas_in_sync)
     build_ahead(model, x, y)
     if isinstance(mechanism, accounting.mechanisms.ForwardNoise):
-        vars(model)[_RUN].trained = _ids(trained_variables(model))
+        run_of(model).trained = _ids(trained_variables(model))
         callbacks = with_callbacks(callbacks, whole_passes(mechanism.sampling))
     return x, callbacks
 
 
 def end(model):
     """Ends a run, or what was left of it when it was refused; nobody knows what batches follow."""
-    vars(model).pop(_RUN, None)
+    run = claims.release(model)
     vars(model)[ROWS_ARE_CHECKED] = False
     model.join_histories()  # variables may have been made by the run
     model.weight_origin.end()
-    if isinstance(model.optimizer, DPOptimizer):
-        model.optimizer.charging.begin(None)  # not with the other workers: one may be gone
+    if run.charging is not None:
+        run.charging.begin(None)  # not with the other workers: one may be gone
     else:
         model.plain_charging.begin(plain_training.mechanism_outside_fit(model))
+
+
+def refuse_unknown_variables(model):
+    """Refuses to train variables that the optimizer was not built with.
+
+    Raises:
+        ValueError: if layers were unfrozen since `compile`, and their variables are in no state.
+    """
+    optimizer, variables = model.optimizer, trained_variables(model)
+    new = [v for v in variables if not (is_external(v) or is_tracked(optimizer, v))]
+    if optimizer.built and new:
+        raise ValueError(
+            "Layers were unfrozen after the optimizer had been built, and it would not train them: "
+            "call `compile` again, with a new DPOptimizer, as after every change of `trainable`. "
+            f"Received: {[v.path for v in new]}"
+        )
 
 
 def refuse_other_variables(model):
@@ -202,7 +190,7 @@ def refuse_other_variables(model):
     Raises:
         PrivacyError: if layers were frozen or unfrozen since a run with forward noise began.
     """
-    run = vars(model).get(_RUN)
+    run = run_of(model)
     if run is not None and run.trained not in (None, _ids(trained_variables(model))):
         raise PrivacyError(
             "Layers were frozen or unfrozen while `fit` went on. What the forward noise covers was "
@@ -224,13 +212,13 @@ def single_batches(model, batches):
         )
     private = isinstance(model.optimizer, DPOptimizer)
     refuse_uncompiled(model)
-    run, steps = claim(model), None
+    run, steps = claims.claim(model), None
     try:
         batches, _ = begin(model, batches, None, None, {"epochs": None}, _LOOP)
         run.is_fit = False
         for batch in batches:
             _refuse_other_steps(model, run, steps)
-            if vars(model).get(_RUN) is not run:
+            if run_of(model) is not run:
                 raise PrivacyError(
                     "Another run of this model has begun, and is charged now: the batches of this "
                     "one would be taken for its. Use up one `training_batches` before the next."
@@ -242,7 +230,7 @@ def single_batches(model, batches):
             run.batch, steps = batch, model.charging.steps_of_run
             yield batch
     finally:
-        if vars(model).get(_RUN) is run:  # and not what began since
+        if run_of(model) is run:  # and not what began since
             try:
                 _refuse_other_steps(model, run, steps)
             finally:
@@ -254,7 +242,7 @@ def _refuse_other_steps(model, run, steps):
 
     Args:
         model: the model.
-        run: its `_Run`.
+        run: its `Run`.
         steps: how many steps the run had when it gave its last batch; None before the first one.
 
     Raises:
@@ -288,7 +276,8 @@ def refuse_unknown_batch(model, x, y, sample_weight):
         PrivacyError: for a batch of unknown origin with a budget, while a run goes on that it
             would be charged as, or for the second step on a batch.
     """
-    run = vars(model).get(_RUN)
+    claims.refuse_busy_optimizer(model, model.optimizer)
+    run = run_of(model)
     if run is not None:
         if run.is_fit or not _is_batch(run.batch, x, y, sample_weight):
             raise PrivacyError(

@@ -12,6 +12,7 @@ def statement_of(model, delta, accountant):
     Raises:
         ValueError: for a model that was trained with neither a DPOptimizer, nor forward noise, nor
             released data: there is no privacy to state.
+        PrivacyError: if nothing was charged, and n is still to come from the data.
     """
     optimizer = getattr(model, "optimizer", None)
     ledger = model.ledger
@@ -20,7 +21,8 @@ def statement_of(model, delta, accountant):
     budget = getattr(model, "budget", None)
     num_examples, unit = None, model.privacy_unit
     if isinstance(optimizer, DPOptimizer):
-        optimizer.from_data.require()
+        if ledger.num_examples is None:  # else weights that were charged came from a file
+            optimizer.from_data.require()
         notes |= caveats.of_optimizer(optimizer)
         budget, num_examples = optimizer.budget, optimizer.num_examples
         unit = optimizer.charging.unit

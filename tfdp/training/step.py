@@ -2,7 +2,6 @@
 
 import contextlib
 
-import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import means_of_losses
@@ -12,6 +11,7 @@ from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.side_effects import no_writes
 from tfdp.clipping.surviving_rows import SurvivorSums
 from tfdp.training import preflight
+from tfdp.training.present_rows import MetricsOfPresentRows, has_metrics
 from tfdp.training.row_selection import restrict_to_survivors
 
 
@@ -27,8 +27,9 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
         For each trainable variable what `DPOptimizer.apply_clipped_sums` takes.
     """
     example_mask = example_mask_of(sample_weight, preflight.batch_size_of(x))
-    # Once the budget is spent every example is absent: what remains is noise alone.
-    example_mask = example_mask & model.optimizer.charging.active()
+    # Once the budget is spent, or in another model's run, every example is absent: what remains
+    # is noise alone.
+    example_mask = example_mask & model.optimizer.charging.active(model)
 
     preflight.examine_step(model, x, y, sample_weight)
 
@@ -121,10 +122,9 @@ def _update_metrics(model, x, y, sample_weight, result):
     for metric in model.metrics:
         if metric.name == "loss":
             metric.update_state(result.losses, sample_weight=weights)
-    given = model._compile_arguments
-    own = type(model).compute_metrics is not keras.Model.compute_metrics
+    own = type(model).compute_metrics is not MetricsOfPresentRows.compute_metrics
     with contextlib.ExitStack() as stack:
-        if own or given["metrics"] or given["weighted_metrics"]:
+        if own or has_metrics(model):
             held = [*model.weights, *model.optimizer.variables]
             stack.enter_context(no_writes(held, f"A metric of model {model.name!r}"))
         model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)

@@ -55,6 +55,26 @@ class WholePasses(keras.callbacks.Callback):
         )
 
 
+def refuse_longer_epochs(sampling, steps_per_epoch):
+    """Refuses an epoch of more steps than a pass has, which Keras would cut, and advise to repeat.
+
+    Args:
+        sampling: the `Sampling` of a run that is about to begin, or None.
+        steps_per_epoch: as given to `fit`.
+
+    Raises:
+        ValueError: if there are more of them.
+    """
+    of_pass = None if sampling is None else sampling.steps_per_epoch
+    if of_pass is not None and steps_per_epoch is not None and steps_per_epoch > of_pass:
+        raise ValueError(
+            f"Argument `steps_per_epoch` must be at most {of_pass}, the number of batches of one "
+            "pass. For longer epochs give it to the sampler, "
+            f"`tfdp.data.poisson_batches(..., steps_per_epoch={steps_per_epoch})`, or take more "
+            f"`epochs`; `repeat` is not needed. Received: steps_per_epoch={steps_per_epoch}"
+        )
+
+
 def whole_passes(sampling):
     """The callbacks that batches of this `Sampling` (None: unknown) need."""
     if sampling is None or sampling.is_poisson:

@@ -14,6 +14,7 @@ from tfdp.accounting.history import runs_begun
 from tfdp.accounting.ledger import Ledger
 from tfdp.accounting.sampling import PERSON
 from tfdp.errors import PrivacyError
+from tfdp.tuning.alike_runs import AlikeRuns
 from tfdp.tuning.hyper_parameters import HyperParameters
 from tfdp.tuning.number_of_runs import NumberOfRuns
 from tfdp.tuning.private_mean import PrivateMean, means_released
@@ -57,8 +58,11 @@ def tune(
     does not depend on the data, so that given their common cost the result costs what is stated.
     What a run costs is read from its model, which must hold all training that began in the run;
     what was charged before (a release that the runs share, a private encoder) must be the same for
-    all of them, and is charged once beside it. That a run takes its settings from `hp` alone, and
-    nothing else from the runs before it, is not checked; the statement lists it as an assumption.
+    all of them, and is charged once beside it. Every run names layers as the first one did, and
+    takes the seeds of Python, NumPy, Keras and TensorFlow from the operating system: what is
+    written of the best does not tell which one it was, nor how many there were. That a run takes
+    its settings from `hp` alone, and nothing else from the runs before it, is not checked; the
+    statement lists it as an assumption.
 
     Args:
         train: function from a `HyperParameters` to a model that it built and trained. All settings
@@ -98,19 +102,22 @@ def tune(
             raise ValueError(f"Argument `{name}` must be a function. Received: {function!r}")
     cost = best = None
     earlier = {}
-    for _ in range(number_of_runs.draw()):
-        run = _run(train, score, earlier)
-        earlier |= run.steps
-        if cost is not None and run.cost != cost:
-            raise PrivacyError(
-                "Argument `train` must cost the same with every setting: the same noise multiplier "
-                "or budget, batch size, steps and period, and the same releases, encoders and "
-                "other charges from before the tuning. "
-                f"Received: settings that cost {cost} and {run.cost}"
-            )
-        cost = run.cost
-        if best is None or run.score > best.score:
-            best = run
+    with AlikeRuns() as runs:
+        for _ in range(number_of_runs.draw()):
+            runs.begin()
+            run = _run(train, score, earlier)
+            earlier |= run.steps
+            if cost is not None and run.cost != cost:
+                raise PrivacyError(
+                    "Argument `train` must cost the same with every setting: the same noise "
+                    "multiplier or budget, batch size, steps and period, and the same releases, "
+                    "encoders and other charges from before the tuning. "
+                    f"Received: settings that cost {cost} and {run.cost}"
+                )
+            cost = run.cost
+            if best is None or run.score > best.score:
+                best = run
+                runs.keep()
     entry = _entry(best, score, number_of_runs)
     best.model.charge_history.charge(entry)
     return TuningResult(best.model, best.setting, best.score, entry)

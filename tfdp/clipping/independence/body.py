@@ -54,7 +54,12 @@ class Body:
         return self, tensor
 
     def key(self, tensor):
+        """What names an index: two of the same name are the same number."""
         body, tensor = self.root(tensor)
+        if tensor.op.type == "TensorListGetItem":  # of a range: element i is i
+            _, given = body.root(tensor.op.inputs[0])
+            if given.op.type == "TensorListFromTensor" and body.is_place(given.op.inputs[0], 0):
+                return body.key(tensor.op.inputs[1])
         return body.number, tensor.name
 
     def element(self, tensor, i):

@@ -4,6 +4,9 @@ import dataclasses
 
 import numpy as np
 
+from tfdp.data.origins import Origin
+
+_MADE_OF_NOTHING = Origin()
 NUM_INTEGERS = 13
 #: Table 3 of the paper: vocabulary sizes of Criteo's 26 categorical features.
 CRITEO_VOCABULARY_SIZES = (
@@ -43,7 +46,9 @@ class ClickData:
         return len(self.train[1])
 
 
-def click_data(labels, integers, ids, vocabulary_sizes, test_fraction, assumptions=()):
+def click_data(
+    labels, integers, ids, vocabulary_sizes, test_fraction, assumptions=(), origin=_MADE_OF_NOTHING
+):
     """Puts the parts together and splits off the last rows for the test.
 
     Args:
@@ -53,6 +58,7 @@ def click_data(labels, integers, ids, vocabulary_sizes, test_fraction, assumptio
         vocabulary_sizes: V of each.
         test_fraction: share of the rows, the last ones, that are held out, in [0, 1).
         assumptions: see `ClickData`.
+        origin: `Origin` of what the ids were made by.
     """
     if not 0 <= test_fraction < 1:
         raise ValueError(
@@ -63,7 +69,8 @@ def click_data(labels, integers, ids, vocabulary_sizes, test_fraction, assumptio
         "integers": np.asarray(integers, np.float32),
         **{name: np.asarray(i, np.int64) for name, i in zip(names, ids, strict=True)},
     }
-    y = np.asarray(labels, np.float32)[:, np.newaxis]
+    columns = {name: origin.on(values) for name, values in columns.items()}
+    y = origin.on(np.asarray(labels, np.float32)[:, np.newaxis])
     kept = len(y) - int(round(test_fraction * len(y)))
     return ClickData(
         train=({k: v[:kept] for k, v in columns.items()}, y[:kept]),

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from tfdp.data.origins import Origin
+
 _PARQUET = (".parquet", ".pq")
 
 
 def read_columns(
     data: Any, names: Sequence[str | int], delimiter: str | None = None
-) -> list[np.ndarray]:
-    """The named columns of a table, each an array (n,).
+) -> tuple[list[np.ndarray], Origin]:
+    """The named columns of a table, each an array (n,), and their `Origin`.
 
     Args:
         data: path of a CSV file (.gz, too) or of a Parquet file; a DataFrame of pandas, polars or
@@ -31,11 +33,13 @@ def read_columns(
             the table is empty. Messages name lines, and nothing that stands in them.
     """
     if not isinstance(data, (str, os.PathLike)):
-        return _of_frame(data, names)
+        columns = _of_frame(data, names)
+        return [np.asarray(column) for column in columns], Origin.of(columns)
     path = pathlib.Path(data)
     if path.suffix in _PARQUET:
-        return _of_frame(_parquet(path, names), names)
-    return _of_text(path, names, delimiter or ("\t" if ".tsv" in path.suffixes else ","))
+        return [np.asarray(column) for column in _of_frame(_parquet(path, names), names)], Origin()
+    delimiter = delimiter or ("\t" if ".tsv" in path.suffixes else ",")
+    return _of_text(path, names, delimiter), Origin()
 
 
 def read_lines(path: str | os.PathLike) -> Iterator[str]:
@@ -98,7 +102,7 @@ def _of_frame(frame, names):
         raise ValueError(
             f"Argument `data` must have the columns {list(names)}. Received: columns {columns}"
         )
-    found = [np.asarray(frame[name]) for name in names]
+    found = [frame[name] for name in names]
     if not len(found[0]):
         raise ValueError("Argument `data` must hold at least one row. Received: none")
     return found

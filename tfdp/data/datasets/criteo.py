@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.data.datasets.clicks import NUM_INTEGERS, click_data, feature_names
+from tfdp.data.origins import Origin
 
 if TYPE_CHECKING:
     from tfdp.data.datasets.clicks import ClickData
@@ -90,7 +91,8 @@ def load_criteo(
             known.pop(b"", None)
             of_distinct = np.array([known.get(value, 0) for value in distinct], np.int64)
         ids.append(of_distinct[places])
-    return click_data(labels, integers, ids, sizes, test_fraction, assumptions)
+    origin = Origin.of(vocabulary)
+    return click_data(labels, integers, ids, sizes, test_fraction, assumptions, origin)
 
 
 def _bucket_counts(hash_buckets):

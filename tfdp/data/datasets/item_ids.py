@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfdp.data.provenance import Origin
+from tfdp.data.origins import Origin
 
 #: Value of `items=` by which a user declares what occurs in the data to be public.
 FROM_DATA = "from_data"
@@ -63,7 +63,8 @@ def item_ids(
     ordered = np.array(catalogue)[order]
     places = np.minimum(np.searchsorted(ordered, names), len(ordered) - 1)
     ids = np.where(ordered[places] == names, order[places] + 1, 0)
-    return ids, catalogue, Origin(assumptions=(_CATALOGUE,))
+    chosen_by = Origin.of(items)
+    return ids, catalogue, Origin(chosen_by.releases, (*chosen_by.assumptions, _CATALOGUE))
 
 
 def as_integers(values: np.ndarray) -> np.ndarray | None:

@@ -12,6 +12,7 @@ import numpy as np
 from tfdp.data.datasets.columns import read_columns, read_lines
 from tfdp.data.datasets.item_ids import as_written, is_missing, item_ids
 from tfdp.data.datasets.sequences import SequenceData, split_sequences
+from tfdp.data.origins import Origin
 
 _LARGEST_ID = int(np.iinfo(np.int64).max)
 
@@ -29,9 +30,10 @@ def load_sequences(
 ) -> SequenceData:
     """Loads who had which item, and holds out each user's last item.
 
-    Without `user` and `item` the file is in the form of SASRec's: each line has two
+    Without `user` and `item` the file is in the form of SASRec's, each line of which has two
     whitespace-separated positive integers, user and item, and the lines of one user stand in time
-    order. With them it is a table: a CSV or Parquet file, or a DataFrame.
+    order; or in that of S3Rec's and BERT4Rec's, with one line for each user: the user, then the
+    items. With them it is a table: a CSV or Parquet file, or a DataFrame.
 
     ```python
     data = tfdp.data.load_sequences("ml-1m.txt")
@@ -81,7 +83,7 @@ def load_sequences(
             f"{type(data).__name__}"
         )
     users, found = _read_pairs(data)
-    return _of_columns(users, found, None, max_length, num_items, items)
+    return _of_columns(users, found, None, max_length, num_items, items, Origin())
 
 
 def load_histories(
@@ -127,11 +129,11 @@ def _load_table(data, max_length, num_items, user, item, timestamp, delimiter, i
             "Arguments `user`, `item` and `timestamp` must all be names of columns, or all numbers "
             f"of columns. Received: {names}"
         )
-    users, found, *times = read_columns(data, names, delimiter)
+    (users, found, *times), origin = read_columns(data, names, delimiter)
     for column, name in ((users, user), (found, item)):
         _refuse_missing(column, name)
     times = _times(times[0], timestamp) if times else None
-    return _of_columns(users, found, times, max_length, num_items, items)
+    return _of_columns(users, found, times, max_length, num_items, items, origin)
 
 
 def _refuse_missing(column, name):
@@ -184,8 +186,9 @@ def _finite(values):
     return values
 
 
-def _of_columns(users, found, times, max_length, num_items, items):
-    ids, catalogue, origin = item_ids(found, items)
+def _of_columns(users, found, times, max_length, num_items, items, origin):
+    ids, catalogue, of_items = item_ids(found, items)
+    origin = Origin.all_of([origin, of_items])
     if catalogue is None and ids.min() < 1:
         raise ValueError(
             "Item ids must be 1 or more, since 0 is padding. If these integers are what items are "
@@ -204,7 +207,7 @@ def _of_columns(users, found, times, max_length, num_items, items):
 
 def _split(histories, max_length, num_items, catalogue, origin):
     if catalogue is None:
-        return split_sequences(histories, max_length, num_items)
+        return split_sequences(histories, max_length, num_items, origin=origin)
     if num_items not in (None, len(catalogue)):
         raise ValueError(
             f"Argument `num_items` must be the number of `items`, {len(catalogue)}, or None. "
@@ -212,7 +215,7 @@ def _split(histories, max_length, num_items, catalogue, origin):
         )
     # A user without an item of the catalogue stays a record: n counts all users.
     known = [history[history > 0] for history in histories]
-    return split_sequences(known, max_length, len(catalogue), catalogue, origin)
+    return split_sequences(known, max_length, len(catalogue), catalogue, origin=origin)
 
 
 def _read_pairs(path):
@@ -225,25 +228,37 @@ def _read_pairs(path):
     except (ValueError, UserWarning, DeprecationWarning):
         well_formed = False
     if not well_formed:
-        pairs = _read_pairs_slowly(path)
+        pairs = _read_line_by_line(path)
     return pairs[:, 0], pairs[:, 1]
 
 
-def _read_pairs_slowly(path):
-    """The format's definition, line by line; only used to name the line that breaks it."""
+def _read_line_by_line(path):
+    """Pairs of user and item, of a file that has one on each line, or one line for each user.
+
+    Of the second kind are files in which no user has two lines, and lines have several lengths:
+    where all have the same, the third field may as well be a rating or a time.
+    """
+    with open(path, "rb") as lines:
+        rows = [(fields[0], len(fields)) for fields in map(bytes.split, lines) if fields]
+    users, lengths = map(set, zip(*rows, strict=True)) if rows else (set(), set())
+    of_users = len(users) == len(rows) and len(lengths) > 1
     pairs = []
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             fields = line.split()
             if not fields:
                 continue
-            if not (len(fields) == 2 and all(map(_is_positive_integer, fields))):
+            fits = len(fields) == 2 or (of_users and len(fields) > 2)
+            if not (fits and all(map(_is_positive_integer, fields))):
                 content = line.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
                 raise ValueError(
                     "Argument `path` must name a file of two positive integers, user and item, a "
-                    f"line. Received: path={str(path)!r}, line {number}: {content!r}"
+                    "line, or of one line for each user, the user and then the items (of lines "
+                    "that are all of one length, `load_histories(path, first_is_user=True)`). "
+                    f"Received: path={str(path)!r}, line {number}: {content!r}"
                 )
-            pairs.append((int(fields[0]), int(fields[1])))
+            user, *items = map(int, fields)
+            pairs += [(user, item) for item in items]
     if not pairs:
         raise ValueError(
             "Argument `path` must name a file with at least one `user item` line. "

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfdp._validate import count
-from tfdp.data.provenance import Origin, OriginArray
+from tfdp.data.origins import Origin
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+_LARGEST_ID = "the number of items, the largest id in the data, is public"
 #: What one record is, for statements.
 UNIT_OF_PRIVACY = "one user (one training sequence)"
 
@@ -107,20 +108,19 @@ def leave_one_out_split(
         ValueError: there is no sequence or no item, an id is below 1 or above `num_items`, or
             `max_length` is not a positive integer.
     """
-    return split_sequences(sequences, max_length, num_items)
+    return split_sequences(sequences, max_length, num_items, origin=Origin.of(sequences))
 
 
-def split_sequences(sequences, max_length, num_items=None, items=None, origin=None):
+def split_sequences(sequences, max_length, num_items, items=None, *, origin):
     """As `leave_one_out_split`, with the names of the items and the `Origin` of their ids."""
     count("max_length", max_length)
     sequences = [np.asarray(sequence, np.int64).reshape(-1) for sequence in sequences]
     ids = np.concatenate(sequences) if sequences else np.zeros(0, np.int64)
     if ids.size == 0:
         raise ValueError("Argument `sequences` must hold at least one item. Received: none")
-    origin = Origin() if origin is None else origin
     if num_items is None:
         num_items = int(ids.max())
-        origin = Origin(assumptions=("the number of items, the largest id in the data, is public",))
+        origin = Origin(origin.releases, (*origin.assumptions, _LARGEST_ID))
     count("num_items", num_items)
     if ids.min() < 1 or ids.max() > min(num_items, np.iinfo(np.int32).max):
         raise ValueError(
@@ -137,8 +137,8 @@ def split_sequences(sequences, max_length, num_items=None, items=None, origin=No
         if history.size:
             _right_align(test_x[row], history)
             test_y[row, -1] = sequence[-1]
-    if origin != Origin():  # also of x and y by themselves
-        train_x, train_y = (OriginArray.of(part, origin) for part in (train_x, train_y))
+    # Also of x and y by themselves.
+    train_x, train_y, test_x, test_y = map(origin.on, (train_x, train_y, test_x, test_y))
     return SequenceData(
         train=Sequences(train_x, train_y, num_items, origin),
         test=Sequences(test_x, test_y, num_items, origin),

@@ -14,6 +14,10 @@ from tfdp._validate import count
 from tfdp.data.datasets.clicks import ClickData
 from tfdp.data.datasets.columns import read_columns
 from tfdp.data.datasets.item_ids import as_integers, as_written, is_missing
+from tfdp.data.origins import Origin
+
+# Of the hash that splits texts; public. Texts that are chosen to be hashed alike are chosen by it.
+_SPLIT_KEY, _PARTS = [0x7466_6470, 0x7465_7874], 2**53
 
 
 def load_clicks(
@@ -61,7 +65,8 @@ def load_clicks(
             f"public list of its values. Received: categories={categories!r}"
         )
     _check_fraction(test_fraction)
-    clicked, *columns = read_columns(data, [label, *categories, *counts], delimiter)
+    (clicked, *columns), origin = read_columns(data, [label, *categories, *counts], delimiter)
+    origin = Origin.all_of([origin, Origin.of(categories)])
     clicked = as_integers(clicked)
     if clicked is None or not np.isin(clicked, (0, 1)).all():
         raise ValueError(f"Column {label!r} must hold 0 and 1 alone")
@@ -73,7 +78,8 @@ def load_clicks(
     if counts:
         values = [_numbers(c, n) for c, n in zip(columns[len(categories) :], counts, strict=True)]
         x["integers"] = np.stack(values, axis=1)
-    y = clicked.astype(np.float32)[:, np.newaxis]
+    y = origin.on(clicked.astype(np.float32)[:, np.newaxis])
+    x = {name: origin.on(values) for name, values in x.items()}
     kept = len(y) - round(test_fraction * len(y))
     assumed = (f"the lists of values of {', '.join(lists)} are public",) if lists else ()
     return ClickData(
@@ -127,8 +133,9 @@ def load_texts(
         text, label: the columns.
         classes: what the labels are called; public.
         delimiter: as for `load_sequences`.
-        test_fraction: share of the rows that are held out, in [0, 1): a choice by the numbers of
-            the rows alone, the same every time.
+        test_fraction: probability that a row is held out, in [0, 1), by a keyed hash of its text
+            alone: the same every time, equal texts on the same side, and a row more or less moves
+            no other one.
 
     Returns:
         A `TextData`.
@@ -138,12 +145,14 @@ def load_texts(
             no labels of the data.
     """
     _check_fraction(test_fraction)
+    columns, origin = read_columns(data, [text, label], delimiter)
+    origin = Origin.all_of([origin, Origin.of(classes)])
     classes = tuple(map(str, classes))
     if len(set(classes)) != len(classes) or len(classes) < 2:
         raise ValueError(
             f"Argument `classes` must name two classes or more, each once. Received: {classes}"
         )
-    texts, names = map(_as_text, read_columns(data, [text, label], delimiter))
+    texts, names = map(_as_text, columns)
     places = {name: i for i, name in enumerate(classes)}
     labels = np.array([places.get(name, -1) for name in names], np.int32)
     if (labels < 0).any():
@@ -151,10 +160,11 @@ def load_texts(
             f"Argument `classes` must name every label of column {label!r}. Received: "
             f"{classes}, which {np.count_nonzero(labels < 0)} rows are not among"
         )
-    order = np.random.default_rng(0).permutation(len(labels))  # a file may be sorted by label
-    held_out = np.zeros(len(labels), bool)
-    held_out[order[: round(test_fraction * len(labels))]] = True
     texts = texts.astype(object)
+    # By no order or number of rows: without one of them, others would change sides.
+    hashed = tf.strings.to_hash_bucket_strong(texts, _PARTS, key=_SPLIT_KEY).numpy()
+    held_out = hashed < test_fraction * _PARTS
+    texts, labels = origin.on(texts), origin.on(labels)
     return TextData(
         train=(texts[~held_out], labels[~held_out]),
         test=(texts[held_out], labels[held_out]),

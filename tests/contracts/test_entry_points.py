@@ -1,0 +1,329 @@
+"""Whatever is made of data costs what the data were made with, by whichever function it is made."""
+
+import functools
+import importlib
+import inspect
+import itertools
+import pkgutil
+import secrets
+
+import dp_accounting
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import Small
+
+import tfdp
+from tfdp.accounting import LedgerEntry
+from tfdp.data import provenance
+from tfdp.data.origins import Origin, OriginArray
+from tfdp.models.text_encoder import small_text_encoder
+
+N = 8
+IDS = np.arange(N) // 2
+ITEMS = np.tile([[1, 2, 3]], (N, 1))
+CLICKS = {"ad": np.arange(N) % 3}
+VALUES, LABELS = np.ones((N, 3), np.float32), np.arange(N) % 2
+FREQUENCY = np.array([1.0, 0.5, 0.2, 0.1])
+TEXTS = np.array(["good", "bad"] * (N // 2), object)
+PERSONS = {"max_records_per_unit": 2}
+# Parameters by which data, or what was made of data, come in.
+DATA = {
+    "categories", "class_weight", "classes", "data", "features", "frequencies", "frequency",
+    "item_frequency", "items", "labels", "privacy_ids", "representations", "sample_weight",
+    "scores", "sequences", "texts", "train", "vocabulary", "x", "y",
+}  # fmt: skip
+
+
+def sampled(sampler, *arguments, **settings):
+    def row(give):
+        data = (give("data", VALUES), give("data", LABELS), give("data", np.ones(N)))
+        return sampler(data, *arguments, privacy_ids=give("privacy_ids", IDS), **settings)
+
+    return row
+
+
+def pair(give):
+    return give("train", ITEMS), give("train", ITEMS)
+
+
+@functools.cache
+def model():
+    eager = {"run_eagerly": True}
+    made = Small.model(compile_kwargs=eager, num_examples=N, expected_batch_size=4)
+    made.validate_independence = False
+    return made
+
+
+def fitted(weights):
+    def row(give):
+        how = {"batch_size": 4, "steps_per_epoch": 1, "verbose": 0, **weights(give)}
+        model().fit(give("x", VALUES), give("y", LABELS), **how)
+        return model()
+
+    return row
+
+
+def sequences(give):
+    table = {"u": give("data", np.repeat(IDS, 3)), "i": give("data", ITEMS.ravel())}
+    times = {"t": give("data", np.arange(3 * N))}
+    items = give("items", np.array(["1", "2", "3"]))
+    read = tfdp.data.load_sequences(
+        table | times, 3, user="u", item="i", timestamp="t", items=items
+    )
+    return read.train.x, read.test.y
+
+
+def clicks(give):
+    table = {"c": give("data", LABELS), "ad": give("data", IDS), "n": give("data", VALUES[:, 0])}
+    places = give("categories", np.arange(4))
+    read = tfdp.data.load_clicks(table, "c", {"ad": places}, ["n"], test_fraction=0.5)
+    return read.train[0]["ad"], read.test[1]
+
+
+def texts(give):
+    table = {"t": give("data", TEXTS), "c": give("data", LABELS)}
+    read = tfdp.data.load_texts(table, "t", "c", give("classes", np.array([0, 1])))
+    return read.train if len(read.train[1]) else read.test
+
+
+def criteo(give, folder):
+    line = "\t".join(["1", *["2"] * 13, *["a"] * 26])
+    (folder / "clicks.txt").write_text("\n".join([line] * 4))
+    words = [give("vocabulary", np.array(["a", "b"]))] * 26
+    return tfdp.data.load_criteo(folder / "clicks.txt", vocabulary=words).train
+
+
+def histories(give, folder):
+    (folder / "items.txt").write_text("a b\nb a b\n")
+    words = give("items", np.array(["a", "b"]))
+    return tfdp.data.load_histories(folder / "items.txt", 3, items=words).train
+
+
+@functools.cache
+def classifier(noise):
+    words = "[PAD] [UNK] [CLS] [SEP] good bad".split()
+    pytest.importorskip("tensorflow_text")
+    backbone = small_text_encoder(len(words), 4, width=4, depth=0)
+    model = tfdp.models.TextClassifier(words, 2, backbone, 4, noise_multiplier=noise)
+    model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+    return model
+
+
+def fitted_texts(noise):
+    def row(give):
+        model = classifier(noise)
+        weights = {} if noise else {"sample_weight": give("x", np.ones(N, np.float32))}
+        model.fit(give("x", TEXTS), give("y", LABELS), epochs=1, verbose=0, **weights)
+        return model
+
+    return row
+
+
+def adapted(give):
+    chosen = tfdp.selection.FEST(1, epsilon=1.0)
+    ids = give("privacy_ids", IDS)
+    return chosen.adapt(
+        {"ad": give("features", CLICKS["ad"])}, {"ad": 3}, privacy_ids=ids, **PERSONS
+    )
+
+
+ROWS = {
+    "data.poisson_batches": sampled(tfdp.data.poisson_batches, 2, **PERSONS),
+    "data.shuffled_epochs": sampled(tfdp.data.shuffled_epochs, 2, **PERSONS),
+    "data.allocated_epochs": sampled(tfdp.data.allocated_epochs, 2, **PERSONS),
+    "data.microbatches": lambda give: tfdp.data.microbatches(
+        (give("data", VALUES), give("data", LABELS)), 4, 2
+    ),
+    "distribution.poisson_batches": lambda give: tfdp.distribution.poisson_batches(
+        tf.distribute.MirroredStrategy(["CPU:0"]), (give("data", VALUES), give("data", LABELS)), 4
+    ),
+    "data.private_frequency": lambda give: tfdp.data.private_frequency(
+        pair(give), 1.0, num_items=3, privacy_ids=give("privacy_ids", IDS), **PERSONS
+    ),
+    "data.private_transitions": lambda give: tfdp.data.private_transitions(
+        pair(give), epsilon=1.0, num_items=3, privacy_ids=give("privacy_ids", IDS), **PERSONS
+    ),
+    "data.private_click_statistics": lambda give: tfdp.data.private_click_statistics(
+        ({"ad": give("train", CLICKS["ad"])}, give("train", LABELS)), {"ad": 3}, epsilon=1.0,
+        privacy_ids=give("privacy_ids", IDS), **PERSONS,
+    ),
+    "selection.private_top_k": lambda give: tfdp.selection.private_top_k(
+        {"ad": give("features", CLICKS["ad"])}, {"ad": 3}, 1, 1.0,
+        privacy_ids=give("privacy_ids", IDS), **PERSONS,
+    ),
+    "selection.FEST.adapt": adapted,
+    "selection.FEST": lambda give: tfdp.selection.FEST(1, give("frequencies", FREQUENCY)),
+    "data.release_once": lambda give: tfdp.data.release_once(
+        give("representations", VALUES), give("labels", LABELS), 1.0, 1.0
+    ),
+    "data.release_mixtures": lambda give: tfdp.data.release_mixtures(
+        give("representations", VALUES), give("labels", LABELS), 2, 1.0, 4, 2, 1.0
+    ),
+    "data.leave_one_out_split": lambda give: tfdp.data.leave_one_out_split(
+        [give("sequences", row) for row in ITEMS], 3
+    ).train,
+    "data.load_sequences": sequences,
+    "data.load_histories": histories,
+    "data.load_clicks": clicks,
+    "data.load_criteo": criteo,
+    "data.load_texts": texts,
+    "data.FrequentItems": lambda give: tfdp.data.FrequentItems(
+        give("frequency", FREQUENCY), 2
+    ).encode(ITEMS),
+    "data.FrequentItems.encode": lambda give: tfdp.data.FrequentItems(FREQUENCY, 2).encode(
+        (give("sequences", ITEMS), give("sequences", ITEMS))
+    ),
+    "data.FrequentItems.decode": lambda give: tfdp.data.FrequentItems(FREQUENCY, 2).decode(
+        give("scores", np.ones((1, 4)))
+    ),
+    "data.Sequences": lambda give: tfdp.data.Sequences(give("x", ITEMS), give("y", ITEMS)),
+    "models.DPModel.fit": fitted(lambda give: {"sample_weight": give("sample_weight", np.ones(N))}),
+    "models.DPModel.fit, by class": fitted(
+        lambda give: {"class_weight": {0: give("class_weight", np.ones(1))[0], 1: 1.0}}
+    ),
+    "models.DPFormer": lambda give: tfdp.models.DPFormer(
+        3, 3, dim=4, num_blocks=1, item_frequency=give("item_frequency", FREQUENCY)
+    ).embedding_error,
+    "models.TextClassifier.fit": fitted_texts(0.5),
+    "models.TextClassifier.fit, without a release": fitted_texts(None),
+    "models.TextClassifier.release": lambda give: classifier(0.5).release(
+        give("texts", TEXTS), give("labels", LABELS)
+    ),
+    "models.TextClassifier.representations": lambda give: classifier(0.5).representations(
+        give("texts", TEXTS)
+    ),
+}  # fmt: skip
+
+# What takes data and gives nothing that is trained on, or what is charged otherwise.
+ELSEWHERE = {
+    "audit.one_run": "a function that trains; an audit is for nobody but its reader",
+    "clipping.per_example_gradient_norms": "a look at raw data, for whoever holds them",
+    "clipping.explain": "a plan, of shapes alone",
+    "data.Period.claim": "enters ids, and gives nothing out",
+    "data.DisjointPeriods.claim": "enters ids, and gives nothing out",
+    "data.ClickData": "holds arrays as they are", "data.SequenceData": "holds arrays as they are",
+    "data.TextData": "holds arrays as they are", "data.SST2Data": "holds arrays as they are",
+    "data.Release": "charges itself", "tuning.tune": "a function that trains",
+    "layers.": "tensors", "metrics.": "tensors", "noise.": "noise",
+    "models.PrivateCTR": "names of features", "selection.AdaFEST": "names of tables",
+    "models.TextClassifier": "the tokens, which are declared public",
+    "models.DPModel.train_on_batch": "batches that were drawn; any other costs ε = ∞",
+    "models.DPModel.clipping_plan": "shapes", "models.DPModel.compute_loss": "tensors",
+    "models.TextClassifier.predict": "inference", "models.TextClassifier.evaluate": "evaluation",
+    "tuning.PrivateMean": "a score, which the tuning charges",
+    "models.DPModel.train_step": "a step", "models.DPModel.test_step": "a step",
+    "models.DPModel.predict_step": "a step", "models.PrivateModel.compute_loss": "tensors",
+}  # fmt: skip
+
+
+def public():
+    """(name, function) of every public function, class and method; names begin with the room."""
+    for room in pkgutil.iter_modules(tfdp.__path__):
+        if room.name.startswith("_") or room.name == "beam":  # tests/beam
+            continue
+        module = importlib.import_module(f"tfdp.{room.name}")
+        for name in getattr(module, "__all__", ()):
+            found = getattr(module, name)
+            if callable(found):
+                yield f"{room.name}.{name}", found
+            if inspect.isclass(found):
+                for method, function in vars(found).items():
+                    if inspect.isfunction(function) and not method.startswith("_"):
+                        yield f"{room.name}.{name}.{method}", function
+
+
+def parameters(function):
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of what has no signature
+        return set()
+
+
+def given_by(row, tmp_path, charged, entry):
+    """What a row makes, and the names of what it was given; the `charged`-th one has a charge."""
+    names = []
+
+    def give(name, value):
+        names.append(name)
+        made_with = Origin((entry,), ("made before",))
+        return OriginArray.of(value, made_with) if len(names) - 1 == charged else value
+
+    folder = (tmp_path,) if "folder" in parameters(row) else ()
+    return row(give, *folder), names
+
+
+def charges(made):
+    """Labels of what something costs."""
+    if hasattr(made, "ledger"):
+        return {entry.label for entry in made.ledger.entries}
+    if isinstance(made, keras.layers.Layer | tfdp.selection.FEST):
+        return {entry.label for entry in made.privacy_releases}
+    return {entry.label for entry in provenance.origin_of(made).releases}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_argument_brings_its_charge(name, tmp_path):
+    for i in itertools.count():
+        # A name of its own each time: models are used again, and keep what they were charged.
+        label = secrets.token_hex(8)
+        entry = LedgerEntry(label, dp_accounting.GaussianDpEvent(9.0), 1, {"release": label})
+        made, names = given_by(ROWS[name], tmp_path, i, entry)
+        if i == len(names):
+            assert label not in charges(made)
+            break
+        assert label in charges(made), f"argument {i}, {names[i]}"
+
+
+def test_every_public_function_that_takes_data_has_a_row():
+    known = {row.split(",")[0] for row in ROWS} | set(ELSEWHERE)
+    missing = []
+    for name, function in public():
+        taken = parameters(function) & DATA
+        excused = any(name.startswith(one) for one in ELSEWHERE if one.endswith("."))
+        if taken and not excused and name not in known:
+            missing.append((name, sorted(taken)))
+    assert not missing
+
+
+def test_no_parameter_is_new():
+    """A parameter that no public function had before is data, or it is not: say so here."""
+    found = {one for _, function in public() for one in parameters(function)}
+    assert found <= DATA | set(SETTINGS.split())
+
+
+SETTINGS = """
+accountant activated activation adjacency appearances args assumed_epsilon assumptions
+attention_mask auto_scale_loss backbone backup_dir balanced batch batch_size batches beta_1 beta_2
+bits bound budget callbacks calls canaries capacity cell claim clicks clip_norm clipping cls
+columns combiner confidence config contribution_norm contributions coordinates copies correct
+count counter counts dataset decay delete_checkpoint delimiter delta details dev dim directory
+distinct double_checkpoint draw dropout dtype embedded embedding_dim embedding_optimizer
+embedding_stddev embeddings_initializer entries entry epoch epochs epsilon error_scale event
+example_mask exclude_seen expected_batch_size expected_size extra_delta false_alarms filepath
+first_is_user folder force gap_power gate gather gradient gradients grads grid groups guesses
+hash_buckets hidden_dim hidden_units hits ids ids_shape ignore_class index indices
+initial_accumulator_value input_dim input_shape inputs item jit_compile k kept kernel_initializer
+key key_dim key_mask key_shape kind known kw kwargs label label_share largest last_items layer
+layer_classes layer_shares layout learning_rate ledger left log_dir log_odds logits logits_shape
+logs loss loss_weights lower_case mask mask_zero matrix max_batch_size max_epsilon max_length
+max_norm max_records_per_unit max_value max_values mean mechanism metrics microbatch_size
+microbatches min_length min_value model most_survivors moved multivalued name neighbor_distance
+noise_multiplier noise_ratio noise_stddev normalize not_covered notes num_blocks num_classes
+num_examples num_heads num_integers num_items num_mixtures num_records num_rows num_samples
+num_steps num_summed num_users number_of_runs offset optimizer origin other other_events
+output_dim overflow_delta padding_id parse passes path per_example_reduction period periods
+placement places pooling popularity popularity_factor popularity_prior popularity_share
+popularity_weight previous_mask print_fn privacy_assumptions probabilities probe quantile query
+query_mask query_shape rate regularization relative_norms release remarks return_attention_scores
+ridge right rounding rounds row_wise rows run run_eagerly sampling sampling_probability
+sampling_unit save_freq scale score scores_with scores_without seed seeded selection self
+sensitivity setting shape shapes share shows size slots smoothing source static statistics stddev
+step steps steps_per_epoch steps_per_execution store strategy sums symmetric table tables tail
+targets tensors test test_fraction text texts_shape threshold tied timestamp train_backbone
+train_gate trainable_variables training transitions trials unit unstated use_bias use_causal_mask
+user validate value value_shape values var_list variable variables variance variance_shape verbose
+vocabulary_size vocabulary_sizes weight weight_decay weighted_metrics weights weights_shape window
+with_record within without_record workers x_shape y_pred
+"""

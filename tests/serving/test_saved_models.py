@@ -1,0 +1,97 @@
+"""SavedModels get numbers of their own, and compute what they did."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+import tfdp
+
+X = np.array([0.5, -1.0, 2.0], np.float32)
+
+
+@tf.custom_gradient
+def sine(x):
+    return tf.sin(x), lambda upstream: 3.0 * upstream * tf.cos(x)
+
+
+class Everything(tf.Module):
+    """What TensorFlow numbers: functions, branches, loops, gradients, tables, captured tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = tf.Variable(2.0)
+        pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([0, 2]), tf.constant([5, 7]))
+        self.table = tf.lookup.StaticHashTable(pairs, -1)
+        pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([0, 2]), tf.constant([50, 70]))
+        self.other = tf.lookup.StaticHashTable(pairs, -4)
+        self.offset, self.factor = tf.range(3.0) * 2.0, tf.constant(2, tf.int64) * 2
+
+    @tf.function(input_signature=[tf.TensorSpec([3])])
+    def serve(self, x):
+        y = sine(x) + tf.cond(x[0] > 0.0, lambda: 2.0 * self.inner(x), lambda: -x)
+        _, looped = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * self.scale), (0, y))
+        found = tf.cast(self.table.lookup(tf.cast(x, tf.int32)), tf.float32)
+        found += tf.cast(self.other.lookup(tf.cast(x, tf.int32)), tf.float32)
+        counted = (
+            tf.data.Dataset.range(4).map(lambda i: i * self.factor).reduce(np.int64(0), tf.add)
+        )
+        return looped + found + self.offset + tf.cast(counted, tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([3])])
+    def turn(self, x):
+        return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, sine(y)), (0, x))[1]
+
+    @tf.function
+    def inner(self, x):
+        return x * self.scale
+
+
+def with_gradient(function):
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    return y.numpy(), tape.gradient(y, x).numpy()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Two folders of one module, made and saved anew after other work; and what it gives."""
+    assert tfdp.serving  # which makes it so
+    folders, modules = [], []
+    for work in (0, 300):
+        for _ in range(work):
+            tf.constant(1.0) + 1.0
+        folders.append(tmp_path_factory.mktemp("saved"))
+        modules.append(Everything())
+        expected = with_gradient(modules[-1].serve)
+        tf.saved_model.save(modules[-1], str(folders[-1]), signatures=modules[-1].serve)
+    return folders, expected, modules
+
+
+def test_what_else_the_process_computed_is_not_in_a_saved_model(saved):
+    one, other = ((folder / "saved_model.pb").read_bytes() for folder in saved[0])
+    assert one == other
+    library = saved_model_pb2.SavedModel.FromString(one).meta_graphs[0].graph_def.library
+    numbers = [int(f.signature.name.rsplit("_", 1)[1]) for f in library.function]
+    assert numbers == list(range(len(numbers))) and len(numbers) > 10
+
+
+def test_a_renumbered_model_computes_what_it_did_and_differentiates(saved, tmp_path):
+    folders, expected, _ = saved
+    loaded = tf.saved_model.load(str(folders[0]))
+    np.testing.assert_allclose(with_gradient(loaded.serve), expected, rtol=1e-6)
+    np.testing.assert_allclose(loaded.turn(X), np.sin(np.sin(np.sin(X))), rtol=1e-6)
+    answer = loaded.signatures["serving_default"](x=tf.constant(X))
+    np.testing.assert_allclose(answer["output_0"], expected[0], rtol=1e-6)
+    tf.saved_model.save(loaded, str(tmp_path))
+    again = tf.saved_model.load(str(tmp_path))
+    np.testing.assert_allclose(with_gradient(again.serve), expected, rtol=1e-6)
+
+
+def test_debug_information_with_the_numbers_of_the_process_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="save_debug_info"):
+        options = tf.saved_model.SaveOptions(save_debug_info=True)
+        tf.saved_model.save(Everything(), str(tmp_path), options=options)
+    assert not (tmp_path / "saved_model.pb").exists()

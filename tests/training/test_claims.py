@@ -1,0 +1,92 @@
+"""An optimizer is in the run of one model at a time, and charges the steps of that run alone."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tfdp.errors import PrivacyError
+
+EAGER = {"run_eagerly": True}
+
+
+class Pair:
+    """Two models that share their layers and their optimizer."""
+
+    def __init__(self, small, **settings):
+        base, self.optimizer = small.base(), small.optimizer(**settings)
+        self.first, self.second = (
+            tfdp.make_private(keras.Model(base.inputs, base.outputs), validate=False)
+            for _ in range(2)
+        )
+        for model in (self.second, self.first):
+            model.compile(self.optimizer, small.loss, **EAGER)
+        self.shuffled = tfdp.data.shuffled_epochs(small.data(), 10)
+        self.poisson = small.poisson()
+
+    def fit_first(self, act):
+        """Fits the first model on shuffled batches, and acts once in a callback."""
+        acts = iter([act])
+        callback = keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs: next(acts, lambda: None)()
+        )
+        self.first.fit(self.shuffled, epochs=2, verbose=0, callbacks=[callback])
+
+
+@pytest.fixture
+def pair(small):
+    return Pair(small)
+
+
+ACTS = {
+    "training_batches": lambda pair: next(pair.second.training_batches(pair.poisson)),
+    "fit": lambda pair: pair.second.fit(pair.poisson, verbose=0),
+    "train_on_batch": lambda pair: pair.second.train_on_batch(*next(iter(pair.poisson))),
+    "train_step": lambda pair: pair.second.train_step(next(iter(pair.poisson))),
+    "compile": lambda pair: pair.second.compile(pair.optimizer, "mse", **EAGER),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_an_optimizer_in_a_run_serves_no_other_model(pair, act):
+    seen = []
+
+    def refused():
+        with pytest.raises(PrivacyError, match=f"{pair.second.name}.*a run of model"):
+            ACTS[act](pair)
+        seen.append(act)
+
+    pair.fit_first(refused)
+    assert seen == [act]
+    ((mechanism, steps),) = pair.first.charge_history.private_runs
+    assert (mechanism.sampling.kind, steps) == ("shuffled", 8)
+    pair.second.fit(pair.poisson, verbose=0)  # afterwards it is free
+    kinds = [mechanism.sampling.kind for mechanism, _ in pair.first.charge_history.private_runs]
+    assert kinds == ["shuffled", "poisson"]
+
+
+def test_batches_that_are_not_used_up_hold_the_optimizer_until_they_are_closed(pair):
+    batches = pair.first.training_batches(pair.poisson)
+    next(batches)
+    with pytest.raises(PrivacyError, match="close its `training_batches`"):
+        pair.second.fit(pair.shuffled, verbose=0)
+    batches.close()
+    pair.second.fit(pair.shuffled, verbose=0)
+
+
+def test_a_step_that_was_traced_before_sees_no_example_in_another_models_run(small):
+    pair = Pair(small, noise_multiplier=0.0)
+    step = tf.function(pair.second.train_step)
+    batch = next(iter(pair.poisson))
+
+    def moved():
+        before = pair.second.get_weights()
+        step(batch)
+        after = pair.second.get_weights()
+        return not all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+    assert moved()
+    seen = []
+    pair.fit_first(lambda: seen.append(moved()))
+    assert seen == [False] and moved()

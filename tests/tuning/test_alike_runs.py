@@ -1,0 +1,85 @@
+"""Runs of a tuning start alike, and leave the process as if they had not been."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdp._compat.process_state import count_names_from, name_counts
+from tfdp.tuning.alike_runs import AlikeRuns
+
+
+def draws():
+    """One number of every source of random numbers that a process shares."""
+    return [
+        random.random(),
+        float(np.random.uniform()),
+        float(keras.random.uniform([])),
+        float(tf.random.uniform([])),
+        float(tf.random.uniform([], seed=3)),
+        float(tf.random.get_global_generator().uniform([])),
+        keras.initializers.GlorotUniform()([2, 2]).numpy()[0, 0],
+    ]
+
+
+def a_run(layers=1):
+    """Names and numbers of a run that draws and names as many layers."""
+    return [keras.layers.Dense(1).name for _ in range(layers)], draws()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """As after `keras.utils.set_random_seed`, and as if it had not been called."""
+    keras.utils.set_random_seed(7)
+    tf.random.set_global_generator(tf.random.Generator.from_seed(7))
+    yield
+    tf.random.set_seed(None)
+
+
+def after(runs):
+    """What is drawn and named after a tuning of as many runs, of which the second best is kept."""
+    count_names_from({})
+    keras.utils.set_random_seed(7)
+    tf.random.set_global_generator(tf.random.Generator.from_seed(7))
+    before = draws()
+    with AlikeRuns() as alike:
+        for number in range(runs):
+            alike.begin()
+            a_run(layers=2 if number == 1 else 5)
+            if number == 1:
+                alike.keep()
+    return before, draws(), keras.layers.Dense(1).name
+
+
+def test_what_follows_a_tuning_does_not_tell_how_many_runs_there_were():
+    assert after(2) == after(4)
+    *_, name = after(3)
+    assert name == "dense_2"  # no layer of the best model has this name
+
+
+def test_runs_have_the_same_names_and_random_numbers_that_no_seed_fixes():
+    count_names_from({"dense": 3})
+    seen = []
+    for _ in range(2):
+        keras.utils.set_random_seed(7)
+        with AlikeRuns() as alike:
+            for _ in range(2):
+                alike.begin()
+                seen.append(a_run())
+    assert [names for names, _ in seen] == [["dense_3"]] * 4
+    numbers = np.array([drawn for _, drawn in seen])
+    # Numbers have 2^23 values or more: any of 42 pairs meets with a probability below 1e-5, and
+    # pairs of two sources below 1e-10.
+    assert sum(len(np.unique(column)) == 4 for column in numbers.T) >= numbers.shape[1] - 1
+
+
+def test_a_tuning_that_fails_leaves_names_and_random_numbers_as_they_were():
+    count_names_from({"dense": 3})
+    state, expected = random.getstate(), name_counts()
+    with pytest.raises(ZeroDivisionError), AlikeRuns() as alike:
+        alike.begin()
+        a_run()
+        raise ZeroDivisionError
+    assert random.getstate() == state and name_counts() == expected

@@ -1,0 +1,57 @@
+"""Values that are missing: said with the name of the array they are missing from."""
+
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_PARTS = ("x", "y", "sample_weight")
+
+
+def named_leaves(data):
+    """(name, leaf) of each leaf of data (x, y) or (x, y, sample_weight), in their order."""
+    for (part, *path), leaf in keras.tree.flatten_with_path(data):
+        yield _PARTS[part] + "".join(f"[{key!r}]" for key in path), leaf
+
+
+def refuse_gaps(array, name):
+    """Refuses an array of objects that are not all strings.
+
+    Raises:
+        ValueError: if one is something else, such as the NaN that pandas puts where one is missing.
+    """
+    for place, one in enumerate(array.flat):
+        if not isinstance(one, (bytes, str)):
+            record = place // (array.size // len(array))
+            is_gap = one is None or (isinstance(one, float) and one != one)
+            raise ValueError(
+                f"Argument `data` must hold arrays of numbers, or of strings and nothing else. "
+                f"{name} {'has no value' if is_gap else 'holds a ' + type(one).__name__} at record "
+                f"{record}. Put a string where one is missing (`fillna('')` of pandas), or give "
+                f"numbers a dtype by `astype`. Received: {one!r}"
+            )
+
+
+def warn_of_nan(data):
+    """Warns of arrays with values that are not a number: who holds the data sees it, and no file.
+
+    Args:
+        data: (x, y) or (x, y, sample_weight), nestings of arrays. A file that is mapped is not
+            read for it.
+    """
+    names = [name for name, leaf in named_leaves(data) if _has_nan(leaf)]
+    if names:
+        warnings.warn(
+            f"There are values that are not a number (NaN) in {names}. A record that has one gets "
+            "no gradient: it trains nothing, and costs its full epsilon. Fill them in by values "
+            "that do not come from the data, or leave these records out.",
+            stacklevel=2,
+        )
+
+
+def _has_nan(leaf):
+    if leaf is None or isinstance(leaf, np.memmap):
+        return False
+    array = np.asarray(leaf.flat_values if isinstance(leaf, tf.RaggedTensor) else leaf)
+    return array.dtype.kind == "f" and array.size > 0 and bool(np.isnan(np.min(array)))
