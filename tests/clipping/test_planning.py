@@ -443,17 +443,3 @@ def _model_with(layer, *shape):
 def test_layers_that_mix_examples_are_refused_by_name(layer, shape):
     with pytest.raises(PrivacyError, match=f"{type(layer).__name__}.* mixes the examples.*sampled"):
         tfdp.make_private(_model_with(layer, *shape))
-
-
-def test_scores_of_every_pair_of_examples_are_refused_in_the_trace():
-    class Towers(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = layers.Dense(2), layers.Dense(2)
-
-        def call(self, x):
-            scores = tf.matmul(self.one(x), self.other(x), transpose_b=True)
-            return tf.linalg.diag_part(tf.nn.log_softmax(scores))
-
-    with pytest.raises(PrivacyError, match="batch size in axes .*sampled for each example"):
-        plan_of(Towers(), 3)

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
+from tfdp._compat.tensorflow import tapes_record
 from tfdp.clipping import fallback
 from tfdp.clipping.dataflow import handles_of
 from tfdp.clipping.independence import proof
@@ -20,6 +21,8 @@ from tfdp.clipping.recording import Recorder, call_model, trained_variables
 from tfdp.clipping.side_effects import refuse_results_of_metrics, refuse_side_effects
 from tfdp.clipping.tracing import variables_of_metrics
 from tfdp.errors import PrivacyError
+from tfdp.layers import DPForwardNoise
+from tfdp.layers.tpu_resident_table import nothing_looked_up
 from tfdp.training import penalties
 
 #: What the statement says of the examples of a batch: one of these.
@@ -56,7 +59,7 @@ def examine(model, x, y, sample_weight):
         PrivacyError: for losses of another shape than (B,), that read weights, write to variables
             or follow metrics; for examples that change each other's losses.
     """
-    with tf.init_scope():
+    with tf.init_scope(), nothing_looked_up():
         step = _traced(model, (x, y, sample_weight))
     step.refuse_side_effects()
     plan = model.clipping_plan(x)
@@ -103,7 +106,8 @@ class _Step:
             with penalties.apart():
                 return model.compute_loss(x, y, outputs, sample_weight, training=True)
 
-        traced = tf.function(step, autograph=False).get_concrete_function(*specs)
+        with tapes_record():  # those in the model: this is traced in `tf.init_scope`
+            traced = tf.function(step, autograph=False).get_concrete_function(*specs)
         self.graph = traced.graph
         given = len(traced.inputs) - len(traced.captured_inputs)
         self.inputs = traced.inputs[:given]
@@ -191,6 +195,9 @@ class _Step:
 
 def _unit_of_layer(call):
     structure = (call.args, call.kwargs)
+    inputs, outputs = _tensors(structure), _tensors(call.outputs)
+    if type(call.layer) is DPForwardNoise:  # its noise has a counter for each place
+        return Unit(call.layer.name, call.operations, inputs, outputs, None, True)
     flat = tf.nest.flatten(structure)
     symbolic = [isinstance(t, tf.Tensor) for t in flat]
 
@@ -201,7 +208,7 @@ def _unit_of_layer(call):
         return _tensors(call.layer(*args, **kwargs))
 
     name = f"layer {call.layer.name} ({type(call.layer).__name__})"
-    return Unit(name, call.operations, _tensors(structure), _tensors(call.outputs), run)
+    return Unit(name, call.operations, inputs, outputs, run)
 
 
 def _holds_composites(call):

@@ -31,6 +31,7 @@ class Body:
         self.number = walk.number_of_bodies = walk.number_of_bodies + 1
         self.values = {}
         self.units = {}
+        self.is_gradient = False  # while a gradient is walked through
         self._sources = {}
         if caller is not None:
             self._sources = dict(zip([t.name for t in graph.inputs], arguments, strict=True))
@@ -90,6 +91,8 @@ class Body:
             if (id(body), op.name) in seen:
                 continue
             seen.add((id(body), op.name))
+            if search.is_static(op):
+                continue
             if op.type != "Const" and (not op.inputs or op.op_def.is_stateful):
                 return False
             pending += [body.root(t) for t in op.inputs]
@@ -173,4 +176,4 @@ class Body:
 
 def _is_large(tensor):
     """Whether a tensor has too many numbers to be computed."""
-    return (tensor.shape.num_elements() or _MOST + 1) > _MOST if tensor.shape.rank else False
+    return (tensor.shape.num_elements() or 0) > _MOST

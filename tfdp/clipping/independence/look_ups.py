@@ -1,5 +1,8 @@
 """Rules of look-ups and of scattered updates, whose indices may lead each example to itself."""
 
+import numpy as np
+
+from tfdp.clipping.independence import search
 from tfdp.clipping.independence.operations import joined_of, unknown
 from tfdp.clipping.independence.registry import rule
 from tfdp.clipping.independence.values import PUBLIC, TAKES, One, Rows
@@ -139,3 +142,22 @@ def _tensor_scatter(call):
         if different is not None:
             return different
     return rows
+
+
+@rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd",
+      "SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")  # fmt: skip
+def _segments(call):
+    """Segments that are always the same, each of one example."""
+    rows, ids = call.values[0], call.constant(1)
+    if ids is None or call.rows() != [(0, rows)]:
+        return unknown(call)
+    if rows.axis >= ids.ndim:
+        return Rows(rows.axis - ids.ndim + 1, rows.inner)
+    count = call.op.outputs[0].shape[0]
+    if ids.ndim != 1 or not count or count % call.batch_size:
+        return unknown(call)
+    found = Rows(0, count // call.batch_size)
+    owner = search.owners(len(ids), rows, call.batch_size)
+    if np.array_equal(owner, search.owners(count, found, call.batch_size)[ids]):
+        return found
+    return call.joined("sums over the examples of the batch")

@@ -6,8 +6,8 @@ from tfdp.clipping.independence.registry import rule, source, together
 from tfdp.clipping.independence.values import PUBLIC, Rows
 
 _ELEMENTWISE = """
-Abs Acos Acosh AddV2 Asin Asinh Atan Atan2 Atanh BesselI0e Betainc Bitcast Bucketize Cast Ceil
-CheckNumerics CheckNumericsV2 Complex Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal Erf
+AddN Abs Acos Acosh AddV2 Asin Asinh Atan Atan2 Atanh BesselI0e Betainc Bitcast Bucketize Cast Ceil
+CheckNumerics CheckNumericsV2 Complex Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Erf
 Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Igamma Imag IsFinite
 IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Mul MulNoNan
 Ndtri Neg NotEqual OnesLike Pow PreventGradient Real RealDiv Reciprocal Relu Relu6 Relu6Grad
@@ -220,6 +220,15 @@ def _clamped(call):
             if np.all(limit <= bound if other == "Minimum" else limit >= bound):
                 return PUBLIC
     return broadcast(call) if call.rows() and not call.mixed() else joined_of(call)
+
+
+@rule("Equal", thorough=True)
+def _equal(call):
+    """As elementwise; what has no NaN is equal to itself (`tf.recompute_grad` asks that)."""
+    first, second = call.op.inputs
+    if first is second and not (first.dtype.is_floating or first.dtype.is_complex):
+        return PUBLIC
+    return call.mixed() or _elementwise(call)
 
 
 @rule("RandomShuffle", "StatelessShuffle")

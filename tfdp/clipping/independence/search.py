@@ -208,6 +208,11 @@ def _candidates(shape, batch_size):
     return found
 
 
+def is_static(op):
+    """Whether an operation gives the shape of a tensor whose sizes are known."""
+    return op.type in ("Shape", "Size", "Rank") and op.inputs[0].shape.is_fully_defined()
+
+
 def evaluate(tensor):
     """The value of a tensor that is made of constants alone, in one graph; None if it is not."""
     nodes, pending = {}, [tensor.op]
@@ -216,6 +221,12 @@ def evaluate(tensor):
         if op.name not in nodes:
             if op.type == "Placeholder":
                 return None
+            if is_static(op):
+                with tf.Graph().as_default():
+                    value = tf.constant(tf.get_static_value(op.outputs[0]), name="value")
+                nodes[op.name] = value.op.node_def
+                nodes[op.name].name = op.name
+                continue
             nodes[op.name] = node = op.node_def
             node.attr.pop("_class", None)  # what it stands beside is not here
             pending += [t.op for t in op.inputs] + list(op.control_inputs)

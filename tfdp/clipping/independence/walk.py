@@ -25,7 +25,8 @@ class Unit:
         name: what it is, for the statement.
         operations: range of the places of its operations in the graph.
         inputs, outputs: its tensors.
-        run: function of eager inputs to eager outputs, as lists.
+        run: function of eager inputs to eager outputs, as lists; None if it is known to keep
+            examples apart.
         is_trusted: whether to search even if it joins examples by the rules.
     """
 
@@ -33,7 +34,7 @@ class Unit:
     operations: range
     inputs: list
     outputs: list
-    run: Callable
+    run: Callable | None
     is_trusted: bool = False
 
 
@@ -85,8 +86,9 @@ class Walk:
         given = [t for t, v in zip(unit.inputs, inputs, strict=True) if v is not PUBLIC]
         if len(given) < len(inputs) or not all(t.shape.is_fully_defined() for t in given):
             return
-        if search.keeps_apart(unit.run, given, self.batch_size):
-            self.searched[unit.name] = unit
+        if unit.run is None or search.keeps_apart(unit.run, given, self.batch_size):
+            if unit.run is not None:
+                self.searched[unit.name] = unit
             body.values.update({t.name: Rows(0) for t in unit.outputs})
 
     def _through(self, body, values, start=0):
@@ -133,8 +135,8 @@ class Walk:
 
     def _checked(self, call, found):
         """The values, unless a gradient that a user wrote joins what the operation does not."""
-        if not has_own_gradient(call.op):
-            return found
+        if call.body.is_gradient or not has_own_gradient(call.op):
+            return found  # gradients of gradients are not taken
         why = self._joined_by_gradient(call, found)
         return found if why is None else [v if v is PUBLIC else why for v in found]
 
@@ -152,7 +154,10 @@ class Walk:
         except Exception as error:  # of the user's own function, or of one that is gone
             return Joined(op, f"has a gradient that cannot be traced ({error})", known=False)
         given = {t.name: v for t, v in zip(upstream, found, strict=True)}
-        body = self._through(call.body, {**call.body.values, **given}, start)
+        body = call.body
+        body.is_gradient = True
+        self._through(body, {**body.values, **given}, start)
+        body.is_gradient = False
         for (_, before), gradient in zip(held, gradients, strict=True):
             value = before if gradient is None else body.value(gradient)
             if isinstance(value, Joined):
