@@ -136,7 +136,7 @@ MIXING = {
     "places of numpy": (lambda x: x * np.arange(x.shape[0] or 1, dtype="float32")[:, None],
                         "places"),
     "one-hot places": (lambda x: x + tf.one_hot(tf.range(tf.shape(x)[0]), 4), "places"),
-    "numbered": (lambda x: x + tf.cumsum(tf.ones_like(x)), "places"),
+    "numbered": (lambda x: x + tf.cumsum(tf.ones_like(x)), "along the examples"),
     "half of the gradients": (half_of_the_gradients, "places"),
     "fixed seed": (lambda x: keras.random.dropout(x, 0.5, seed=42), "by a fixed seed"),
     "fixed normal": (lambda x: x + tf.random.stateless_normal([tf.shape(x)[0], 1], [1, 2]),

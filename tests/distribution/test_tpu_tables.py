@@ -343,7 +343,7 @@ def test_rows_chosen_for_other_tables_are_refused_and_would_train_nothing_withou
 def test_once_the_budget_is_spent_no_example_is_used():
     with hardware(KINDS.V1), pytest.MonkeyPatch.context() as patch:
         model = compiled(lambda: RowSGD(1.0))
-        patch.setattr(model.optimizer.charging, "active", lambda model: tf.constant(False))
+        patch.setattr(model.optimizer.charging, "_is_allowed", lambda: tf.constant(False))
         for name in TABLES:
             model.get_layer(name).external_table.load({"0": np.zeros((V, D), "float32")})
         for shift in (0, 1):

@@ -9,8 +9,9 @@ DESCRIBED = "described"
 READ_BY_ACCOUNTING = frozenset(
     {
         "adjacency", "assumptions", "covers", "kind", "max_records_per_unit", "mechanism",
-        "noise_multiplier", "not_covered", "num_examples", "one_run", "overflow_probability", "period",
-        "release", "remarks", "run", "sampling", "seed", "selection", "steps", "unit", "unstated",
+        "noise_multiplier", "not_covered", "num_examples", "one_run", "overflow_probability",
+        "period", "release", "remarks", "run", "sampling", "seed", "selection", "steps", "unit",
+        "unstated",
         DESCRIBED,
     }
 )  # fmt: skip

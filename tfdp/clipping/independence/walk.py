@@ -123,7 +123,9 @@ class Walk:
         if op.type in _CALLS:
             (graph,) = self._functions(op, op.inputs)
             inside = self._inside(call, graph, values, list(op.inputs))
-            return self._checked(call, [inside.value(t) for t in graph.outputs])
+            # A tape adds outputs to a function's graph, behind its own.
+            outputs = [inside.value(t) for t in graph.outputs[: len(op.outputs)]]
+            return self._checked(call, outputs)
         if op.type in THOROUGH:
             return self._checked(call, call.result())
         mixed = call.mixed()
