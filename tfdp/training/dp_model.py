@@ -128,7 +128,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         )  # fmt: skip
         own_steps.note_compilation(self)
         self._plans = {}
-        self.examined_steps = {}
+        self.examined_steps, self.steps_to_trace = {}, set()
         self.devices_checked = False
         vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
         self.join_histories()

@@ -16,7 +16,6 @@ from tfdp.data import provenance, sampling_of
 from tfdp.data.padding import keeps_padding, map_batches
 from tfdp.distribution import host_selection
 from tfdp.errors import PrivacyError
-from tfdp.runtime.external_table import external_tables
 from tfdp.runtime.strategies import traces_once
 from tfdp.training import independence, rule_check
 from tfdp.training.first_rows import as_batch, first_batch, first_rows, is_dataset
@@ -225,13 +224,17 @@ def apply_class_weight(x, kwargs):
     return map_batches(x, weigh)
 
 
-def check_examples_do_not_mix(model, x, y=None, sample_weight=None, batch_size=None):
+def check_examples_do_not_mix(
+    model, x, y=None, sample_weight=None, batch_size=None, is_traced_next=False
+):
     """Proves, before a run, that the examples of a batch do not change each other's gradients.
 
     Args:
         model: a compiled `DPModel`; its `validate_independence` says whether to look at all.
         x, y, sample_weight: as given to `fit` or `train_on_batch`.
         batch_size: the size of batches that are made of arrays.
+        is_traced_next: whether no code of the user's runs before the step is traced, so that it
+            need not be examined again there.
 
     Returns:
         `Notes` of what was proved, or is assumed.
@@ -250,6 +253,8 @@ def check_examples_do_not_mix(model, x, y=None, sample_weight=None, batch_size=N
         )
     model.clipping_plan(x)  # builds the model
     notes = examine_step(model, x, y, sample_weight)
+    if is_traced_next:
+        model.steps_to_trace.update(_kinds_of_step(model, x, y, sample_weight))
     rules = rule_check.assumptions_without_check(model)
     if rules and model.validate_independence:
         rows = first_rows(*given, rule_check.ROWS)
@@ -260,10 +265,10 @@ def check_examples_do_not_mix(model, x, y=None, sample_weight=None, batch_size=N
 def examine_step(model, x, y, sample_weight):
     """As `check_examples_do_not_mix`, of the tensors or specs of a step that is being traced."""
     data = (x, y, sample_weight)
-    shapes = tuple((t.dtype, tuple(t.shape)) for t in tf.nest.flatten(data) if t is not None)
-    key = shapes, tuple(id(v) for v in trained_variables(model))
-    if key in model.examined_steps and tf.executing_eagerly():
-        return model.examined_steps[key]
+    key, _ = _kinds_of_step(model, *data)
+    if key in model.steps_to_trace or (key in model.examined_steps and tf.executing_eagerly()):
+        model.steps_to_trace.clear()  # what is traced later may be another step
+        return model.examined_steps.get(key)
     searched = independence.examine(model, *data)
     if searched is None:
         notes = Notes(assumptions=(independence.NOT_CHECKED,))
@@ -276,9 +281,14 @@ def examine_step(model, x, y, sample_weight):
     return notes
 
 
-def tables_in_engine(model):
-    """Whether a TPU embedding holds tables, which can be looked up in a step alone."""
-    return bool(external_tables(all_layers(model)))
+def _kinds_of_step(model, *data):
+    """What a step is told apart by from others; and the same for batches of any size."""
+    leaves = [t for t in tf.nest.flatten(data) if t is not None]
+    trained = tuple(id(v) for v in trained_variables(model))
+    return [
+        (tuple((t.dtype, (size(t), *t.shape[1:])) for t in leaves), trained)
+        for size in (lambda t: t.shape[0], lambda t: None)
+    ]
 
 
 def weights_or_ones(x, sample_weight):

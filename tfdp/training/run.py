@@ -83,8 +83,9 @@ def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
 def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     optimizer, strategy = model.optimizer, model.distribute_strategy
     # Python state may have changed since the last run, and a step may be traced anew.
-    for known in (model._plans, model.examined_steps):
+    for known in (model._plans, model.examined_steps, model.steps_to_trace):
         known.clear()
+    own_code = notes.assumptions or own_steps.assumptions(model)  # callbacks, loops, steps
     sampling = preflight.sampling_of_fit(optimizer, x, y, kwargs)
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
     epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
@@ -104,7 +105,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     notes |= Notes(assumptions=origin.assumptions)
     x = preflight.apply_class_weight(x, kwargs)
     notes |= preflight.check_examples_do_not_mix(
-        model, x, y, kwargs.get("sample_weight"), kwargs.get("batch_size")
+        model, x, y, kwargs.get("sample_weight"), kwargs.get("batch_size"), not own_code
     )
     notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)  # now it is built
     plain_training.refuse_noise_alone(model, x, y, kwargs)
