@@ -42,8 +42,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
     """A `keras.Model` whose training is differentially private under a `DPOptimizer`.
 
     Subclass it as you would subclass `keras.Model`; for an existing model use
-    `tfdp.make_private(model)`. All else is Keras'. Three differences, each because one example must
-    be clipped by itself:
+    `tfdp.make_private(model)`. All else is Keras', but for what clips each example by itself:
 
     - A loss is the mean (or sum) over an example's *own* valid positions; the displayed loss is
       the mean of these over the examples that are present.
@@ -51,9 +50,8 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
       and metrics are those of the others.
     - Layers and losses that mix examples are refused.
 
-    With any other optimizer the model trains on the same loss. What is private then is what passes
-    through `tfdp.layers.DPForwardNoise` layers, or comes from a release; otherwise nothing is, and
-    the ledger says so.
+    With any other optimizer the model trains on the same loss. Private is then what passes through
+    `tfdp.layers.DPForwardNoise` layers, or comes from a release; the ledger says if nothing is.
     """
 
     #: What one record is, for the statement.
