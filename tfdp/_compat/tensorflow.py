@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import re
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
@@ -166,4 +167,4 @@ def has_own_gradient(op):
     if "_gradient_op_type" not in op.node_def.attr:
         return False
     name = op.get_attr("_gradient_op_type").decode()
-    return not name.startswith(("PartitionedCall-", "StatefulPartitionedCall-"))  # of tf.function
+    return not re.fullmatch(r"(Stateful)?PartitionedCall-\d+", name)  # those of tf.function

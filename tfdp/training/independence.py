@@ -38,10 +38,10 @@ NOT_CHECKED = (
     "the examples of a batch do not depend on each other, in the model and in its loss: this was "
     "not checked"
 )
-# Of a batch whose size is not known; of an axis whose size is not known, the second if the first
-# is too small.
-_BATCH_SIZE = 32
-_SIZES = (32, 256)
+# Of batches whose size is not known, and of axes whose size is not known: what is a whole number of
+# parts in one of them is none in another.
+_BATCH_SIZES = (32, 96)
+_SIZES = (32, 17, 256)
 _KERAS = ("keras", "keras_hub", "keras_rs", "tfdp")
 
 
@@ -59,10 +59,17 @@ def examine(model, x, y, sample_weight):
         PrivacyError: for losses of another shape than (B,), that read weights, write to variables
             or follow metrics; for examples that change each other's losses.
     """
+    searched = ()
     with tf.init_scope(), nothing_looked_up():
-        step = _traced(model, (x, y, sample_weight))
+        steps = _traced(model, (x, y, sample_weight))
+    for step in steps:
+        found = _examine(model, step, model.clipping_plan(x))
+        searched = None if found is None else tuple(dict.fromkeys((*searched, *found)))
+    return searched
+
+
+def _examine(model, step, plan):
     step.refuse_side_effects()
-    plan = model.clipping_plan(x)
     step.refuse_reads(plan)
     if not (model.validate_independence and step.can_be_walked):
         step.refuse_other_shapes()
@@ -76,22 +83,26 @@ def examine(model, x, y, sample_weight):
 
 
 def _traced(model, data):
-    error = None
-    for size in _SIZES if _has_unknown_sizes(data) else _SIZES[:1]:
-        try:
-            return _Step(model, data, size)
-        except ValueError as failed:  # what is too small for the model's windows, perhaps
-            error = error or failed
-    raise error
+    """A step on paper for each of some sizes, where the data leave sizes open."""
+    batch_size = tf.nest.flatten(data[0])[0].shape[0]
+    error, steps = None, []
+    for batch in _BATCH_SIZES if batch_size is None else (max(2, batch_size),):
+        for size in _SIZES if _has_unknown_sizes(data) else _SIZES[:1]:
+            try:
+                steps.append(_Step(model, data, batch, size))
+            except ValueError as failed:  # what is too small for the model's windows, perhaps
+                error = error or failed
+    if not steps:
+        raise error
+    return steps
 
 
 class _Step:
     """Forward pass and losses on paper."""
 
-    def __init__(self, model, data, size):
-        first = tf.nest.flatten(data[0])[0]
+    def __init__(self, model, data, batch_size, size):
         self.model = model
-        self.batch_size = max(2, first.shape[0] or _BATCH_SIZE)
+        self.batch_size = batch_size
         self.name = f"The loss of model {model.name!r}"
         recorder = Recorder(model)
         specs = tf.nest.map_structure(

@@ -28,13 +28,14 @@ class Body:
         self.walk = walk
         self.graph = graph
         self.caller = caller
+        self.condition = None  # of a loop: the graph that says whether it goes on
         self.number = walk.number_of_bodies = walk.number_of_bodies + 1
         self.values = {}
         self.units = {}
         self.is_gradient = False  # while a gradient is walked through
         self._sources = {}
         if caller is not None:
-            self._sources = dict(zip([t.name for t in graph.inputs], arguments, strict=True))
+            self._sources = dict(zip([t.name for t in graph.inputs], arguments, strict=False))
         self.initial = {}  # of the state of a loop: (tensor of the caller, output of the body)
         self.assumed = []  # outputs of a loop's body, and axes along which they must be alike
         self._uniform = {}
@@ -57,18 +58,14 @@ class Body:
     def key(self, tensor):
         """What names an index: two of the same name are the same number."""
         body, tensor = self.root(tensor)
-        if tensor.op.type == "TensorListGetItem":  # of a range: element i is i
-            _, given = body.root(tensor.op.inputs[0])
-            if given.op.type == "TensorListFromTensor" and body.is_place(given.op.inputs[0], 0):
-                return body.key(tensor.op.inputs[1])
         return body.number, tensor.name
 
     def element(self, tensor, i):
-        """Element i of a vector that was put together of scalars, or None."""
+        """`Body` and tensor of element i of a vector that was put together of scalars, or None."""
         body, tensor = self.root(tensor)
         if tensor.op.type != "Pack" or tensor.shape.rank != 1:
             return None
-        return body.root(tensor.op.inputs[i])[1]
+        return body.root(tensor.op.inputs[i])
 
     def constant(self, tensor):
         """The value of a tensor that is the same in every step, or None if that is not known."""
@@ -98,6 +95,24 @@ class Body:
             pending += [body.root(t) for t in op.inputs]
         return True
 
+    def is_fresh(self, tensor):
+        """Whether a key is made of the state of a generator, which goes on with each step."""
+        pending, seen = [self.root(tensor)], set()
+        while pending:
+            body, tensor = pending.pop()
+            op = tensor.op
+            if (id(body), op.name) in seen:
+                continue
+            seen.add((id(body), op.name))
+            if op.name in self.walk.generators:
+                return True
+            if op.op_def.is_stateful and op.type not in ("ReadVariableOp", "Placeholder"):
+                return True  # it draws anew by itself
+            pending += [body.root(t) for t in op.inputs]
+            if tensor.name in body.initial:
+                pending += [body.caller[0].root(body.initial[tensor.name][0])]
+        return False
+
     def is_place(self, tensor, axis):
         """Whether the numbers of a public tensor are their own places on an axis."""
         body, tensor = self.root(tensor)
@@ -110,9 +125,9 @@ class Body:
         if op.type == "Range":
             first, _, step = (body.constant(t) for t in op.inputs)
             return first == 0 and step == 1
-        if op.type not in _MOVES:
+        given = op.inputs[0] if op.type in _MOVES else None
+        if given is None or (op.type == "Cast" and tensor.dtype.size < 4):
             return False
-        given = op.inputs[0]
         for k in range(given.shape.rank or 0):
             values = [Rows(k), *[PUBLIC] * (len(op.inputs) - 1)]
             found = Call(body, op, values, may_search=False).result()[0]
@@ -146,6 +161,76 @@ class Body:
         if value is not None and np.all(value == np.take(value, [0], axis)):
             return ""
         return self._unlike_inputs(tensor, axis)
+
+    def is_public_outside(self, tensor):
+        """Whether a tensor of a graph around this one is public."""
+        body = self
+        while body is not None:
+            if tensor.graph is body.graph:
+                return body.value(tensor) is PUBLIC
+            body = body.caller[0] if body.caller is not None else None
+        return not tf.is_symbolic_tensor(tensor)
+
+    def visits_each(self, index):
+        """Whether this loop comes to places 0, 1, … of B, and uses their numbers as such alone."""
+        body, counter = self.root(index)
+        if body is not self or counter.name not in self.initial:
+            return False
+        before, after = self.initial[counter.name]
+        if self.caller[0].constant(before) != 0 or not self._is_next(counter, after):
+            return False
+        states = [t for t in self.graph.inputs if t.name in self.initial]
+        counted = [t for t in states if self.value(t) is PUBLIC and t.dtype != tf.variant]
+        return all(map(self._only_counts, counted)) and self._goes_on(self.condition.outputs[0])
+
+    def _is_next(self, counter, after):
+        op = self.root(after)[1].op
+        if op.type != "AddV2":
+            return False
+        (_, one), (_, other) = map(self.root, op.inputs)
+        return (one is counter and self.constant(other) == 1) or (
+            other is counter and self.constant(one) == 1)  # fmt: skip
+
+    def _only_counts(self, tensor):
+        """Whether a public state of the loop is an index, a counter, or unused."""
+        for op in tensor.consumers():
+            place = [t is tensor for t in op.inputs].index(True)
+            if op.type == "Identity":
+                if not self._only_counts(op.outputs[0]):
+                    return False
+            elif op.type == "AddV2":
+                if not all(self._is_end(t) for t in op.outputs):
+                    return False
+            elif op.type == "TensorListSetItem" and place == 1:
+                continue
+            elif op.type in ("TensorListGetItem", "GatherV2") and place == 1:
+                given = op.inputs[0]
+                if self.value(given) is PUBLIC and self.unlike(given, 0):
+                    return False
+            else:
+                return False
+        return True
+
+    def _is_end(self, tensor):
+        """Whether nothing but the next step of the loop uses a tensor."""
+        return all(op.type == "Identity" and self._is_end(op.outputs[0])
+                   for op in tensor.consumers())  # fmt: skip
+
+    def _goes_on(self, tensor):
+        """Whether the loop's condition holds for all of B steps."""
+        op, inputs = tensor.op, self.condition.inputs
+        if op.type == "Identity":
+            return self._goes_on(op.inputs[0])
+        if op.type == "LogicalAnd":
+            return all(map(self._goes_on, op.inputs))
+        if op.type != "Less":
+            return False
+        bound, names = op.inputs[1], [t.name for t in inputs]
+        value = tf.get_static_value(bound)
+        if value is None and bound.name in names:
+            source = self.root(self.graph.inputs[names.index(bound.name)])
+            value = source[0].constant(source[1]) if source[0] is not self else None
+        return value is not None and value >= self.walk.batch_size
 
     def broken_assumption(self):
         """Why slices of the state of a loop differ after a step, though they were alike before."""

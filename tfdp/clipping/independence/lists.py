@@ -2,7 +2,7 @@
 
 from tfdp.clipping.independence.operations import joined_of, unknown
 from tfdp.clipping.independence.registry import rule, source
-from tfdp.clipping.independence.values import PLACES, PUBLIC, One, Rows
+from tfdp.clipping.independence.values import PLACES, PUBLIC, TAKES, One, Rows
 
 
 @rule("TensorListFromTensor")
@@ -33,6 +33,8 @@ def _get(call):
         return unknown(call)
     if rows.axis:
         return Rows(rows.axis - 1, rows.inner)
+    if rows.inner != 1:
+        return call.joined(TAKES)
     return One(call.body.key(call.op.inputs[1]))
 
 
@@ -54,10 +56,13 @@ def _set(call):
     if isinstance(item, Rows):
         after = Rows(item.axis + 1, item.inner)
     elif isinstance(item, One) and call.op.type == "TensorListSetItem":
-        if item.index == call.body.key(call.op.inputs[1]):
+        index = call.op.inputs[1]
+        if item.index == call.body.key(index):
+            if not call.body.visits_each(index):
+                return call.joined(PLACES)
             after = Rows(0)
     if after is not None and before in (PUBLIC, after):
-        return after
+        return (call.unlike(0, after.axis) if before is PUBLIC else None) or after
     return joined_of(call)
 
 

@@ -1,6 +1,7 @@
 """Rules of look-ups and of scattered updates, whose indices may lead each example to itself."""
 
 import numpy as np
+import tensorflow as tf
 
 from tfdp.clipping.independence import search
 from tfdp.clipping.independence.operations import joined_of, unknown
@@ -12,7 +13,11 @@ def one_of(call, index):
     """One example, by an index that is public: the counter of a loop."""
     if index is None or call.values[0].inner != 1:
         return call.joined(TAKES)
-    return One(call.body.key(index))
+    body, tensor = index
+    return One(body.key(tensor))
+
+
+_WIDE = {tf.int32, tf.int64}
 
 
 @rule("GatherV2", "ResourceGather")
@@ -42,7 +47,7 @@ def _gather(call):
         elif rows.axis > axis:
             places.add((rows.axis - 1 + ranks[1] - batch, rows.inner))
         elif ranks[1] == 0 and call.values[1] is PUBLIC:
-            return one_of(call, call.op.inputs[1])
+            return one_of(call, (call.body, call.op.inputs[1]))
         else:
             return call.joined(TAKES)
     shared = [v is not None and v.axis < batch for v in values]
@@ -86,7 +91,7 @@ def _by_own_places(call, i, rows, shape):
         A `Rows`, or None.
     """
     body, indices = call.body.root(call.op.inputs[i])
-    while indices.op.type == "Cast":
+    while indices.op.type == "Cast" and {indices.dtype, indices.op.inputs[0].dtype} <= _WIDE:
         body, indices = body.root(indices.op.inputs[0])
     last, op = indices.shape.rank - 1, indices.op
     if op.type not in ("Pack", "ConcatV2"):
@@ -158,6 +163,10 @@ def _segments(call):
         return unknown(call)
     found = Rows(0, count // call.batch_size)
     owner = search.owners(len(ids), rows, call.batch_size)
-    if np.array_equal(owner, search.owners(count, found, call.batch_size)[ids]):
+    if ids.min() < 0 or ids.max() >= count:
+        return unknown(call)
+    own = np.array_equal(owner, search.owners(count, found, call.batch_size)[ids])
+    patterns = {tuple(ids[owner == i] - i * found.inner) for i in range(call.batch_size)}
+    if own and len(patterns) == 1:
         return found
     return call.joined("sums over the examples of the batch")

@@ -3,26 +3,27 @@
 import numpy as np
 
 from tfdp.clipping.independence.registry import rule, source, together
-from tfdp.clipping.independence.values import PUBLIC, Rows
+from tfdp.clipping.independence.values import PLACES, PUBLIC, Rows
 
 _ELEMENTWISE = """
-AddN Abs Acos Acosh AddV2 Asin Asinh Atan Atan2 Atanh BesselI0e Betainc Bitcast Bucketize Cast Ceil
-CheckNumerics CheckNumericsV2 Complex Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Erf
-Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Identity Igamma Imag IsFinite
-IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Mul MulNoNan
-Ndtri Neg NotEqual OnesLike Pow PreventGradient Real RealDiv Reciprocal Relu Relu6 Relu6Grad
-ReluGrad Rint Round Rsqrt Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus
-Softsign Sqrt SqrtGrad Square SquaredDifference StopGradient Sub Tan Tanh TanhGrad
-Xdivy Xlog1py Xlogy ZerosLike AsString EncodeBase64 StaticRegexFullMatch StaticRegexReplace
-StringJoin StringLength StringLower StringStrip StringToHashBucketFast StringToHashBucketStrong
-StringToNumber StringUpper Substr StatelessRandomGammaV3 RandomGamma
+Abs Acos Acosh AddN AddV2 AsString Asin Asinh Atan Atan2 Atanh BesselI0e Betainc Bitcast
+BitwiseAnd BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics CheckNumericsV2 Complex Conj Cos
+Cosh Digamma Div DivNoNan Elu EluGrad EncodeBase64 Erf Erfc Erfinv Exp Expm1 Floor FloorDiv
+FloorMod Greater GreaterEqual Identity Igamma Imag Invert IsFinite IsInf IsNan LeakyRelu LeftShift
+Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Mul MulNoNan Ndtri Neg NotEqual
+OnesLike Pow PreventGradient RandomGamma Real RealDiv Reciprocal Relu Relu6 Relu6Grad ReluGrad
+RightShift Rint Round Rsqrt Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh
+Softplus Softsign Sqrt SqrtGrad Square SquaredDifference StatelessRandomGammaV3
+StaticRegexFullMatch StaticRegexReplace StopGradient StringJoin StringLength StringLower
+StringStrip StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper Sub Substr
+Tan Tanh TanhGrad Xdivy Xlog1py Xlogy ZerosLike
 """.split()
 _REDUCTIONS = """
 All Any EuclideanNorm Max Mean Min Prod Sum ArgMax ArgMin
 """.split()
 # Operations that join the last axes of their first input, how many, and treat others by place.
 _OF_LAST_AXES = {
-    1: "FFT IFFT RFFT IRFFT InTopKV2 LogSoftmax Softmax TopKV2 MatrixDiagV3 Multinomial "
+    1: "FFT IFFT RFFT IRFFT LogSoftmax Softmax TopKV2 MatrixDiagV3 Multinomial "
     "StatelessMultinomial",
     2: "Cholesky FFT2D LogMatrixDeterminant Lu MatrixBandPart MatrixDeterminant MatrixDiagPartV3 "
     "MatrixInverse Qr SelfAdjointEigV2 Svd",
@@ -104,6 +105,8 @@ def _random_by_parameter(call):
     ((i, rows),) = call.rows()
     if i != len(call.op.inputs) - 1:
         return unknown(call)
+    if _has_fixed_seed(call.body, call.op):
+        return call.joined(FIXED_SEED)
     outer = call.op.outputs[0].shape.rank - call.rank(i)
     return Rows(rows.axis + outer, rows.inner)
 
@@ -131,6 +134,12 @@ def _register_last_axes(count, types):
             return unknown(call)
         if call.values[0].axis >= call.rank(0) - count:
             return call.joined("joins the examples of the batch")
+        if call.op.type == "StatelessMultinomial" and _has_fixed_seed(call.body, call.op):
+            return call.joined(FIXED_SEED)
+        if call.op.type == "MatrixDiagV3":  # of several diagonals, the axis before is theirs
+            diagonals = call.constant(1)
+            if diagonals is None or np.ptp(diagonals):
+                return unknown(call)
         return call.values[0]
 
 
@@ -142,9 +151,14 @@ for _count, _types in _OF_LAST_AXES.items():
 def _first_axis(call):
     if [i for i, _ in call.rows()] != [0]:
         return unknown(call)
-    rows = call.values[0]
-    if rows.axis and call.op.type in ("RGBToHSV", "HSVToRGB") and rows.axis < call.rank(0) - 1:
-        return rows
+    rows, rank = call.values[0], call.rank(0)
+    if call.op.type in ("RGBToHSV", "HSVToRGB", "AdjustHue", "AdjustSaturation"):
+        is_channel = rows.axis == rank - 1
+        return call.joined("joins the examples of the batch") if is_channel else rows
+    if rank is None or rank < 4:  # one image, to some of these
+        return unknown(call)
+    if call.op.type == "MaxPoolWithArgmax" and call.attribute("include_batch_in_index"):
+        return call.joined(PLACES)
     return rows if rows.axis == 0 else call.joined("joins the examples of the batch")
 
 
@@ -186,7 +200,11 @@ def _batch_norm(call):
 
 @rule("BiasAdd")
 def _bias(call):
-    return call.values[0] if call.values[1] is PUBLIC else unknown(call)
+    if call.values[1] is not PUBLIC:
+        return unknown(call)
+    channel = 1 if call.attribute("data_format") == b"NCHW" else call.rank(0) - 1
+    different = call.unlike(1, 0) if call.values[0].axis == channel else None
+    return different or call.values[0]
 
 
 @rule("BiasAddGrad", "L2Loss")
@@ -194,7 +212,7 @@ def _sum_of_all(call):
     return call.joined("joins the examples of the batch")
 
 
-@rule("SparseSoftmaxCrossEntropyWithLogits")
+@rule("SparseSoftmaxCrossEntropyWithLogits", "InTopKV2")
 def _sparse_crossentropy(call):
     found = aligned(call, {0: 1, 1: 1})
     return Rows(0, found[1]) if isinstance(found, tuple) else found
@@ -212,7 +230,7 @@ def _clamped(call):
     other = {"Maximum": "Minimum", "Minimum": "Maximum"}[call.op.type]
     for i in (0, 1):
         bound, inside = call.constant(i), call.body.root(call.op.inputs[1 - i])
-        if bound is None or inside[1].op.type != other:
+        if bound is None or inside[1].op.type != other or bound.dtype.kind not in "iu":
             continue
         for limit in map(inside[0].constant, inside[1].op.inputs):
             if limit is None:
@@ -290,9 +308,7 @@ FIXED_SEED = (
 @source(*_DRAWS)
 def _drawn(body, op, axis):
     """Numbers of one law; by a fixed seed they are those of the places, in every step."""
-    keys = [t for t, arg in zip(op.inputs, op.op_def.input_arg, strict=False)
-            if arg.name in ("seed", "key")]  # fmt: skip
-    if keys and all(body.is_constant(key) for key in keys):
+    if _has_fixed_seed(body, op):
         return FIXED_SEED
     # Of parameters that are arrays, the last inputs, each place may have its own.
     parameters = [t for t, arg in zip(op.inputs, op.op_def.input_arg, strict=False)
@@ -304,6 +320,13 @@ def _drawn(body, op, axis):
         if why:
             return why
     return ""
+
+
+def _has_fixed_seed(body, op):
+    """Whether random numbers are keyed, and by nothing that goes on from step to step."""
+    keys = [t for t, arg in zip(op.inputs, op.op_def.input_arg, strict=False)
+            if arg.name in ("seed", "key")]  # fmt: skip
+    return bool(keys) and not any(map(body.is_fresh, keys))
 
 
 _PARAMETERS = ("alpha", "rate", "lam", "counts", "probs", "means", "stddevs", "minvals", "maxvals")

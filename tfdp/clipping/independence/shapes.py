@@ -5,7 +5,7 @@ import numpy as np
 from tfdp.clipping.independence.look_ups import one_of
 from tfdp.clipping.independence.operations import aligned, broadcast, unknown
 from tfdp.clipping.independence.registry import rule
-from tfdp.clipping.independence.values import PLACE, TAKES, One, Rows, axis_after_reshape
+from tfdp.clipping.independence.values import TAKES, Rows, axis_after_reshape
 
 
 @rule("Reshape", "Squeeze", "ExpandDims", "EnsureShape")
@@ -68,21 +68,10 @@ def _one_hot(call):
     return Rows(rows.axis + (0 <= axis <= rows.axis), rows.inner)
 
 
-def _in_order(call, values, size):
-    """Whether parts are the examples, each of a given size, from the first to the last."""
-    own = [isinstance(v, One) and v.index == (PLACE, i) for i, v in enumerate(values)]
-    return all(own) and len(values) == call.batch_size and size == 1
-
-
-@rule("ConcatV2", thorough=True)
+@rule("ConcatV2")
 def _concatenated(call):
     places = range(len(call.op.inputs) - 1)
     axis = call.constant(len(places))
-    if call.mixed() is not None:
-        parts = [call.values[i] for i in places]
-        if axis is not None and _in_order(call, parts, call.shape(0)[int(axis)]):
-            return Rows(int(axis) % call.rank(0))
-        return call.mixed()
     found = aligned(call, {i: call.rank(i) for i in places})
     if axis is None:
         return unknown(call)
@@ -95,12 +84,8 @@ def _concatenated(call):
     return rows
 
 
-@rule("Pack", thorough=True)
+@rule("Pack")
 def _pack(call):
-    if call.mixed() is not None:
-        if _in_order(call, call.values, 1):
-            return Rows(call.attribute("axis") % call.op.outputs[0].shape.rank)
-        return call.mixed()
     found = broadcast(call)
     if not isinstance(found, Rows):
         return found
@@ -113,15 +98,8 @@ def _unpack(call):
     rows = call.values[0]
     axis = call.attribute("axis") % call.rank(0)
     if axis == rows.axis:
-        return _each(call)
-    return Rows(rows.axis - (axis < rows.axis), rows.inner)
-
-
-def _each(call):
-    """The examples one by one, if there is an output for each."""
-    if len(call.op.outputs) != call.batch_size:
         return call.joined(TAKES)
-    return [One((PLACE, i)) for i in range(call.batch_size)]
+    return Rows(rows.axis - (axis < rows.axis), rows.inner)
 
 
 @rule("Split", "SplitV")
@@ -130,7 +108,7 @@ def _split(call):
     axis, rows = call.constant(where), call.values[given]
     if axis is None or call.rows() != [(given, rows)]:
         return unknown(call)
-    return rows if int(axis) % call.rank(given) != rows.axis else _each(call)
+    return rows if int(axis) % call.rank(given) != rows.axis else call.joined(TAKES)
 
 
 @rule("Slice")
@@ -174,8 +152,6 @@ def _slice_of_examples(call, i, axis, masks):
     begin, end, strides = (call.constant(k) for k in (1, 2, 3))
     size = call.shape(0)[rows.axis]
     if masks["shrink_axis"] & bit:
-        if begin is not None and size == call.batch_size:
-            return One((PLACE, int(begin[i]) % size))
         return one_of(call, call.body.element(call.op.inputs[1], i))
     first = None if masks["begin"] & bit else begin
     last = None if masks["end"] & bit else end
@@ -187,8 +163,6 @@ def _slice_of_examples(call, i, axis, masks):
     places = range(size)[taken] if size is not None else ()
     if strides[i] == 1 and len(places) == size:
         return Rows(axis, rows.inner)
-    if len(places) == 1 and size == call.batch_size:
-        return One((PLACE, places[0]))
     return call.joined(TAKES)
 
 

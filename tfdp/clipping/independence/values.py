@@ -32,7 +32,7 @@ class Rows:
 class One:
     """All of the tensor is of the example that an index tensor names."""
 
-    index: tuple  # (number of a `Body`, name) of the index, or (PLACE, number of the example)
+    index: tuple  # (number of a `Body`, name) of the index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +52,6 @@ class Joined:
     met: tf.Operation | None = None
 
 
-#: In the index of a `One`: the number of the example follows.
-PLACE = "place"
 TAKES = "takes some of the examples, or in another order"
 #: What a public tensor does that differs from place to place.
 PLACES = "gives the examples something of their places in the batch"

@@ -51,6 +51,7 @@ class Walk:
     def __init__(self, batch_size):
         self.batch_size = batch_size
         self.searched = {}
+        self.generators = frozenset()  # names of placeholders of the states of random generators
         self.number_of_bodies = 0
         self._graphs = {}
         self._callers = {}
@@ -71,6 +72,8 @@ class Walk:
             units: `Unit`s of the graph that may be searched as a whole, inner ones first.
         """
         body = Body(self, graph)
+        states = {id(v.handle) for v in graph.variables if "seed_generator_state" in v.name}
+        self.generators = {inner.op.name for outer, inner in graph.captures if id(outer) in states}
         body.units = {}
         for unit in units:
             body.units.setdefault(unit.operations.stop, []).append(unit)
@@ -111,42 +114,44 @@ class Walk:
         return body
 
     def _outputs(self, call):
+        return self._checked(call, self._found(call))
+
+    def _found(self, call):
         op, values = call.op, call.values
         if op.type in _SHAPES:
             known = all(t.shape.is_fully_defined() for t in op.inputs)
             if known or op.type == "Rank":
                 return [PUBLIC] * len(op.outputs)
         if op.type in _BRANCHES:
-            return self._checked(call, self._of_branches(call))
+            return self._of_branches(call)
         if op.type in _LOOPS:
-            return self._checked(call, self._of_loop(call))
+            return self._of_loop(call)
         if op.type in _CALLS:
             (graph,) = self._functions(op, op.inputs)
             inside = self._inside(call, graph, values, list(op.inputs))
             # A tape adds outputs to a function's graph, behind its own.
-            outputs = [inside.value(t) for t in graph.outputs[: len(op.outputs)]]
-            return self._checked(call, outputs)
+            return [inside.value(t) for t in graph.outputs[: len(op.outputs)]]
         if op.type in THOROUGH:
-            return self._checked(call, call.result())
+            return call.result()
         mixed = call.mixed()
         if mixed is not None:
             return [mixed] * len(op.outputs)
-        if op.type in RULES:
-            return self._checked(call, call.result())
-        return call.searched()
+        return call.result() if op.type in RULES else call.searched()
 
     def _checked(self, call, found):
         """The values, unless a gradient that a user wrote joins what the operation does not."""
         if call.body.is_gradient or not has_own_gradient(call.op):
             return found  # gradients of gradients are not taken
         why = self._joined_by_gradient(call, found)
-        return found if why is None else [v if v is PUBLIC else why for v in found]
+        return found if why is None else [why] * len(found)
 
     def _joined_by_gradient(self, call, found):
         op, graph = call.op, call.op.graph
-        held = [(t, v) for t, v in zip(op.inputs, call.values, strict=True)
-                if v is not PUBLIC and t.dtype.is_floating]  # fmt: skip
-        start = len(graph.get_operations())
+        held = [(t, v) for t, v in zip(op.inputs, call.values, strict=True) if v is not PUBLIC]
+        if any(t.dtype == tf.variant for t, _ in held):
+            return Joined(op, "has a gradient of its own for a list", known=False)
+        held = [(t, v) for t, v in held if t.dtype.is_floating or t.dtype.is_complex]
+        start, captured = len(graph.get_operations()), {id(t) for _, t in _captures(graph)}
         try:
             with graph.as_default():
                 upstream = [tf.zeros(t.shape, t.dtype) for t in op.outputs]
@@ -155,7 +160,15 @@ class Walk:
                 gradients = tf.gradients(list(op.outputs), [t for t, _ in held], upstream)
         except Exception as error:  # of the user's own function, or of one that is gone
             return Joined(op, f"has a gradient that cannot be traced ({error})", known=False)
-        given = {t.name: v for t, v in zip(upstream, found, strict=True)}
+        given = {}
+        for tensor, output, value in zip(upstream, op.outputs, found, strict=True):
+            if value is PUBLIC:  # but not what comes back to it
+                same = [v for t, v in held if t.shape == output.shape]
+                value = same[0] if same else Joined(op, "has a gradient of its own")
+            given[tensor.name] = value
+        for outer, inner in _captures(graph):
+            if id(inner) not in captured and not call.body.is_public_outside(outer):
+                return Joined(op, "has a gradient that takes tensors from around it", known=False)
         body = call.body
         body.is_gradient = True
         self._through(body, {**body.values, **given}, start)
@@ -178,11 +191,11 @@ class Walk:
             self._graphs[key] = function_graphs(op, [t.shape for t in inputs])
         return self._graphs[key]
 
-    def _inside(self, call, graph, values, arguments, initial=()):
+    def _inside(self, call, graph, values, arguments, initial=(), condition=None):
         self._callers[id(graph)] = call.op
         body = Body(self, graph, (call.body, call.op), arguments)
-        body.initial = dict(initial)
-        named = {t.name: v for t, v in zip(graph.inputs, values, strict=True)}
+        body.initial, body.condition = dict(initial), condition
+        named = {t.name: v for t, v in zip(graph.inputs, values, strict=False)}
         return self._through(body, named)
 
     def _of_branches(self, call):
@@ -205,27 +218,30 @@ class Walk:
     def _of_loop(self, call):
         op, values = call.op, list(call.values)
         condition, graph = self._functions(op, op.inputs)
-        kept = [_is_kept(t, u) for t, u in zip(graph.inputs, graph.outputs, strict=True)]
+        inputs = graph.inputs[: len(values)]  # a gradient adds others
+        kept = [_is_kept(t, u) for t, u in zip(inputs, graph.outputs, strict=True)]
         arguments = [t if keep else None for t, keep in zip(op.inputs, kept, strict=True)]
         initial = {
             t.name: (outside, after)
-            for t, outside, after, keep in zip(
-                graph.inputs, op.inputs, graph.outputs, kept, strict=True
-            )
+            for t, outside, after, keep in zip(inputs, op.inputs, graph.outputs, kept, strict=True)
             if not keep
         }
         while True:
-            body = self._inside(call, graph, values, arguments, initial)
-            after, places = [], body.broken_assumption()
+            body = self._inside(call, graph, values, arguments, initial, condition)
+            after = []
             for k, (t, before) in enumerate(zip(graph.outputs, values, strict=True)):
                 value = body.value(t)
                 if isinstance(value, One) and value not in call.values:
                     value = Joined(t.op, "hands one example on to the next")
-                if places and not kept[k]:
-                    value = call.joined(places)
                 sides = [(call.body, op.inputs[k], before), (body, t, value)]
                 after.append(before if kept[k] else _either(call, sides))
-            if after == values:
+            places = body.broken_assumption()  # of those that were just made, too
+            if places:
+                after = [
+                    v if keep else call.joined(places) for v, keep in zip(after, kept, strict=True)
+                ]
+            if after == values or places:
+                values = after
                 break
             values = after
         decides = self._inside(call, condition, values, arguments).value(condition.outputs[0])
@@ -242,6 +258,10 @@ def _decided(call, decides, value):
         ended = Joined(decides.op, "decides when a loop over all examples ends", decides.known)
         return met_by(ended, call.op) if is_of_examples(value) else ended
     return decides if value is PUBLIC else together(call, [decides, value])
+
+
+def _captures(graph):
+    return list(getattr(graph, "captures", ()))
 
 
 def _is_kept(before, after):
