@@ -127,7 +127,8 @@ class Life:
 
     def cut_off(self, kind, steps):
         if kind == "cut":
-            self.spent.overflow += steps * stats.binom.sf(self.capacity, N, Q)
+            # Of the larger neighbour, which has a record more.
+            self.spent.overflow += steps * stats.binom.sf(self.capacity, N + 1, Q)
 
     # What may happen.
 

@@ -152,13 +152,14 @@ def test_texts(tmp_path, capsys):
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film"]))
     data = tmp_path / "reviews.csv"
-    rows = ["good film,up", '"bad, bad film",down'] * 30
+    rows = [row for i in range(30) for row in (f"good film {i},up", f'"bad, bad film {i}",down')]
     data.write_text("\n".join(["review,vote", *rows]) + "\n")
     columns = ["--data", data, "--text", "review", "--label", "vote", "--vocabulary", vocabulary]
     arguments = ["--model", "text", "--epsilon", 3, "--epochs", 1, *columns]
     path, statement = train(tmp_path, *arguments, "--classes", "down", "up")
     assert 2.9 < statement.epsilon <= 3 and statement.unit == "one text"
-    assert statement.num_examples == 54 and "held-out texts" in capsys.readouterr().out
+    n = statement.num_examples  # a hash of each text holds out about a tenth
+    assert 42 <= n < 60 and "held-out texts" in capsys.readouterr().out
     answer = served(path, "sentences=tf.constant(['a film'])", "import tensorflow_text")
     assert answer == "['labels', 'probabilities'] [1, 1]"
     capsys.readouterr()
@@ -169,7 +170,7 @@ def test_texts(tmp_path, capsys):
     arguments += ["--classes", "down", "up", "--delta", 0.5]
     assert cli.main(["train", *map(str, arguments)]) == 2
     error = capsys.readouterr().err
-    assert "1/n = 0.0185185, where n = 54" in error and "Encoding" not in error
+    assert f"where n = {n}" in error and "Encoding" not in error
 
 
 @pytest.mark.parametrize(

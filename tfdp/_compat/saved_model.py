@@ -73,12 +73,16 @@ def renumber(meta_graph):
     library.function.sort(key=lambda function: place[function.signature.name])
     _number_arguments(meta_graph)
     gradients, nodes, resources, captured = _Numbered(), _Numbered(), _Numbered(), _Numbered()
+    # Variables are numbered in their own graph, and converters look for them by these names.
+    variables = {node.name for node in meta_graph.graph_def.node if node.op == "VarHandleOp"}
 
     def renamed(text, attribute):
         if not _NUMBER.search(text):
             return text
         if text in names:
             return names[text]
+        if text in variables:
+            return text
         if _GRADIENT.fullmatch(text):
             return gradients.of(text)
         if attribute == "shared_name" and text != context.anonymous_name():

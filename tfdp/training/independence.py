@@ -21,7 +21,7 @@ from tfdp.clipping.recording import Recorder, call_model, trained_variables
 from tfdp.clipping.side_effects import refuse_results_of_metrics, refuse_side_effects
 from tfdp.clipping.tracing import variables_of_metrics
 from tfdp.errors import PrivacyError
-from tfdp.layers import DPForwardNoise
+from tfdp.layers import DPForwardNoise, TransitionPrior
 from tfdp.layers.tpu_resident_table import nothing_looked_up
 from tfdp.training import penalties
 
@@ -42,6 +42,9 @@ NOT_CHECKED = (
 # parts in one of them is none in another.
 _BATCH_SIZES = (32, 96)
 _SIZES = (32, 17, 256)
+#: Layers that keep examples apart, as their tests show: noise with a counter for each place, and
+#: look-ups of rows of any length.
+_APART = (DPForwardNoise, TransitionPrior)
 _KERAS = ("keras", "keras_hub", "keras_rs", "tfdp")
 
 
@@ -143,7 +146,8 @@ class _Step:
 
     def units(self):
         """Layers and losses that are Keras' own, and may be searched by values as a whole."""
-        calls = [c for c in self.root.subtree() if c.graph is self.graph and _is_of_keras(c.layer)]
+        calls = [c for c in self.root.subtree() if c.graph is self.graph]
+        calls = [c for c in calls if type(c.layer) in _APART or _is_of_keras(c.layer)]
         found = [_unit_of_layer(call) for call in reversed(calls) if not _holds_composites(call)]
         losses = tf.nest.flatten(getattr(self.model, "_compile_arguments", {}).get("loss"))
         if any(isinstance(loss, keras.losses.CTC) or loss == "ctc" for loss in losses):
@@ -207,7 +211,7 @@ class _Step:
 def _unit_of_layer(call):
     structure = (call.args, call.kwargs)
     inputs, outputs = _tensors(structure), _tensors(call.outputs)
-    if type(call.layer) is DPForwardNoise:  # its noise has a counter for each place
+    if type(call.layer) in _APART:
         return Unit(call.layer.name, call.operations, inputs, outputs, None, True)
     flat = tf.nest.flatten(structure)
     symbolic = [isinstance(t, tf.Tensor) for t in flat]

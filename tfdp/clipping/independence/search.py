@@ -48,7 +48,7 @@ def keeps_apart(function, tensors, batch_size):
         inputs,
         [[Rows(0)] for _ in range(count)],
     )
-    return all(rows == [Rows(0)] for rows in found)
+    return any(found) and all(rows in (None, [Rows(0)]) for rows in found)
 
 
 def search(function, inputs, candidates):
