@@ -149,8 +149,7 @@ def _tensor_scatter(call):
     return rows
 
 
-@rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd",
-      "SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")  # fmt: skip
+@rule("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
 def _segments(call):
     """Segments that are always the same, each of one example."""
     rows, ids = call.values[0], call.constant(1)
