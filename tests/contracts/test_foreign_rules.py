@@ -168,7 +168,7 @@ def test_random_layers_elsewhere_do_not_disturb_the_comparison(small):
         from tfdp.training import preflight
 
         x, y = small.data()
-        notes = preflight.check_examples_do_not_mix(model, tf.constant(x), tf.constant(y))
+        notes = preflight.check_rules(model, tf.constant(x), tf.constant(y))
         assert not [a for a in notes.assumptions if "Right" in a]
         for a, b in zip(before, states, strict=True):
             np.testing.assert_array_equal(a, b)

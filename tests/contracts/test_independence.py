@@ -10,7 +10,6 @@ from mixing import APART, LOSSES, MIXING, Function, Maker, mean
 import tfdp
 from tfdp.errors import PrivacyError
 from tfdp.training import independence
-from tfdp.training.preflight import check_examples_do_not_mix
 
 N, D = 64, 4
 X, Y = np.random.default_rng(0).normal(size=(2, N, D)).astype(np.float32)
@@ -26,8 +25,11 @@ def compiled(base, loss="mse", batch=32, **kwargs):
 
 
 def examine(base, loss="mse", x=X, y=Y, batch=40):
-    """What a first `fit` would find, without a step."""
-    return check_examples_do_not_mix(compiled(base, loss), x, y, batch_size=batch)
+    """What a step on such batches would find, on paper."""
+    model = compiled(base, loss)
+    x, y = tf.nest.map_structure(lambda a: tf.convert_to_tensor(a[:batch]), (x, y))
+    model.clipping_plan(x)
+    return independence.notes_of([independence.examine_on_paper(model, x, y, None)])
 
 
 def sequential(*stack, shape=(D,)):
@@ -262,8 +264,9 @@ def test_the_check_changes_nothing_of_the_model():
                       layers.Dense(1))  # fmt: skip
     model = compiled(base, metrics=["mae"])
     before = [keras.ops.convert_to_numpy(v) for v in model.variables]
-    check_examples_do_not_mix(model, X, Y[:, :1])
+    model.clipping_plan(tf.constant(X))
+    independence.examine_on_paper(model, tf.constant(X), tf.constant(Y[:, :1]), None)
     assert len(model.variables) == len(before)
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
-    assert model.examined_steps and model.optimizer.charging.steps == 0
+    assert model.examined and model.optimizer.charging.steps == 0

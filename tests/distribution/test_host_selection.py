@@ -195,7 +195,7 @@ def test_what_is_shown_is_of_all_four_replicas(replicas):
 
 def test_batches_with_rows_are_validated(trained):
     model, _, _ = trained(2, "auto")
-    assert model.examined_steps
+    assert model.examined
 
 
 def test_rows_chosen_for_another_optimizer_are_refused(replicas):

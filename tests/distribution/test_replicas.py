@@ -85,7 +85,7 @@ def train_dense(replicas, count, compile_kwargs=None, **kwargs):
     )  # fmt: skip
     changes, history = replicas.train(model, batches(dense_data()), epochs=2)
     assert model.optimizer.steps_taken == 4
-    assert model.examined_steps
+    assert model.examined
     return changes, history, model.ledger
 
 

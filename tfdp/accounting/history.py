@@ -86,6 +86,11 @@ class ChargeHistory:
             runs[name] = self
         return name
 
+    def replace(self, name, mechanism):
+        """Gives a run another mechanism, which costs the same and has other notes."""
+        runs = self._root()._runs
+        runs[name] = (mechanism, runs[name][1])
+
     def count(self, name, steps):
         """Sets the steps of a run; a count never falls."""
         runs = self._root()._runs

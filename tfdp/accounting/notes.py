@@ -26,6 +26,11 @@ class Notes:
             )
         )
 
+    def __sub__(self, other):
+        """These notes without those of another."""
+        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self)]
+        return Notes(*(tuple(n for n in own if n not in others) for own, others in pairs))
+
     @classmethod
     def from_details(cls, details):
         """The notes among the details of a ledger entry."""

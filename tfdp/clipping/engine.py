@@ -37,7 +37,7 @@ class Backward:
     gradients: list
 
 
-def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=None):
+def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=None, check=None):
     """Runs the model once and differentiates the examples' losses at the layer outputs.
 
     Args:
@@ -48,6 +48,7 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
         example_mask: (B,) bool; padding is False.
         rows_per_unit: k, if k rows after each other are one unit of privacy, whose gradient is the
             sum of theirs; None if each row is one.
+        check: function of the root of the calls and the losses, called before gradients are taken.
 
     Returns:
         A `Backward`.
@@ -57,10 +58,13 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
         example_mask.shape[0] if example_mask.shape[0] is not None else tf.shape(example_mask)[0]
     )
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        outputs, recorded = record_forward(model, plan, tape, x, batch_size)
+        outputs, execution = record_forward(model, plan, tape, x, batch_size)
         losses = losses_of(outputs)
+        if check is not None:
+            check(execution.root, losses)
         losses.shape.assert_is_compatible_with([example_mask.shape[0]])
         total = tf.reduce_sum(tf.where(example_mask, losses, tf.zeros_like(losses)))
+    recorded = execution.recorded
     probes = [probe for call in recorded for probe in call.probes]
     with tf.name_scope("backward"):
         found = tape.gradient(total, probes)

@@ -83,10 +83,10 @@ def record_forward(model, plan, tape, x, batch_size):
         batch_size: number of examples, static or scalar tensor.
 
     Returns:
-        (outputs of the model, list of `RecordedCall`).
+        (outputs of the model, the `Execution`).
     """
     execution = Execution(model, plan, tape, batch_size)
-    return run_recorded(execution, x), execution.recorded
+    return run_recorded(execution, x), execution
 
 
 def run_recorded(execution, x):

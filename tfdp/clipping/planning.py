@@ -11,7 +11,7 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdp.clipping import cost
+from tfdp.clipping import cost, fallback
 from tfdp.clipping.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
 from tfdp.clipping.draws import Draws
 from tfdp.clipping.recording import ensure_built, trained_variables
@@ -114,6 +114,7 @@ def make_clipping_plan(model, x):
         if planned.rule is None:
             call, twin = pairs[planned.key]
             refuse_corrupting_derivatives(call)
+            fallback.refuse_other_computations(planned, call)
             draws.refuse_unrepeatable(call, planned.seeds)
             planned.draws_at_once = draws.of_each_example(call, twin)
     _estimate_fallbacks(calls, pairs)

@@ -39,13 +39,14 @@ _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp")
 _QUEUES = ("RandomShuffleQueue", "RandomShuffleQueueV2")
 
 
-def refuse_side_effects(graph, where, shown=()):
+def refuse_side_effects(graph, where, shown=(), operations=None):
     """Refuses operations that hand on what they see to anything but the results of a trace.
 
     Args:
-        graph: the graph of a traced `tf.function`.
+        graph: a graph.
         where: what was traced, for the message.
         shown: variables of metrics, which may be written: what training shows is not covered.
+        operations: those of the graph that are looked at; None for all.
 
     Raises:
         PrivacyError: for an assignment, an insertion into a table or a queue, a call of Python, a
@@ -53,13 +54,13 @@ def refuse_side_effects(graph, where, shown=()):
             nothing.
     """
     definition = graph.as_graph_def()
-    functions = definition.library.function  # bodies of loops and branches among them
-    nodes = [*definition.node, *(node for function in functions for node in function.node_def)]
-    called = {function.signature.name for function in functions}
+    functions = {f.signature.name: f for f in definition.library.function}
+    nodes = definition.node if operations is None else [op.node_def for op in operations]
+    nodes = [*nodes, *_of_called(nodes, functions)]
     shown = _captured(graph, shown)
     found = {n.op: n.name for n in nodes if not (n.op in _ASSIGNMENTS and n.input[0] in shown)}
     for kind, name in found.items():
-        if kind not in called and not _is_harmless(graph, kind):
+        if kind not in functions and not _is_harmless(graph, kind):
             raise PrivacyError(
                 f"{where} runs the operation {name!r} ({kind}), which keeps or hands on what it "
                 "sees of the batch, without noise: it would publish raw data. Compute such "
@@ -147,18 +148,30 @@ def _writers(nodes, held, functions):
             yield from _writers(function.node_def, inside, functions)
 
 
+def _of_called(nodes, functions):
+    """The nodes of all functions that some nodes call: bodies of loops and branches among them."""
+    pending, seen = list(nodes), set()
+    while pending:
+        node = pending.pop()
+        names = [f.name for a in node.attr.values() for f in (a.func, *a.list.func)]
+        for name in {node.op, *names} & functions.keys() - seen:
+            seen.add(name)
+            pending += functions[name].node_def
+            yield from functions[name].node_def
+
+
 def _captured(graph, variables):
     """Names by which a graph knows variables from outside."""
-    return _known_inside(graph, {id(h) for variable in variables for h in handles_of(variable)})
+    return known_inside(graph, {id(h) for variable in variables for h in handles_of(variable)})
 
 
-def _known_inside(graph, handles):
+def known_inside(graph, handles):
     """Names of resources in a graph, those that the graphs around it hand on included."""
     found = set()
     for outer, inner in getattr(graph, "captures", ()):
         handed_on = inner.dtype == tf.resource and tf.is_symbolic_tensor(outer)
         if id(outer) in handles or (
-            handed_on and outer.op.name in _known_inside(outer.graph, handles)
+            handed_on and outer.op.name in known_inside(outer.graph, handles)
         ):
             found.add(inner.op.name)
     return found

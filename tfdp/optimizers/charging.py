@@ -1,5 +1,6 @@
 """The one place that charges steps of a DPOptimizer, and decides what noise they have."""
 
+import dataclasses
 import itertools
 import os
 
@@ -143,6 +144,13 @@ class Charging(RunCharging):
         for variable in (self._stddev, self._host_stddev):
             if variable is not None:
                 variable.assign(sigma * self._optimizer.clip_norm)
+
+    def note(self, notes, in_place_of):
+        """Called eagerly where a step is traced: gives the run other notes."""
+        if self._counter.run is not None:
+            notes = (self.mechanism.notes - in_place_of) | notes
+            self.mechanism = dataclasses.replace(self.mechanism, notes=notes)
+            self.history.replace(self._counter.run, self.mechanism)
 
     def look_again(self):
         """Called eagerly between steps: whether other charges have come to these weights.

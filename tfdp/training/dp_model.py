@@ -126,7 +126,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         )  # fmt: skip
         own_steps.note_compilation(self)
         self._plans = {}
-        self.examined_steps, self.steps_to_trace = {}, set()
+        self.examined = {}
         self.devices_checked = False
         vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
         self.join_histories()
@@ -222,7 +222,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         try:
             with explained(self):
                 if isinstance(self.optimizer, DPOptimizer):
-                    preflight.check_examples_do_not_mix(self, x, y, sample_weight)
+                    preflight.check_rules(self, x, y, sample_weight)
                 build_ahead(self, x, y)
                 self.weight_origin.begin()
                 return super().train_on_batch(x, y, sample_weight, *args, **kwargs)

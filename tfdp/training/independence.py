@@ -1,9 +1,9 @@
 """That each example's loss is its own, proved from the graph of a step before it runs.
 
-Forward pass and losses are traced as the step traces them, at its batch size, and walked through
-(`clipping/independence`). Gradients of losses that hold of one example each are that example's own
-(MATH.md section 2). Every trace of a step is looked at, and before a run one more: so nothing that
-Python decides in between goes unseen.
+Every trace of a step is walked through (`clipping/independence`) as soon as its forward pass and
+its losses are there: it is the graph that runs. Gradients of losses that hold of one example each
+are that example's own (MATH.md section 2). Where a step has no such graph (it runs eagerly, or its
+data leave sizes open), forward pass and losses are traced on paper, at sizes that are known.
 """
 
 import inspect
@@ -13,17 +13,23 @@ import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
 from tfdp._compat.tensorflow import tapes_record
-from tfdp.clipping import fallback
+from tfdp.accounting.notes import Notes
 from tfdp.clipping.dataflow import handles_of
 from tfdp.clipping.independence import proof
-from tfdp.clipping.independence.walk import Unit
+from tfdp.clipping.independence.values import Joined, Rows
+from tfdp.clipping.independence.walk import Unit, Walk
 from tfdp.clipping.recording import Recorder, call_model, trained_variables
-from tfdp.clipping.side_effects import refuse_results_of_metrics, refuse_side_effects
+from tfdp.clipping.side_effects import (
+    known_inside,
+    refuse_results_of_metrics,
+    refuse_side_effects,
+)
 from tfdp.clipping.tracing import variables_of_metrics
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise, TransitionPrior
 from tfdp.layers.tpu_resident_table import nothing_looked_up
 from tfdp.training import penalties
+from tfdp.training.tpu_resident_tables import tables_of
 
 #: What the statement says of the examples of a batch: one of these.
 PROVED = (
@@ -45,10 +51,27 @@ _SIZES = (32, 17, 256)
 #: Layers that keep examples apart, as their tests show: noise with a counter for each place, and
 #: look-ups of rows of any length.
 _APART = (DPForwardNoise, TransitionPrior)
+_OUTSIDE = "is no part of the step's examples, and was there before the forward pass"
 _KERAS = ("keras", "keras_hub", "keras_rs", "tfdp")
 
 
-def examine(model, x, y, sample_weight):
+def notes_of(found):
+    """What the statement says of the steps of a run.
+
+    Args:
+        found: for each step that was examined the names of what was searched by values, or None
+            if it was not looked at.
+    """
+    found = list(found)
+    names = dict.fromkeys(name for searched in found for name in searched or ())
+    assumptions = [SEARCHED.format(operation=name) for name in names]
+    if None in found:
+        assumptions.append(NOT_CHECKED)
+    proved = (PROVED,) if found and not assumptions else ()
+    return Notes(assumptions=tuple(assumptions), remarks=proved)
+
+
+def examine_on_paper(model, x, y, sample_weight):
     """Traces a step's forward pass and losses, and refuses what they must not do.
 
     Args:
@@ -62,37 +85,36 @@ def examine(model, x, y, sample_weight):
         PrivacyError: for losses of another shape than (B,), that read weights, write to variables
             or follow metrics; for examples that change each other's losses.
     """
-    searched = ()
+    data = x, y, sample_weight
+    kind = tuple((t.dtype, tuple(t.shape)) for t in tf.nest.flatten(data) if t is not None)
+    if tf.executing_eagerly() and kind in model.examined:
+        return model.examined[kind]
     with tf.init_scope(), nothing_looked_up():
-        steps = _traced(model, (x, y, sample_weight))
-    for step in steps:
-        found = _examine(model, step, model.clipping_plan(x))
-        searched = None if found is None else tuple(dict.fromkeys((*searched, *found)))
-    return searched
+        steps = _traced(model, data)
+    found = [step.found() for step in steps]
+    names = None if None in found else tuple(dict.fromkeys(n for one in found for n in one))
+    _note(model, kind, names)
+    return names
 
 
-def _examine(model, step, plan):
-    step.refuse_side_effects()
-    step.refuse_reads(plan)
-    if not (model.validate_independence and step.can_be_walked):
-        step.refuse_other_shapes()
-        return None
-    searched = proof.examine(
-        step.graph, step.inputs, step.losses, step.batch_size, step.where, step.units()
-    )
-    step.refuse_other_shapes()
-    step.refuse_other_computations(plan)
-    return searched
+def _note(model, kind, found):
+    """Notes what was found for steps of a kind, in the run that goes on, too."""
+    before = notes_of(model.examined.values())
+    model.examined[kind] = found
+    after = notes_of(model.examined.values())
+    if after != before:
+        model.optimizer.charging.note(after, in_place_of=before)
 
 
 def _traced(model, data):
     """A step on paper for each of some sizes, where the data leave sizes open."""
     batch_size = tf.nest.flatten(data[0])[0].shape[0]
+    sizes = _BATCH_SIZES if batch_size is None else (max(2, batch_size),)
     error, steps = None, []
-    for batch in _BATCH_SIZES if batch_size is None else (max(2, batch_size),):
+    for batch in sizes:
         for size in _SIZES if _has_unknown_sizes(data) else _SIZES[:1]:
             try:
-                steps.append(_Step(model, data, batch, size))
+                steps.append(_on_paper(model, data, batch, size))
             except ValueError as failed:  # what is too small for the model's windows, perhaps
                 error = error or failed
     if not steps:
@@ -100,41 +122,105 @@ def _traced(model, data):
     return steps
 
 
-class _Step:
-    """Forward pass and losses on paper."""
+def _on_paper(model, data, batch_size, size):
+    recorder, steps = Recorder(model), []
+    specs = tf.nest.map_structure(
+        lambda t: None if t is None else _spec(t, batch_size, size), data
+    )
 
-    def __init__(self, model, data, batch_size, size):
+    def forward(*data):
+        steps.append(Step(model, *data))
+        with recorder.recording():
+            outputs = call_model(model, data[0])
+        losses = steps[0].losses_of(outputs)
+        steps[0].end(recorder.root, losses)
+        return losses
+
+    with tapes_record():  # those in the model: this is traced in `tf.init_scope`
+        tf.function(forward, autograph=False).get_concrete_function(*specs)
+    return steps[0]
+
+
+class Step:
+    """Forward pass and losses of a step, in the graph that runs them or on paper.
+
+    Args:
+        model: the `DPModel`.
+        x, y, sample_weight: tensors of the examples.
+
+    Attributes:
+        is_known: whether they are in a graph, and all its sizes are known.
+    """
+
+    def __init__(self, model, x, y, sample_weight):
         self.model = model
-        self.batch_size = batch_size
+        self.data = (x, y, sample_weight)
+        self.inputs = [t for t in tf.nest.flatten(self.data) if t is not None]
         self.name = f"The loss of model {model.name!r}"
-        recorder = Recorder(model)
-        specs = tf.nest.map_structure(
-            lambda t: None if t is None else _spec(t, self.batch_size, size), data
+        self._can_be_walked = all(isinstance(t, tf.Tensor) for t in self.inputs)
+        self.batch_size = tf.nest.flatten(x)[0].shape[0]
+        self.is_known = (
+            self._can_be_walked
+            and not tf.executing_eagerly()
+            and all(t.shape.is_fully_defined() for t in self.inputs)
+            and self.batch_size > 1
+            and not tables_of(model)
         )
 
-        def step(*data):
-            self.data = x, y, sample_weight = data
-            with recorder.recording():
-                outputs = call_model(model, x)
-            self._start = tf.compat.v1.get_default_graph().version
-            with penalties.apart():
-                return model.compute_loss(x, y, outputs, sample_weight, training=True)
+    def losses_of(self, outputs):
+        """(B,) the losses, without weight penalties."""
+        x, y, sample_weight = self.data
+        if not tf.executing_eagerly():
+            self.graph = tf.compat.v1.get_default_graph()
+            self._start = self.graph.version
+        with penalties.apart():
+            return self.model.compute_loss(x, y, outputs, sample_weight, training=True)
 
-        with tapes_record():  # those in the model: this is traced in `tf.init_scope`
-            traced = tf.function(step, autograph=False).get_concrete_function(*specs)
-        self.graph = traced.graph
-        given = len(traced.inputs) - len(traced.captured_inputs)
-        self.inputs = traced.inputs[:given]
-        self.losses = traced.structured_outputs
-        self.root = recorder.root
-        self.can_be_walked = not any(
-            isinstance(t, tf.RaggedTensorSpec) for t in tf.nest.flatten(specs) if t is not None
-        )
+    def end(self, root, losses):
+        """Called after the losses, with the root of the calls of the forward pass."""
+        self.root, self.losses = root, losses
+        self._end = self.graph.version
+
+    def examine(self, root, losses):
+        """Refuses what a step must not do, and notes what was found; see `examine_on_paper`."""
+        self.end(root, losses)
+        kind = tuple((t.dtype, tuple(t.shape)) for t in self.inputs)
+        with tf.init_scope():
+            _note(self.model, kind, self.found())
+
+    def found(self):
+        """Names of what was searched by values, None if this step is not looked at."""
+        self._refuse_side_effects()
+        self._refuse_reads()
+        if not (self.model.validate_independence and self._can_be_walked):
+            self._refuse_other_shapes()
+            return None
+        given = self._from_outside() | {t.name: Rows(0) for t in self.inputs}
+        walk = Walk(self.batch_size, self._generators())
+        searched = proof.examine(
+            walk, self.graph, given, self.losses, self.where, self._units(),
+            start=self.root.operations.start,
+        )  # fmt: skip
+        self._refuse_other_shapes()
+        return searched
+
+    def _from_outside(self):
+        """Tensors that were there before the forward pass: they may hold of any example."""
+        operations = self.graph.get_operations()[: self.root.operations.start]
+        tensors = [t for op in operations if op.type != "Const" for t in op.outputs]
+        captures = getattr(self.graph, "captures", ())
+        tensors += [inner for outer, inner in captures if tf.is_symbolic_tensor(outer)]
+        return {t.name: Joined(t.op, _OUTSIDE) for t in tensors if t.dtype != tf.resource}
+
+    def _generators(self):
+        """Names of the placeholders of the states of random generators."""
+        states = [v.handle for v in self.graph.variables if "seed_generator_state" in v.name]
+        return known_inside(self.graph, set(map(id, states)))
 
     def where(self, op):
         """The layer that an operation belongs to, or the loss, for messages."""
         place = {o.name: i for i, o in enumerate(self.graph.get_operations())}[op.name]
-        if place >= self._start:
+        if self._start <= place < self._end:
             return self.name
         inner = None
         for call in self.root.subtree():  # calls inside come later
@@ -144,7 +230,7 @@ class _Step:
             return f"Model {self.model.name!r}"
         return f"Layer {inner.name!r} ({type(inner).__name__})"
 
-    def units(self):
+    def _units(self):
         """Layers and losses that are Keras' own, and may be searched by values as a whole."""
         calls = [c for c in self.root.subtree() if c.graph is self.graph]
         calls = [c for c in calls if type(c.layer) in _APART or _is_of_keras(c.layer)]
@@ -165,32 +251,35 @@ class _Step:
                 return [self.model.compute_loss(None, y, outputs, sample_weight, training=True)]
 
         inputs = [t for t in tf.nest.flatten(given) if t is not None]
-        operations = range(self._start, len(self.graph.get_operations()))
+        operations = range(self._start, self._end)
         return Unit("the losses (CTC)", operations, inputs, [self.losses], run, True)
 
-    def refuse_side_effects(self):
+    def _operations(self):
+        """Those of the forward pass and those of the losses; between them generators advance."""
+        operations, forward = self.graph.get_operations(), self.root.operations
+        return operations[forward.start : forward.stop], operations[self._start : self._end]
+
+    def _refuse_side_effects(self):
         shown = variables_of_metrics(self.model)
-        refuse_side_effects(self.graph, self.name, shown)
+        forward, losses = self._operations()
+        refuse_side_effects(self.graph, self.name, shown, forward + losses)
         refuse_results_of_metrics(self.graph, [self.losses], shown, self.name)
 
-    def refuse_reads(self, plan):
+    def _refuse_reads(self):
         """Refuses a loss that reads weights: gradients are taken at the calls of layers alone."""
-        inside = {id(outer): inner for outer, inner in self.graph.captures}
-        operations = {op.name: i for i, op in enumerate(self.graph.get_operations())}
+        plan = self.model.clipping_plan(self.data[0])
         unused = {id(v) for v in plan.unused}  # not trained at all, of which the plan warns
+        read = {t.op.name for op in self._operations()[1] for t in op.inputs}
         for variable in trained_variables(self.model):
-            handles = [inside[id(h)] for h in handles_of(variable) if id(h) in inside]
-            readers = [op for handle in handles for op in handle.consumers()]
-            if id(variable) not in unused and any(
-                operations[op.name] >= self._start for op in readers
-            ):
+            handles = known_inside(self.graph, {id(h) for h in handles_of(variable)})
+            if id(variable) not in unused and handles & read:
                 raise PrivacyError(
                     f"{self.name} reads the trained variable {variable.path!r}, whose gradient for "
                     "each example is not seen there. Compute what needs weights in the `call` of "
                     "the model, and return it as an output that the loss reads."
                 )
 
-    def refuse_other_shapes(self):
+    def _refuse_other_shapes(self):
         shape = tuple(self.losses.shape)
         if shape != (self.batch_size,):
             raise PrivacyError(
@@ -199,13 +288,6 @@ class _Step:
                 f"axes of one example only. Received: shape {shape} for a batch of "
                 f"{self.batch_size}"
             )
-
-    def refuse_other_computations(self, plan):
-        calls = {call.key: call for call in self.root.subtree()}
-        for planned in plan.calls.values():
-            call = calls.get(planned.key)
-            if planned.rule is None and call is not None and call.graph is self.graph:
-                fallback.refuse_other_computations(planned, call)
 
 
 def _unit_of_layer(call):

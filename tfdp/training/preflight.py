@@ -11,13 +11,12 @@ from tfdp._validate import is_integer, is_number
 from tfdp.accounting import Sampling
 from tfdp.accounting.notes import Notes
 from tfdp.accounting.sampling import PERSON
-from tfdp.clipping.recording import trained_variables
 from tfdp.data import provenance, sampling_of
 from tfdp.data.padding import keeps_padding, map_batches
 from tfdp.distribution import host_selection
 from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import traces_once
-from tfdp.training import independence, rule_check
+from tfdp.training import rule_check
 from tfdp.training.first_rows import as_batch, first_batch, first_rows, is_dataset
 
 
@@ -224,71 +223,31 @@ def apply_class_weight(x, kwargs):
     return map_batches(x, weigh)
 
 
-def check_examples_do_not_mix(
-    model, x, y=None, sample_weight=None, batch_size=None, is_traced_next=False
-):
-    """Proves, before a run, that the examples of a batch do not change each other's gradients.
+def check_rules(model, x, y=None, sample_weight=None):
+    """Builds a model, plans its step, and compares the clipping rules that tfdp does not bring.
 
     Args:
-        model: a compiled `DPModel`; its `validate_independence` says whether to look at all.
+        model: a compiled `DPModel`.
         x, y, sample_weight: as given to `fit` or `train_on_batch`.
-        batch_size: the size of batches that are made of arrays.
-        is_traced_next: whether no code of the user's runs before the step is traced, so that it
-            need not be examined again there.
 
     Returns:
-        `Notes` of what was proved, or is assumed.
+        `Notes` of what is assumed.
 
     Raises:
-        PrivacyError: if the examples of a batch change each other's gradients.
+        PrivacyError: for a model that cannot be clipped, and for a rule that is wrong.
     """
     given = x, y, sample_weight
     if is_dataset(x):
         batch = x.element_spec if isinstance(x, tf.data.Dataset) else first_batch(x)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        x, _ = host_selection.unpack(x)
+        x, _ = host_selection.unpack(keras.utils.unpack_x_y_sample_weight(batch)[0])
     else:
-        x, y, sample_weight = tf.nest.map_structure(
-            lambda t: as_batch(t, batch_size or 32), (x, y, sample_weight)
-        )
-    model.clipping_plan(x)  # builds the model
-    notes = examine_step(model, x, y, sample_weight)
-    if is_traced_next:
-        model.steps_to_trace.update(_kinds_of_step(model, x, y, sample_weight))
+        x = tf.nest.map_structure(as_batch, x)
+    model.clipping_plan(x)
     rules = rule_check.assumptions_without_check(model)
     if rules and model.validate_independence:
         rows = first_rows(*given, rule_check.ROWS)
         rules = rules if rows is None else rule_check.compare_foreign_rules(model, *rows)
-    return notes | Notes(assumptions=rules)
-
-
-def examine_step(model, x, y, sample_weight):
-    """As `check_examples_do_not_mix`, of the tensors or specs of a step that is being traced."""
-    data = (x, y, sample_weight)
-    key, _ = _kinds_of_step(model, *data)
-    if key in model.steps_to_trace or (key in model.examined_steps and tf.executing_eagerly()):
-        model.steps_to_trace.clear()  # what is traced later may be another step
-        return model.examined_steps.get(key)
-    searched = independence.examine(model, *data)
-    if searched is None:
-        notes = Notes(assumptions=(independence.NOT_CHECKED,))
-    elif searched:
-        named = (independence.SEARCHED.format(operation=name) for name in searched)
-        notes = Notes(assumptions=tuple(named))
-    else:
-        notes = Notes(remarks=(independence.PROVED,))
-    model.examined_steps[key] = notes
-    return notes
-
-
-def _kinds_of_step(model, *data):
-    """What a step is told apart by from others; and the same for batches of any size."""
-    leaves = [t for t in tf.nest.flatten(data) if t is not None]
-    trained = tuple(id(v) for v in trained_variables(model))
-    return [
-        (tuple((t.dtype, (size(t), *t.shape[1:])) for t in leaves), trained)
-        for size in (lambda t: t.shape[0], lambda t: None)
-    ]
+    return Notes(assumptions=rules)
 
 
 def weights_or_ones(x, sample_weight):

@@ -22,6 +22,7 @@ from tfdp.training import (
     advice,
     caveats,
     claims,
+    independence,
     own_steps,
     plain_training,
     preflight,
@@ -83,9 +84,7 @@ def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
 def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     optimizer, strategy = model.optimizer, model.distribute_strategy
     # Python state may have changed since the last run, and a step may be traced anew.
-    for known in (model._plans, model.examined_steps, model.steps_to_trace):
-        known.clear()
-    own_code = notes.assumptions or own_steps.assumptions(model)  # callbacks, loops, steps
+    model._plans.clear()
     sampling = preflight.sampling_of_fit(optimizer, x, y, kwargs)
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
     epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
@@ -104,9 +103,8 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     origin = _origin_of(x, y, kwargs)
     notes |= Notes(assumptions=origin.assumptions)
     x = preflight.apply_class_weight(x, kwargs)
-    notes |= preflight.check_examples_do_not_mix(
-        model, x, y, kwargs.get("sample_weight"), kwargs.get("batch_size"), not own_code
-    )
+    notes |= preflight.check_rules(model, x, y, kwargs.get("sample_weight"))
+    notes |= independence.notes_of(model.examined.values())  # of steps that are traced already
     notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)  # now it is built
     plain_training.refuse_noise_alone(model, x, y, kwargs)
     x = checks.padded(x, strategy.num_replicas_in_sync, optimizer.rows_per_unit)

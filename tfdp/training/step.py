@@ -10,7 +10,7 @@ from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.side_effects import no_writes
 from tfdp.clipping.surviving_rows import SurvivorSums
-from tfdp.training import preflight
+from tfdp.training import independence, preflight
 from tfdp.training.present_rows import MetricsOfPresentRows, has_metrics
 from tfdp.training.row_selection import restrict_to_survivors
 
@@ -31,13 +31,13 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
     # is noise alone.
     example_mask = example_mask & model.optimizer.charging.active(model)
 
-    preflight.examine_step(model, x, y, sample_weight)
-
-    def losses_of(outputs):
-        return model.compute_loss(x, y, outputs, sample_weight, training=True)
-
-    rows_per_unit = model.optimizer.rows_per_unit
-    result = backward(model, model.clipping_plan(x), x, losses_of, example_mask, rows_per_unit)
+    traced = independence.Step(model, x, y, sample_weight)
+    if not traced.is_known:
+        independence.examine_on_paper(model, x, y, sample_weight)
+    result = backward(
+        model, model.clipping_plan(x), x, traced.losses_of, example_mask,
+        model.optimizer.rows_per_unit, check=traced.examine if traced.is_known else None,
+    )  # fmt: skip
     result = restrict_to_survivors(model, result, survivors)
     optimizer = model.optimizer
     sums = clipped_sums(
@@ -119,9 +119,10 @@ def regularization(variables):
 def _update_metrics(model, x, y, sample_weight, result):
     weights = tf.cast(result.example_mask, tf.float32)
     _count_present_only(model, result.example_mask)
+    penalties = tf.add_n(model.losses) if model.losses else 0.0  # they depend on no example
     for metric in model.metrics:
         if metric.name == "loss":
-            metric.update_state(result.losses, sample_weight=weights)
+            metric.update_state(result.losses + penalties, sample_weight=weights)
     own = type(model).compute_metrics is not MetricsOfPresentRows.compute_metrics
     with contextlib.ExitStack() as stack:
         if own or has_metrics(model):

@@ -81,22 +81,22 @@ class Body:
 
     def is_constant(self, tensor):
         """Whether a tensor is made of constants alone."""
-        pending, seen = [self.root(tensor)], set()
-        while pending:
-            body, tensor = pending.pop()
-            op = tensor.op
-            if (id(body), op.name) in seen:
-                continue
-            seen.add((id(body), op.name))
-            if search.is_static(op):
-                continue
-            if op.type != "Const" and (not op.inputs or op.op_def.is_stateful):
-                return False
-            pending += [body.root(t) for t in op.inputs]
-        return True
+        return all(
+            search.is_static(op) or op.type == "Const" or (op.inputs and not op.op_def.is_stateful)
+            for op in self._made_by(tensor)
+        )
 
     def is_fresh(self, tensor):
         """Whether a key is made of the state of a generator, which goes on with each step."""
+        return any(
+            op.name in self.walk.generators
+            # It draws anew by itself.
+            or (op.op_def.is_stateful and op.type not in ("ReadVariableOp", "Placeholder"))
+            for op in self._made_by(tensor)
+        )
+
+    def _made_by(self, tensor):
+        """The operations that a tensor is made by, out to the outermost graph."""
         pending, seen = [self.root(tensor)], set()
         while pending:
             body, tensor = pending.pop()
@@ -104,14 +104,11 @@ class Body:
             if (id(body), op.name) in seen:
                 continue
             seen.add((id(body), op.name))
-            if op.name in self.walk.generators:
-                return True
-            if op.op_def.is_stateful and op.type not in ("ReadVariableOp", "Placeholder"):
-                return True  # it draws anew by itself
-            pending += [body.root(t) for t in op.inputs]
+            yield op
+            if not search.is_static(op):
+                pending += [body.root(t) for t in op.inputs]
             if tensor.name in body.initial:
-                pending += [body.caller[0].root(body.initial[tensor.name][0])]
-        return False
+                pending.append(body.caller[0].root(body.initial[tensor.name][0]))
 
     def is_place(self, tensor, axis):
         """Whether the numbers of a public tensor are their own places on an axis."""

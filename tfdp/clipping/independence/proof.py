@@ -1,21 +1,21 @@
 """The verdict on a step: each loss is proved to be one example's own, or the step is refused."""
 
 from tfdp.clipping.independence.values import Joined, Rows
-from tfdp.clipping.independence.walk import Walk
 from tfdp.clipping.refusals import WAY_OUT
 from tfdp.errors import PrivacyError
 
 
-def examine(graph, inputs, losses, batch_size, where, units=()):
+def examine(walk, graph, given, losses, where, units=(), start=0):
     """Proves that each loss is a function of its own example, and of what is public.
 
     Args:
+        walk: a `Walk`.
         graph: the graph of forward pass and losses.
-        inputs: its tensors of examples, each of which stands on their first axis.
+        given: dict of the names of tensors to what they hold.
         losses: (B,) the losses.
-        batch_size: B.
         where: function of an operation of the graph to who made it, for messages.
         units: `Unit`s that may be searched by values where they are not proved.
+        start: place of the first operation of the forward pass.
 
     Returns:
         Names of the operations and units whose values were searched.
@@ -23,8 +23,7 @@ def examine(graph, inputs, losses, batch_size, where, units=()):
     Raises:
         PrivacyError: if examples mix, or if that can be neither proved nor searched.
     """
-    walk = Walk(batch_size)
-    body = walk.outermost(graph, {t.name: Rows(0) for t in inputs}, units)
+    body = walk.outermost(graph, given, units, start)
     value = body.value(losses)
     if isinstance(value, Joined):
         raise PrivacyError(_message(value, lambda op: where(walk.outer(op))))

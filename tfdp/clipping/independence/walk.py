@@ -43,15 +43,16 @@ class Walk:
 
     Args:
         batch_size: B, at least 2.
+        generators: names of placeholders of the states of random generators.
 
     Attributes:
         searched: names of types of operations for which values were searched.
     """
 
-    def __init__(self, batch_size):
+    def __init__(self, batch_size, generators=frozenset()):
         self.batch_size = batch_size
         self.searched = {}
-        self.generators = frozenset()  # names of placeholders of the states of random generators
+        self.generators = generators
         self.number_of_bodies = 0
         self._graphs = {}
         self._callers = {}
@@ -63,21 +64,20 @@ class Walk:
             op = self._callers[id(op.graph)]
         return op
 
-    def outermost(self, graph, values, units=()):
+    def outermost(self, graph, values, units=(), start=0):
         """The `Body` of a graph, walked through.
 
         Args:
             graph: the graph.
             values: dict of the names of tensors to what they hold; others hold nothing.
             units: `Unit`s of the graph that may be searched as a whole, inner ones first.
+            start: place of the first operation that is looked at.
         """
         body = Body(self, graph)
-        states = {id(v.handle) for v in graph.variables if "seed_generator_state" in v.name}
-        self.generators = {inner.op.name for outer, inner in graph.captures if id(outer) in states}
         body.units = {}
         for unit in units:
             body.units.setdefault(unit.operations.stop, []).append(unit)
-        return self._through(body, values)
+        return self._through(body, values, start)
 
     def _search_unit(self, body, unit):
         """Searches a unit by values whose outputs are not proved, though its inputs are."""
