@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 from mixing import APART, MIXING, Function, Maker
+from mixing_in_hiding import HIDDEN, INNOCENT
 
 from tfdp.clipping.independence import search
 from tfdp.clipping.independence.registry import RULES
@@ -256,7 +257,8 @@ EXPRESSIONS = [
 
 #: Rules of operations that cannot be run by themselves: lists, resources, calls, random numbers,
 #: sizes that depend on values; that take indices by place, which are compared as a whole below;
-#: those that are not compared yet (bits, segments); and Cholesky, which leaves what it likes where a matrix is not positive.
+#: those that are not compared yet (bits, segments); and Cholesky, which leaves what it likes where
+#: a matrix is not positive.
 NOT_RUN = set("""
     TensorListFromTensor TensorListStack TensorListLength TensorListElementShape TensorListResize
     TensorListGetItem TensorListPopBack TensorListSetItem TensorListPushBack IdentityN
@@ -300,6 +302,31 @@ def test_layers_that_are_proved_keep_their_examples_apart():
 def test_layers_that_mix_are_found_by_values_too(name):
     layer = Function(MIXING[name][0])
     assert not search.keeps_apart(lambda values: [layer(*values)], [tf.zeros((B, 4))], B)
+
+
+def losses_of(function, shape):
+    """What the (B,) losses of a function hold, by the proof."""
+    size = 8
+
+    def losses(x):
+        outputs = function(x)
+        return tf.reduce_sum(outputs * tf.ones(shape), range(1, outputs.shape.rank))
+
+    spec = tf.TensorSpec((size, *shape), tf.float32)
+    traced = tf.function(losses, autograph=False).get_concrete_function(spec)
+    walk = Walk(size)
+    return walk.outermost(traced.graph, {traced.inputs[0].name: Rows(0)}).value(traced.outputs[0])
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_mixes_in_hiding_is_joined(name):
+    function, shape = HIDDEN[name] if isinstance(HIDDEN[name], tuple) else (HIDDEN[name], (4,))
+    assert isinstance(losses_of(function, shape), Joined)
+
+
+@pytest.mark.parametrize("name", INNOCENT)
+def test_what_looks_like_it_and_does_not_mix_is_by_example(name):
+    assert losses_of(INNOCENT[name], (6, 4)) == Rows(0)
 
 
 def test_a_wrong_rule_is_found(monkeypatch):

@@ -233,6 +233,11 @@ def test_what_changed_between_runs_is_checked_again(small):
 
     model = fit(SwitchedLoss())
     model.centred = True
+    model.fit(small.poisson(), verbose=0)  # the step that was proved runs on, as in Keras
+    with pytest.raises(PrivacyError, match="mixes"):
+        model.fit(small.poisson(max_batch_size=23), verbose=0)
+    model = fit(Switched(), run_eagerly=True)
+    model.mixes = True
     with pytest.raises(PrivacyError, match="mixes"):
         model.fit(small.poisson(), verbose=0)
 

@@ -126,7 +126,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         )  # fmt: skip
         own_steps.note_compilation(self)
         self._plans = {}
-        self.examined = {}
+        self.examined, self.examined_eagerly = {}, set()
         self.devices_checked = False
         vars(self)["selection_metrics"] = SelectionMetrics(optimizer)
         self.join_histories()

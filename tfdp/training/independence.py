@@ -87,8 +87,9 @@ def examine_on_paper(model, x, y, sample_weight):
     """
     data = x, y, sample_weight
     kind = tuple((t.dtype, tuple(t.shape)) for t in tf.nest.flatten(data) if t is not None)
-    if tf.executing_eagerly() and kind in model.examined:
+    if tf.executing_eagerly() and kind in model.examined_eagerly:
         return model.examined[kind]
+    model.examined_eagerly.add(kind)  # the next step of this run would be the same on paper
     with tf.init_scope(), nothing_looked_up():
         steps = _traced(model, data)
     found = [step.found() for step in steps]

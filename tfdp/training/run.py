@@ -85,6 +85,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     optimizer, strategy = model.optimizer, model.distribute_strategy
     # Python state may have changed since the last run, and a step may be traced anew.
     model._plans.clear()
+    model.examined_eagerly.clear()
     sampling = preflight.sampling_of_fit(optimizer, x, y, kwargs)
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
     epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
