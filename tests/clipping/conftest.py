@@ -15,7 +15,7 @@ from tfdp.clipping.losses import PerExampleLoss, example_mask_of
 from tfdp.clipping.units import of_units
 from tfdp.optimizers import DPOptimizer
 from tfdp.runtime.xla import compiling
-from tfdp.training.independence import examine
+from tfdp.training.independence import examine_on_paper
 from tfdp.training.make_private import PrivateModel
 
 
@@ -76,7 +76,7 @@ class Watched(PrivateModel):
         """Examples that brute force finds to be independent must not be refused by `fit`."""
         size = len(tf.nest.flatten(x)[0])
         if size > 1 and keras.config.floatx() == "float32":
-            assert examine(self, x, tf.zeros([size]), None) == ()
+            assert examine_on_paper(self, x, tf.zeros([size]), None) == ()
 
 
 class BruteForce:

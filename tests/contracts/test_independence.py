@@ -161,6 +161,43 @@ def test_what_python_changes_after_the_check_is_seen_where_the_step_is_traced(en
     assert model.optimizer.charging.steps == 0
 
 
+@pytest.mark.parametrize("last", [0, 1, 2, 3])
+def test_what_python_does_anew_at_each_trace_is_seen_in_the_step_that_runs(last):
+    calls = []
+
+    def counted(x):
+        calls.append(len(calls) >= last)
+        return x - mean(x) if calls[-1] else x
+
+    model = compiled(sequential(layers.Dense(D), Function(counted), layers.Dense(1)))
+    data = tfdp.data.poisson_batches((X, Y[:, :1]), 32, steps_per_epoch=1)
+    if last == 3:  # it is traced twice for the plan, and once as it runs
+        model.fit(data, verbose=0)
+        assert calls == [False] * 3
+    else:
+        with pytest.raises(PrivacyError, match="mixes the examples"):
+            model.fit(data, verbose=0)
+
+
+def test_tensors_that_were_there_before_the_forward_pass_may_hold_of_any_example():
+    class Centred(Own):
+        def train_step(self, data):
+            self.mean = tf.reduce_mean(data[0], 0)
+            return super().train_step(data)
+
+        def call(self, x):
+            return self.other(self.one(x - getattr(self, "mean", 0.0)))
+
+    with pytest.raises(PrivacyError, match="there before the forward pass"):
+        trained(compiled(Centred(False)))
+
+
+def test_a_step_that_is_compiled_keeps_its_gradients_of_its_own():
+    silu = sequential(layers.Dense(D, "silu"), layers.Dense(1))
+    for engine in ENGINES.values():
+        assert independence.PROVED in trained(compiled(silu, **engine))
+
+
 def statement_of(model):
     return " ".join(str(model.privacy_statement()).split())
 

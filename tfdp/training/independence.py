@@ -6,18 +6,14 @@ are that example's own (MATH.md section 2). Where a step has no such graph (it r
 data leave sizes open), forward pass and losses are traced on paper, at sizes that are known.
 """
 
-import inspect
-
-import keras
 import tensorflow as tf
 
-from tfdp._compat.keras import all_layers
 from tfdp._compat.tensorflow import tapes_record
 from tfdp.accounting.notes import Notes
 from tfdp.clipping.dataflow import handles_of
 from tfdp.clipping.independence import proof
 from tfdp.clipping.independence.values import Joined, Rows
-from tfdp.clipping.independence.walk import Unit, Walk
+from tfdp.clipping.independence.walk import Walk
 from tfdp.clipping.recording import Recorder, call_model, trained_variables
 from tfdp.clipping.side_effects import (
     known_inside,
@@ -26,9 +22,8 @@ from tfdp.clipping.side_effects import (
 )
 from tfdp.clipping.tracing import variables_of_metrics
 from tfdp.errors import PrivacyError
-from tfdp.layers import DPForwardNoise, TransitionPrior
 from tfdp.layers.tpu_resident_table import nothing_looked_up
-from tfdp.training import penalties
+from tfdp.training import penalties, searched_layers
 from tfdp.training.tpu_resident_tables import tables_of
 
 #: What the statement says of the examples of a batch: one of these.
@@ -48,11 +43,7 @@ NOT_CHECKED = (
 # parts in one of them is none in another.
 _BATCH_SIZES = (32, 96)
 _SIZES = (32, 17, 256)
-#: Layers that keep examples apart, as their tests show: noise with a counter for each place, and
-#: look-ups of rows of any length.
-_APART = (DPForwardNoise, TransitionPrior)
 _OUTSIDE = "is no part of the step's examples, and was there before the forward pass"
-_KERAS = ("keras", "keras_hub", "keras_rs", "tfdp")
 
 
 def notes_of(found):
@@ -89,12 +80,12 @@ def examine_on_paper(model, x, y, sample_weight):
     kind = tuple((t.dtype, tuple(t.shape)) for t in tf.nest.flatten(data) if t is not None)
     if tf.executing_eagerly() and kind in model.examined_eagerly:
         return model.examined[kind]
-    model.examined_eagerly.add(kind)  # the next step of this run would be the same on paper
     with tf.init_scope(), nothing_looked_up():
         steps = _traced(model, data)
     found = [step.found() for step in steps]
     names = None if None in found else tuple(dict.fromkeys(n for one in found for n in one))
     _note(model, kind, names)
+    model.examined_eagerly.add(kind)  # the next step of this run would be the same on paper
     return names
 
 
@@ -151,6 +142,8 @@ class Step:
 
     Attributes:
         is_known: whether they are in a graph, and all its sizes are known.
+        graph, root, losses: the graph, the root of the calls of the forward pass, (B,) the losses.
+        places: range of the places of the operations of the losses in the graph.
     """
 
     def __init__(self, model, x, y, sample_weight):
@@ -173,14 +166,14 @@ class Step:
         x, y, sample_weight = self.data
         if not tf.executing_eagerly():
             self.graph = tf.compat.v1.get_default_graph()
-            self._start = self.graph.version
+            self.places = range(self.graph.version, 0)
         with penalties.apart():
             return self.model.compute_loss(x, y, outputs, sample_weight, training=True)
 
     def end(self, root, losses):
         """Called after the losses, with the root of the calls of the forward pass."""
         self.root, self.losses = root, losses
-        self._end = self.graph.version
+        self.places = range(self.places.start, self.graph.version)
 
     def examine(self, root, losses):
         """Refuses what a step must not do, and notes what was found; see `examine_on_paper`."""
@@ -199,7 +192,7 @@ class Step:
         given = self._from_outside() | {t.name: Rows(0) for t in self.inputs}
         walk = Walk(self.batch_size, self._generators())
         searched = proof.examine(
-            walk, self.graph, given, self.losses, self.where, self._units(),
+            walk, self.graph, given, self.losses, self.where, searched_layers.units_of(self),
             start=self.root.operations.start,
         )  # fmt: skip
         self._refuse_other_shapes()
@@ -221,7 +214,7 @@ class Step:
     def where(self, op):
         """The layer that an operation belongs to, or the loss, for messages."""
         place = {o.name: i for i, o in enumerate(self.graph.get_operations())}[op.name]
-        if self._start <= place < self._end:
+        if place in self.places:
             return self.name
         inner = None
         for call in self.root.subtree():  # calls inside come later
@@ -231,34 +224,13 @@ class Step:
             return f"Model {self.model.name!r}"
         return f"Layer {inner.name!r} ({type(inner).__name__})"
 
-    def _units(self):
-        """Layers and losses that are Keras' own, and may be searched by values as a whole."""
-        calls = [c for c in self.root.subtree() if c.graph is self.graph]
-        calls = [c for c in calls if type(c.layer) in _APART or _is_of_keras(c.layer)]
-        found = [_unit_of_layer(call) for call in reversed(calls) if not _holds_composites(call)]
-        losses = tf.nest.flatten(getattr(self.model, "_compile_arguments", {}).get("loss"))
-        if any(isinstance(loss, keras.losses.CTC) or loss == "ctc" for loss in losses):
-            if all(isinstance(loss, str) or _root_of(loss) == "keras" for loss in losses):
-                found.append(self._unit_of_losses())
-        return found
-
-    def _unit_of_losses(self):
-        """Of CTC, whose loop is as long as the longest labels, and leaves other losses alone."""
-        given = (self.data[1], self.root.outputs, self.data[2])
-
-        def run(values):
-            y, outputs, sample_weight = tf.nest.pack_sequence_as(given, _with_none(given, values))
-            with penalties.apart():
-                return [self.model.compute_loss(None, y, outputs, sample_weight, training=True)]
-
-        inputs = [t for t in tf.nest.flatten(given) if t is not None]
-        operations = range(self._start, self._end)
-        return Unit("the losses (CTC)", operations, inputs, [self.losses], run, True)
-
     def _operations(self):
         """Those of the forward pass and those of the losses; between them generators advance."""
         operations, forward = self.graph.get_operations(), self.root.operations
-        return operations[forward.start : forward.stop], operations[self._start : self._end]
+        return (
+            operations[forward.start : forward.stop],
+            operations[self.places.start : self.places.stop],
+        )
 
     def _refuse_side_effects(self):
         shown = variables_of_metrics(self.model)
@@ -289,55 +261,6 @@ class Step:
                 f"axes of one example only. Received: shape {shape} for a batch of "
                 f"{self.batch_size}"
             )
-
-
-def _unit_of_layer(call):
-    structure = (call.args, call.kwargs)
-    inputs, outputs = _tensors(structure), _tensors(call.outputs)
-    if type(call.layer) in _APART:
-        return Unit(call.layer.name, call.operations, inputs, outputs, None, True)
-    flat = tf.nest.flatten(structure)
-    symbolic = [isinstance(t, tf.Tensor) for t in flat]
-
-    def run(values):
-        values = iter(values)
-        filled = [next(values) if s else t for t, s in zip(flat, symbolic, strict=True)]
-        args, kwargs = tf.nest.pack_sequence_as(structure, filled)
-        return _tensors(call.layer(*args, **kwargs))
-
-    name = f"layer {call.layer.name} ({type(call.layer).__name__})"
-    return Unit(name, call.operations, inputs, outputs, run)
-
-
-def _holds_composites(call):
-    """Whether ragged or sparse tensors are among arguments or outputs."""
-    values = tf.nest.flatten((call.args, call.kwargs, call.outputs))
-    return any(tf.is_tensor(t) and not isinstance(t, tf.Tensor) for t in values)
-
-
-def _tensors(structure):
-    return [t for t in tf.nest.flatten(structure) if isinstance(t, tf.Tensor)]
-
-
-def _with_none(structure, values):
-    values = iter(values)
-    return [None if t is None else next(values) for t in tf.nest.flatten(structure)]
-
-
-def _is_of_keras(layer):
-    """Whether nothing of a layer without weights is the user's own code."""
-    layers = all_layers(layer)
-    functions = [f for one in layers for f in vars(one).values() if inspect.isfunction(f)]
-    return (
-        not layer.trainable_variables
-        and not any(isinstance(one, (keras.Model, keras.layers.Lambda)) for one in layers)
-        and all(_root_of(one) in _KERAS for one in (*layers, *functions))
-    )
-
-
-def _root_of(one):
-    made_by = one if hasattr(one, "__qualname__") else type(one)
-    return made_by.__module__.split(".")[0]
 
 
 def _has_unknown_sizes(data):
