@@ -97,6 +97,10 @@ F, ROW, MATRIX, IMAGE = "float32", ((4,), "float32"), ((3, 3), "float32"), ((6, 
 IDS, WORDS = ((4,), "int32"), ((3,), "string")
 
 
+SEGMENTS = (tf.math.unsorted_segment_sum, tf.math.unsorted_segment_max,
+            tf.math.unsorted_segment_min, tf.math.unsorted_segment_prod)  # fmt: skip
+
+
 def unary(*names):
     found = []
     for name in names:
@@ -244,6 +248,13 @@ EXPRESSIONS = [
         lambda i: tf.raw_ops.ExtractVolumePatches(input=i[..., None], ksizes=[1, 2, 2, 2, 1],
             strides=[1] * 5, padding="SAME"),
     )],
+    *[(f, IDS) for f in (
+        lambda i: tf.bitwise.bitwise_and(i, i[:, ::-1]), lambda i: tf.bitwise.bitwise_or(i, 3),
+        lambda i: tf.bitwise.bitwise_xor(i[:, :1], i), lambda i: tf.bitwise.invert(i),
+        lambda i: tf.bitwise.left_shift(i, i % 3), lambda i: tf.bitwise.right_shift(i, 1),
+    )],
+    *[(lambda x, f=f: f(tf.reshape(x, [-1, 2]), np.arange(2 * B) // 2, B), ROW) for f in SEGMENTS],
+    *[(lambda x, f=f: f(tf.transpose(x), [0, 0, 1, 2], 3), ROW) for f in SEGMENTS],
     *[(f, WORDS) for f in (
         tf.strings.lower, tf.strings.upper, tf.strings.strip, tf.strings.length,
         lambda s: tf.strings.regex_replace(s, "a", "b"),
@@ -257,8 +268,7 @@ EXPRESSIONS = [
 
 #: Rules of operations that cannot be run by themselves: lists, resources, calls, random numbers,
 #: sizes that depend on values; that take indices by place, which are compared as a whole below;
-#: those that are not compared yet (bits, segments); and Cholesky, which leaves what it likes where
-#: a matrix is not positive.
+#: and Cholesky, which leaves what it likes where a matrix is not positive.
 NOT_RUN = set("""
     TensorListFromTensor TensorListStack TensorListLength TensorListElementShape TensorListResize
     TensorListGetItem TensorListPopBack TensorListSetItem TensorListPushBack IdentityN
@@ -266,8 +276,7 @@ NOT_RUN = set("""
     StatelessShuffle Multinomial StatelessMultinomial BiasAddGrad L2Loss CheckNumerics
     CheckNumericsV2 DenseBincount FusedBatchNormV3 ScatterNd TensorScatterAdd Cholesky
     ScatterNdNonAliasingAdd
-    OnesLike ZerosLike BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift RightShift
-    UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum
+    OnesLike ZerosLike
 """.split())  # fmt: skip
 
 
