@@ -149,16 +149,16 @@ def _writers(nodes, held, functions):
 
 def _captured(graph, variables):
     """Names by which a graph knows variables from outside."""
-    return _known_inside(graph, {id(h) for variable in variables for h in handles_of(variable)})
+    return known_inside(graph, {id(h) for variable in variables for h in handles_of(variable)})
 
 
-def _known_inside(graph, handles):
+def known_inside(graph, handles):
     """Names of resources in a graph, those that the graphs around it hand on included."""
     found = set()
     for outer, inner in getattr(graph, "captures", ()):
         handed_on = inner.dtype == tf.resource and tf.is_symbolic_tensor(outer)
         if id(outer) in handles or (
-            handed_on and outer.op.name in _known_inside(outer.graph, handles)
+            handed_on and outer.op.name in known_inside(outer.graph, handles)
         ):
             found.add(inner.op.name)
     return found

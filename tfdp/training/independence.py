@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdp._compat.keras import all_layers
 from tfdp._compat.tensorflow import tapes_record
 from tfdp.clipping import fallback
+from tfdp.clipping.counts import advances_of
 from tfdp.clipping.dataflow import handles_of
 from tfdp.clipping.independence import proof
 from tfdp.clipping.independence.walk import Unit
@@ -114,8 +115,9 @@ class _Step:
 
         def step(*data):
             self.data = x, y, sample_weight = data
-            with recorder.recording():
+            with recorder.recording() as scope:
                 outputs = call_model(model, x)
+            advances_of(model, scope)  # refuses what else is assigned
             self._start = tf.compat.v1.get_default_graph().version
             with penalties.apart():
                 return model.compute_loss(x, y, outputs, sample_weight, training=True)
