@@ -187,3 +187,19 @@ def test_comparing_a_rule_of_ones_own_counts_nothing(small):
     model = small.model(counting(Ruled()))
     model.fit(small.poisson((X, Y), steps_per_epoch=4), verbose=0)
     assert int(model.layers[0].layers[0].calls) == 4
+
+
+def test_draws_in_a_loop_around_no_weight_are_refused_clearly(small):
+    class Loops(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(3)
+
+        def call(self, x):
+            def body(i, h):
+                return i + 1, keras.random.dropout(h, 0.5, seed=self.seeds)
+
+            return keras.ops.while_loop(lambda i, h: i < 3, body, (0, x), maximum_iterations=3)[1]
+
+    with pytest.raises(PrivacyError, match="random generator.*draws inside a loop"):
+        small.model(counting(Loops())).fit(small.poisson((X, Y)), verbose=0)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdp.clipping import fallback
 from tfdp.clipping.planning import PlannedCall
 from tfdp.clipping.probes import Probe, copy_of, with_probes
-from tfdp.clipping.recording import Recorder, call_model, is_seed_state
+from tfdp.clipping.recording import Recorder, call_model, current_graph, is_seed_state
 from tfdp.clipping.refusals import CALLS_DIFFER
 from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import compiled_by_xla
@@ -101,5 +101,17 @@ def run_recorded(execution, x):
     advances = {id(v) for v in execution.plan.advances}
     for variable, value in scope.updates.values():
         if id(variable) in advances:
+            _refuse_inner(variable, value)
             variable.assign(value)
     return outputs
+
+
+def _refuse_inner(variable, value):
+    """Refuses the state of a generator that was made in a loop or a branch, out of reach here."""
+    if tf.is_symbolic_tensor(value) and value.graph is not current_graph():
+        raise PrivacyError(
+            f"The random generator {variable.path!r} draws inside a loop or a branch of a layer "
+            "that has no weights there, and cannot move on by it. Draw before the loop, all "
+            "numbers at once, or use the weights of the layer inside it, too: it is then run for "
+            "each example by itself."
+        )

@@ -64,11 +64,12 @@ def examine(model, x, y, sample_weight):
             or follow metrics; for examples that change each other's losses.
     """
     searched = ()
-    with tf.init_scope(), nothing_looked_up():
-        steps = _traced(model, (x, y, sample_weight))
-    for step in steps:
-        found = _examine(model, step, model.clipping_plan(x))
-        searched = None if found is None else tuple(dict.fromkeys((*searched, *found)))
+    with tf.init_scope():  # what is run on random values runs now, and in no graph
+        with nothing_looked_up():
+            steps = _traced(model, (x, y, sample_weight))
+        for step in steps:
+            found = _examine(model, step, model.clipping_plan(x))
+            searched = None if found is None else tuple(dict.fromkeys((*searched, *found)))
     return searched
 
 
