@@ -74,6 +74,7 @@ def train(model):
         tfdp.optimizers.DPOptimizer(
             keras.optimizers.Adam(2e-3),
             budget=budget,
+            clip_norm=10.0,  # most gradients keep their length, so that probabilities stay true
             selection=selection_at(4.5 * stddev),
             embedding_optimizer=tfdp.optimizers.RowAdagrad(0.1),
         ),

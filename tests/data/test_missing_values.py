@@ -45,3 +45,35 @@ def test_numbers_strings_and_ragged_arrays_without_gaps_bring_no_warning():
         warnings.simplefilter("error")
         tfdp.data.poisson_batches((data, Y), 2)
         tfdp.data.missing_values.warn_of_nan((tf.ragged.constant([[1.0], []]), None))
+
+
+def with_a_gap(n=6):
+    x = np.ones((n, 2), np.float32)
+    x[3, 1] = np.nan
+    return x
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_nan_of_a_source_is_warned_of_when_it_is_read_and_once(together):
+    def parse(record):
+        rows = np.asarray(record)
+        return {"a": rows[..., 0], "b": rows[..., 1]}, rows[..., 0]
+
+    parse = tfdp.data.batched(parse) if together else parse
+    batches = tfdp.data.poisson_batches(with_a_gap(), 6, parse=parse, steps_per_epoch=3)
+    with pytest.warns(UserWarning, match=r"NaN.*x\['b'\]"):
+        first = list(batches)
+    assert sum(np.isnan(x["b"]).sum() for x, _, _ in first) > 0  # the records are what they were
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(batches)
+
+
+def test_nan_of_a_mapped_file_is_warned_of_when_it_is_read(tmp_path):
+    np.save(tmp_path / "x.npy", with_a_gap())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batches = tfdp.data.poisson_batches((mapped, Y), 6)
+    with pytest.warns(UserWarning, match=r"NaN.*\['x'\].*trains nothing"):
+        list(batches)

@@ -5,13 +5,10 @@ import dataclasses
 import tensorflow as tf
 
 from tfdp.clipping import fallback
+from tfdp.clipping.counts import advances_of
 from tfdp.clipping.planning import PlannedCall
 from tfdp.clipping.probes import Probe, copy_of, with_probes
-from tfdp.clipping.recording import (
-    Recorder,
-    call_model,
-    is_seed_state,
-)
+from tfdp.clipping.recording import Recorder, call_model, current_graph, is_seed_state
 from tfdp.clipping.refusals import CALLS_DIFFER
 from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import compiled_by_xla
@@ -27,6 +24,7 @@ class RecordedCall:
     probes: list
     kept: list = dataclasses.field(default_factory=list)
     seeds: list = dataclasses.field(default_factory=list)
+    counts: list = dataclasses.field(default_factory=list)  # variables, and what they were
     drawn_at_once: bool = False
     training: bool | None = None
 
@@ -62,6 +60,9 @@ class Execution(Recorder):
             probe = Probe(mark)
             recorded.kept = probe.kept
             return planned.rule.call(call.layer, run, call.args, call.kwargs, probe)
+        recorded.counts = [
+            (v, tf.convert_to_tensor(v.value)) for v in self.plan.advances if not is_seed_state(v)
+        ]
         self._opaque = True
         try:
             outputs = fallback.run(recorded, run, self.batch_size, compiled_by_xla(self.model))
@@ -73,7 +74,8 @@ class Execution(Recorder):
 def record_forward(model, plan, tape, x, batch_size):
     """Runs the training-mode forward pass once, recording what the plan needs.
 
-    The states of random generators advance as in any forward pass; no other state changes.
+    The states of random generators and counts advance as in any forward pass; no other state
+    changes.
 
     Args:
         model: the Keras model.
@@ -97,7 +99,20 @@ def run_recorded(execution, x):
     recorded = {id(one.planned) for one in execution.recorded}
     if recorded != {id(planned) for planned in execution.plan.calls.values()}:
         raise PrivacyError(f"Model {model.name!r} {CALLS_DIFFER}")
+    advances = {id(v) for v in advances_of(model, scope)}
     for variable, value in scope.updates.values():
-        if is_seed_state(variable):
+        if id(variable) in advances:
+            _refuse_inner(variable, value)
             variable.assign(value)
     return outputs
+
+
+def _refuse_inner(variable, value):
+    """Refuses the state of a generator that was made in a loop or a branch, out of reach here."""
+    if tf.is_symbolic_tensor(value) and value.graph is not current_graph():
+        raise PrivacyError(
+            f"The random generator {variable.path!r} draws inside a loop or a branch of a layer "
+            "that has no weights there, and cannot move on by it. Draw before the loop, all "
+            "numbers at once, or use the weights of the layer inside it, too: it is then run for "
+            "each example by itself."
+        )

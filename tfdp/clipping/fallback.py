@@ -83,12 +83,16 @@ def _run_by_example(recorded):
 
     def one(elements):
         tensors, seeds = elements
-        values, put_together[:] = _take_apart(_call(recorded, rebuild(tensors), seeds, ()))
+        scope[:] = [_scope(recorded, seeds)]
+        outputs = _call(recorded, rebuild(tensors), scope[0])
+        values, put_together[:] = _take_apart(outputs)
         return [t[0] for t in values]
 
-    put_together = []
+    put_together, scope = [], []
     elements = (examples, recorded.seeds)
-    first = one(tf.nest.map_structure(lambda t: t[0], elements))  # for its shapes alone
+    first = one(tf.nest.map_structure(lambda t: t[0], elements))  # for its shapes, and its counts
+    for variable, _ in recorded.counts:
+        variable.assign(scope[0].get_current_value(variable))
     signature = [tf.TensorSpec(t.shape, t.dtype) for t in first]
     values = tf.map_fn(one, elements, fn_output_signature=signature)
     return put_together[0](values)
@@ -107,9 +111,10 @@ def refuse_other_computations(planned, call):
     graph = call.graph
     first = graph.get_operations()[call.operations.start : call.operations.stop]
     start = len(graph.get_operations())
-    run = types.SimpleNamespace(planned=planned, training=call.training)
+    run = types.SimpleNamespace(planned=planned, training=call.training, counts=[])
     with graph.as_default():
-        _call(run, (call.args, call.kwargs), [state.value for state in planned.seeds], ())
+        scope = _scope(run, [state.value for state in planned.seeds])
+        _call(run, (call.args, call.kwargs), scope)
     kinds, numbers = _computation(first)
     kinds_again, numbers_again = _computation(graph.get_operations()[start:])
     if kinds != kinds_again or not numbers_again <= numbers:
@@ -151,7 +156,7 @@ def contributions(recorded, gradients, compiled=False):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(parameters)
             pairs = zip(planned.variables, parameters, strict=True)
-            outputs = differentiable(_call(recorded, call, seeds, pairs))
+            outputs = differentiable(_call(recorded, call, _scope(recorded, seeds, pairs)))
             # As `with_probes` orders them.
             outputs += [z for z in map(logits_of, outputs) if z is not None]
         return tape.gradient(
@@ -269,9 +274,14 @@ def _take_apart(outputs):
 _BESIDE = ((mask_of, set_mask), (logits_of, set_logits))
 
 
-def _call(recorded, call, seeds, parameters):
+def _scope(recorded, seeds, parameters=()):
+    """What a call reads when it is run again: the seeds and counts that it had, and parameters."""
+    given = [*parameters, *recorded.counts, *zip(recorded.planned.seeds, seeds, strict=True)]
+    return keras.StatelessScope(given)
+
+
+def _call(recorded, call, scope):
     (args, kwargs), planned = call, recorded.planned
-    mapping = list(parameters) + list(zip(planned.seeds, seeds, strict=True))
-    with paused(), called_in_python(planned.layer), keras.StatelessScope(mapping):
+    with paused(), called_in_python(planned.layer), scope:
         around = _TrainingContext()
         return around(lambda: planned.layer(*args, **kwargs), training=recorded.training)

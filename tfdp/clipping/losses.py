@@ -90,10 +90,11 @@ class PerExampleLoss(keras.losses.Loss):
         for mask in masks:
             if mask is not None:
                 valid *= _align(tf.cast(mask, values.dtype), values, _MASKED)
-        # Select: the loss of an invalid position may be anything, infinite included.
+        # Select: the loss of an invalid position, or of padding, may be anything, as infinite.
         values = tf.where(valid > 0, values, 0.0)
         if sample_weight is not None:
-            values *= _align(tf.cast(sample_weight, values.dtype), values, _WEIGHTED)
+            weights = _align(tf.cast(sample_weight, values.dtype), values, _WEIGHTED)
+            values = tf.where(weights != 0.0, weights * values, 0.0)
         batch = tf.shape(values)[0]
         total = tf.reduce_sum(tf.reshape(values, [batch, -1]), axis=1)
         if self.per_example_reduction == "sum":

@@ -64,12 +64,14 @@ class ClippingPlan:
         aligned: dict of the same places, of all calls, to (for each tensor among the arguments,
             whether it has the batch axis; the same for the outputs).
         reads: the tf.Variables that the forward pass reads, trained or not.
+        advances: the variables that it moves on by itself (`counts.py`).
     """
 
     calls: dict
     unused: list
     aligned: dict
     reads: list
+    advances: list
 
 
 def make_clipping_plan(model, x):
@@ -91,7 +93,7 @@ def make_clipping_plan(model, x):
     register_keras_hub()
     register_keras_rs(model)
     refuse_named_layers(model)
-    first, second = (trace(model, x, size) for size in BATCH_SIZES)
+    (first, advances), (second, _) = (trace(model, x, size) for size in BATCH_SIZES)
     pairs = _pairs(model, first, second)
     flow = DataFlow(first, trained_variables(model))
     flow.refuse_unseen_reads()
@@ -133,6 +135,7 @@ def make_clipping_plan(model, x):
         unused,
         aligned,
         list(first.graph.variables),
+        advances,
     )
 
 

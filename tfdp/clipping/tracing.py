@@ -4,15 +4,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.keras import all_layers
 from tfdp._compat.tensorflow import corrupting_convolution, corrupting_product, tapes_record
+from tfdp.clipping.counts import advances_of
 from tfdp.clipping.probes import Probe, copy_of, with_probes
 from tfdp.clipping.recording import (
     Recorder,
     call_model,
     current_graph,
     is_patched,
-    is_seed_state,
 )
 from tfdp.clipping.registry import find_rule
 from tfdp.clipping.side_effects import refuse_results_of_metrics, refuse_side_effects
@@ -45,16 +44,20 @@ def trace(model, x, batch_size):
         model: a built Keras model.
         x: a batch of its inputs (tensors or specs), any nesting.
 
+    Returns:
+        (`LayerCall` of the model, variables that the pass moves on by itself).
+
     Raises:
         PrivacyError: for what the pass does beside computing.
     """
     specs = tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
-    tracer = _Tracer(model)
+    tracer, advances = _Tracer(model), []
 
     def forward(x):
         with tracer.recording() as scope:
             call_model(model, x)
-        _refuse_side_effects(model, scope)
+        _refuse_added_losses(model, scope)
+        advances[:] = advances_of(model, scope)
 
     with tapes_record():  # those in the model: a plan is made in `tf.init_scope`
         traced = tf.function(forward, autograph=False).get_concrete_function(specs)
@@ -63,7 +66,7 @@ def trace(model, x, batch_size):
     outputs = tf.nest.flatten(tracer.root.outputs, expand_composites=True)
     refuse_results_of_metrics(traced.graph, outputs, variables_of_metrics(model), where)
     _refuse_corruption(model, traced.graph)
-    return tracer.root
+    return tracer.root, advances
 
 
 def variables_of_metrics(model):
@@ -134,17 +137,10 @@ def refuse_corrupting_derivatives(call):
         )
 
 
-def _refuse_side_effects(model, scope):
+def _refuse_added_losses(model, scope):
     if scope.losses:
         raise PrivacyError(
             f"Model {model.name!r} calls `add_loss` in its forward pass: a loss of the whole "
             "batch cannot be clipped per example. Return the term as an output of shape (batch, "
             "...) with a loss of its own; weight regularizers are allowed."
         )
-    metric_variables = {id(v) for layer in all_layers(model) for v in layer.metrics_variables}
-    for variable, _ in scope.updates.values():
-        if not is_seed_state(variable) and id(variable) not in metric_variables:
-            raise PrivacyError(
-                f"Variable {variable.path!r} is updated from the batch during the forward pass, "
-                "without noise: it would publish raw data. Freeze or remove the layer."
-            )

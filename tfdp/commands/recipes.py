@@ -12,6 +12,8 @@ from tfdp.metrics import NDCG, HitRate
 #: AdaFEST's threshold over its noise: one untouched row in 300,000 survives a step by noise alone.
 _STDDEVS = 4.5
 _BUCKETS = 10_000
+#: Of a click model: most gradients keep their length, or its probabilities would not be true.
+_CLIP_NORM = 10.0
 
 
 def train(arguments):
@@ -92,6 +94,7 @@ def _ctr(arguments):
         tfdp.optimizers.DPOptimizer(
             keras.optimizers.Adam(arguments.learning_rate or 5e-3),
             budget=budget,
+            clip_norm=_CLIP_NORM,
             selection=selection,
             embedding_optimizer=tfdp.optimizers.RowAdagrad(0.05),
         )

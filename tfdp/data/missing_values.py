@@ -40,18 +40,42 @@ def warn_of_nan(data):
         data: (x, y) or (x, y, sample_weight), nestings of arrays. A file that is mapped is not
             read for it.
     """
-    names = [name for name, leaf in named_leaves(data) if _has_nan(leaf)]
+    arrays = [(name, leaf) for name, leaf in named_leaves(data) if not isinstance(leaf, np.memmap)]
+    _warn([name for name, leaf in arrays if _has_nan(leaf)])
+
+
+class NanWatch:
+    """Warns of values that are not a number in what is read while training goes on, once for each.
+
+    The batches stay what they are.
+
+    Args:
+        data: (x, y) or (x, y, sample_weight), nestings of what the records have.
+        is_watched: function of a leaf of it: False for what was looked at before.
+    """
+
+    def __init__(self, data, is_watched=lambda leaf: True):
+        leaves = enumerate(named_leaves(data))
+        self._names = {i: name for i, (name, leaf) in leaves if is_watched(leaf)}
+
+    def look_at(self, arrays):
+        """Looks at the arrays of a batch, in the order of the leaves."""
+        found = [i for i in self._names if _has_nan(arrays[i])]
+        _warn([self._names.pop(i) for i in found])
+
+
+def _warn(names):
     if names:
         warnings.warn(
             f"There are values that are not a number (NaN) in {names}. A record that has one gets "
             "no gradient: it trains nothing, and costs its full epsilon. Fill them in by values "
             "that do not come from the data, or leave these records out.",
-            stacklevel=2,
+            stacklevel=3,
         )
 
 
 def _has_nan(leaf):
-    if leaf is None or isinstance(leaf, np.memmap):
+    if leaf is None:
         return False
     array = np.asarray(leaf.flat_values if isinstance(leaf, tf.RaggedTensor) else leaf)
     return array.dtype.kind == "f" and array.size > 0 and bool(np.isnan(np.min(array)))

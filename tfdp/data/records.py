@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.missing_values import named_leaves, refuse_gaps, warn_of_nan
+from tfdp.data.missing_values import NanWatch, named_leaves, refuse_gaps, warn_of_nan
 from tfdp.data.origins import Origin
 
 
@@ -43,7 +43,9 @@ class Records:
         x, y = tf.nest.pack_sequence_as(structure, leaves)
         weights = lists_as_tuples(data[2]) if len(data) == 3 else None
         self._arrays = (x, y, tf.nest.map_structure(self._weights, weights))
-        warn_of_nan((*structure, weights))
+        data = (*structure, weights)
+        warn_of_nan(data)
+        self._nan = NanWatch(data, lambda leaf: isinstance(leaf, np.memmap))
 
     def _weights(self, sample_weight):
         if sample_weight is None:
@@ -84,9 +86,11 @@ class Records:
             places: which rows they take; None for the first ones.
         """
         places = np.arange(len(chosen)) if places is None else places
-        return tf.nest.map_structure(
+        rows = tf.nest.map_structure(
             lambda array: _padded(array, chosen, places, capacity), self._arrays
         )
+        self._nan.look_at(tf.nest.flatten(rows))
+        return rows
 
 
 def lists_as_tuples(structure):

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdp._validate import is_integer
 from tfdp.data.array_records import ArrayRecords
 from tfdp.data.mapped_rows import MappedRows
+from tfdp.data.missing_values import NanWatch
 from tfdp.data.origins import Origin
 from tfdp.data.parsed_values import as_array, placed, stacked, strings_as_objects, weight_of
 from tfdp.data.random_access import refuse_other_sources
@@ -141,6 +142,7 @@ class SourceRecords:
         leaves = [as_array(leaf) for leaf in tf.nest.flatten(first)]
         self._specs = [(leaf.shape, leaf.dtype) for leaf in leaves]
         self._num_weights = len(tf.nest.flatten(first[2]))
+        self._nan = NanWatch(first)
         for i, leaf in enumerate(leaves[-self._num_weights :], -self._num_weights):
             if leaf.ndim > 1:
                 raise ValueError(
@@ -168,6 +170,7 @@ class SourceRecords:
         indices, inverse = np.unique(chosen, return_inverse=True)
         with self._lock:  # until all is copied: what is read next may lie in the same memory
             columns = self._columns(indices.tolist())
+            self._nan.look_at(columns)
             arrays = [placed(column, inverse, places, capacity) for column in columns]
         return tf.nest.pack_sequence_as(self._structure, arrays)
 

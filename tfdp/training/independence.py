@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import tapes_record
 from tfdp.accounting.notes import Notes
+from tfdp.clipping.counts import advances_of
 from tfdp.clipping.dataflow import handles_of
 from tfdp.clipping.independence import proof
 from tfdp.clipping.independence.values import Joined, Rows
@@ -80,9 +81,10 @@ def examine_on_paper(model, x, y, sample_weight):
     kind = tuple((t.dtype, tuple(t.shape)) for t in tf.nest.flatten(data) if t is not None)
     if tf.executing_eagerly() and kind in model.examined_eagerly:
         return model.examined[kind]
-    with tf.init_scope(), nothing_looked_up():
-        steps = _traced(model, data)
-    found = [step.found() for step in steps]
+    with tf.init_scope():  # what is run on random values runs now, and in no graph
+        with nothing_looked_up():
+            steps = _traced(model, data)
+        found = [step.found() for step in steps]
     names = None if None in found else tuple(dict.fromkeys(n for one in found for n in one))
     _note(model, kind, names)
     model.examined_eagerly.add(kind)  # the next step of this run would be the same on paper
@@ -122,8 +124,9 @@ def _on_paper(model, data, batch_size, size):
 
     def forward(*data):
         steps.append(Step(model, *data))
-        with recorder.recording():
+        with recorder.recording() as scope:
             outputs = call_model(model, data[0])
+        advances_of(model, scope)  # refuses what else is assigned
         losses = steps[0].losses_of(outputs)
         steps[0].end(recorder.root, losses)
         return losses

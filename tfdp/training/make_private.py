@@ -100,7 +100,8 @@ class PrivateModel(DPModel):
                 self.build(shapes)  # remembered by Keras, for who exports the model
 
     def build(self, input_shape):
-        if not self.model.built:
+        # One without a `build` of its own is built by its first call; here Keras would warn.
+        if not self.model.built and type(self.model).build is not keras.layers.Layer.build:
             self.model.build(input_shape)
 
     def call(self, inputs, training=None, mask=None):

@@ -95,7 +95,9 @@ def sampling_of_data(x, kwargs):
     else:
         raise PrivacyError(
             "Argument `x` must be arrays or a tf.data.Dataset made by tfdp.data: it is not known "
-            f"how these batches are drawn. Received: x of type {type(x)}"
+            "how these batches are drawn. Give what a generator or a PyDataset reads to "
+            "`tfdp.data.poisson_batches`: arrays, or an object with `__len__` and `__getitem__` of "
+            f"single records and a `parse`. Received: x of type {type(x)}"
         )
     return sampling
 

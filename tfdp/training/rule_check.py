@@ -14,7 +14,7 @@ from tfdp._compat.keras import all_layers
 from tfdp.clipping.engine import backward, squared_norms
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.planning import make_clipping_plan
-from tfdp.clipping.recording import is_seed_state, trained_variables
+from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.registry import find_rule, is_foreign, rules_of_tfdp_alone
 from tfdp.errors import PrivacyError
 from tfdp.training import opened_gates
@@ -56,7 +56,8 @@ def compare_foreign_rules(model, x, y, sample_weight):
         return unchecked  # no call around the layer can be repeated for one example
     if any(call.seeds for call in exact.calls.values()):
         return unchecked  # the fallback draws other random numbers than a rule
-    states = [(v, v.numpy()) for v in model.variables if is_seed_state(v)]
+    advances = {id(v): v for v in (*plan.advances, *exact.advances)}.values()
+    states = [(v, v.numpy()) for v in advances]
     # Not of all variables: a dense gradient of a large table for each example is too much.
     covered = {id(v) for c in plan.calls.values() if is_foreign(c.rule) for v in c.variables}
 

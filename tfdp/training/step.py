@@ -5,6 +5,7 @@ import contextlib
 import tensorflow as tf
 
 from tfdp._compat.keras import means_of_losses
+from tfdp.clipping.counts import OfOneStep
 from tfdp.clipping.engine import backward, clipped_sums
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.recording import trained_variables
@@ -67,15 +68,18 @@ def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
         (x, y, preflight.weights_or_ones(x, sample_weight)),
     )
     variables = trained_variables(model)
-    unused = {id(v) for v in model.clipping_plan(x).unused}
+    plan = model.clipping_plan(x)
+    unused = {id(v) for v in plan.unused}
     pieces = [i for i, v in enumerate(variables) if id(v) not in unused]
     rows = survivors or {}
+    advances = OfOneStep(plan.advances)
 
     def zeros(i):
         shape = variables[i].shape
         return tf.zeros([tf.size(rows[i]), *shape[1:]] if i in rows else shape, tf.float32)
 
     def body(i_batch, totals):
+        advances.begin_again()
         part = tf.nest.map_structure(lambda t: t if t is None else t[i_batch], data)
         sums = sums_of_batch(model, *part, survivors)
         return i_batch + 1, [
@@ -89,12 +93,13 @@ def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
     example_mask = example_mask_of(flat_weights, tf.shape(tf.nest.flatten(flat_weights)[0])[0])
     last = tf.reduce_max(tf.where(example_mask, tf.range(1, tf.size(example_mask) + 1), 0))
     _, totals = tf.while_loop(
-        # Padding stands at the end of a batch: whole micro-batches of it are skipped.
-        lambda i_batch, _: i_batch * size < last,
+        # Padding stands at the end of a batch: whole micro-batches of it are skipped, but one.
+        lambda i_batch, _: (i_batch == 0) | (i_batch * size < last),
         body,
         (tf.constant(0), [zeros(i) for i in pieces]),
         parallel_iterations=1,
     )
+    advances.end()
     sums = [None] * len(variables)
     for i, total in zip(pieces, totals, strict=True):
         sums[i] = SurvivorSums(rows[i], total) if i in rows else total
