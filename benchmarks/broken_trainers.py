@@ -89,7 +89,9 @@ BROKEN = {
     "seeds by default": (seeds_by_default, "tests/contracts/test_fresh_noise.py", 0),
     "charges dropped by arithmetic": (
         charges_dropped_by_arithmetic, "tests/data/test_origins.py", 0),
-    "charges of scores dropped": (charges_of_scores_dropped, "tests/tuning/test_tuning.py", 0),
+    "charges of scores dropped": (
+        charges_of_scores_dropped, "tests/tuning/test_tuning.py::test_what_a_score_was_made_with",
+        0),
     "details override accounting": (
         details_override_accounting, "tests/contracts/test_described_fields.py", 0),
     "draws declared anew": (draws_declared_anew, "tests/data/test_provenance.py", 0),
@@ -97,7 +99,7 @@ BROKEN = {
     "files numbered by the process": (
         files_numbered_by_the_process, "tests/serving/test_saved_models.py", 0),
     "runs named one after another": (
-        runs_named_one_after_another, "tests/contracts/test_files.py", 0),
+        runs_named_one_after_another, "tests/contracts/test_files.py::test_files_of_a_tuning", 0),
 }  # fmt: skip
 
 
