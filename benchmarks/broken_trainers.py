@@ -16,193 +16,41 @@ import subprocess
 import sys
 import time
 
+from breakages import (
+    charges_dropped_by_arithmetic,
+    charges_of_scores_dropped,
+    clipped_by_each_layer_alone,
+    clipped_to_twice_the_norm,
+    cut_batches_not_charged,
+    details_override_accounting,
+    draws_declared_anew,
+    files_numbered_by_the_process,
+    forward_noise_without_clipping,
+    half_of_the_noise,
+    mixtures_without_clipping,
+    no_clipping,
+    no_noise,
+    noise_of_the_map_forgotten,
+    noise_reused,
+    noised_only_where_touched,
+    not_a_number_let_through,
+    padding_counted,
+    releases_not_charged,
+    runs_named_one_after_another,
+    seeds_by_default,
+    selection_on_raw_counts,
+    shuffled_called_poisson,
+    steps_not_charged,
+    tied_tables_clipped_by_branch,
+    top_k_without_noise,
+    two_models_in_one_run,
+    untouched_rows_never_survive,
+)
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 HERE = pathlib.Path(__file__).resolve().parent
 VARIABLE = "TFDP_BROKEN"
-
-
-def no_noise():
-    import tensorflow as tf
-
-    from tfdp.noise import NoiseSource
-
-    NoiseSource.release = lambda self, tensors, *a, **k: [tf.identity(t) for t in tensors]
-
-
-def half_of_the_noise():
-    from tfdp.noise.grid import Grid
-
-    true = Grid.__init__
-
-    def init(self, stddev, *args, **kwargs):
-        true(self, 0.5 * stddev, *args, **kwargs)
-
-    Grid.__init__ = init
-
-
-def noise_reused():
-    import tensorflow as tf
-
-    from tfdp.noise import NoiseSource
-
-    def stands_still(self, size):
-        words = (self._key.read_value(), self._counter.read_value())
-        return tuple(tf.bitcast(w, tf.uint64) for w in words)
-
-    NoiseSource._advance = stands_still
-
-
-def no_clipping():
-    import tensorflow as tf
-
-    from tfdp.clipping import factors
-
-    factors._flat = lambda squared_norm, bound: tf.ones_like(squared_norm)
-
-
-def clipped_to_twice_the_norm():
-    from tfdp.clipping import factors
-
-    true = factors._flat
-    factors._flat = lambda squared_norm, bound: true(squared_norm, 2 * bound)
-
-
-def clipped_by_each_layer_alone():
-    from tfdp.clipping import engine, factors
-
-    true = factors.clip_factors
-
-    def alone(squared_norms, example_mask, clip_norm, clipping):
-        found = [true([n], example_mask, clip_norm, clipping) for n in squared_norms]
-        return [f for (f,), _ in found], found[0][1]
-
-    engine.clip_factors = alone
-
-
-def tied_tables_clipped_by_branch():
-    from tfdp.clipping import gradients
-
-    def squared_norm(self):
-        parts = (self.rows.squared_norm(), self.outer.squared_norm())
-        return tuple(a + b for a, b in zip(*parts, strict=True))
-
-    gradients._Tied.squared_norm = squared_norm
-
-
-def padding_counted():
-    import tensorflow as tf
-
-    from tfdp.selection import contribution_map
-
-    true = contribution_map.activations
-    contribution_map.activations = lambda rows, example_mask, norm: true(
-        rows, tf.ones_like(example_mask), norm
-    )
-
-
-def not_a_number_let_through():
-    from tfdp.clipping import gradients
-
-    gradients.only_finite = lambda finite, *tensors: tensors if len(tensors) > 1 else tensors[0]
-
-
-def shuffled_called_poisson():
-    from tfdp.accounting.sampling import Sampling
-
-    Sampling.is_poisson = property(lambda self: True)
-
-
-def steps_not_charged():
-    from tfdp.optimizers.charging import Charging
-
-    Charging.charge_step = lambda self: None
-
-
-def releases_not_charged():
-    from tfdp.accounting import participant
-    from tfdp.training import charged_model
-
-    participant.releases_of = lambda participants: []
-    charged_model.participant.releases_of = participant.releases_of
-
-
-def cut_batches_not_charged():
-    from tfdp.accounting.sampling import Sampling
-
-    Sampling.overflow_probability = property(lambda self: 0.0)
-
-
-def selection_on_raw_counts():
-    import tensorflow as tf
-
-    from tfdp.selection import contribution_map
-
-    contribution_map.draws.standard_normal = lambda source, count: tf.zeros(
-        tf.reshape(count, [1]), tf.float64
-    )
-
-
-def noise_of_the_map_forgotten():
-    from tfdp.selection.contribution_map import ContributionMap
-
-    true = ContributionMap.survivors
-    ContributionMap.survivors = lambda self, threshold, noise_multiplier, source: true(
-        self, threshold, 1e-9, source
-    )
-
-
-def untouched_rows_never_survive():
-    import tensorflow as tf
-
-    from tfdp.noise import draws
-
-    draws.each_with_probability = lambda source, probability, bound: tf.zeros([0], tf.int64)
-
-
-def noised_only_where_touched():
-    import tensorflow as tf
-
-    from tfdp.optimizers import logical_step
-
-    true = logical_step.release_rows
-
-    def release_rows(sums, grid, source):
-        noisy = true(sums, grid, source)
-        return [
-            tf.where(tf.reduce_any(s != 0, axis=1, keepdims=True), n, s)
-            for s, n in zip(sums, noisy, strict=True)
-        ]
-
-    logical_step.release_rows = release_rows
-
-
-def mixtures_without_clipping():
-    import numpy as np
-
-    from tfdp.data import representations
-
-    representations._clipped = lambda h, clip_norm: h.astype(np.float64)
-
-
-def forward_noise_without_clipping():
-    from tfdp.layers import dp_forward_noise
-
-    dp_forward_noise.clip_examples = lambda inputs, clip_norm, mask: inputs
-
-
-def top_k_without_noise():
-    from tfdp.selection import top_k
-
-    top_k._noisy = lambda counts, *others: counts
-
-
-def seeds_by_default():
-    from tfdp.noise import NoiseSource
-
-    true = NoiseSource.__init__
-    NoiseSource.__init__ = lambda self, seed=None: true(self, 0 if seed is None else seed)
-
 
 FAULTS = "tests/contracts/test_faults.py::test_fault_"
 #: name -> (what breaks it, an attack of tfdp.audit or a test of the suite, trials)
@@ -239,6 +87,19 @@ BROKEN = {
     "cut batches not charged": (cut_batches_not_charged, "tests/accounting/test_truncation.py", 0),
     "noise reused": (noise_reused, "tests/noise/test_noise.py", 0),
     "seeds by default": (seeds_by_default, "tests/contracts/test_fresh_noise.py", 0),
+    "charges dropped by arithmetic": (
+        charges_dropped_by_arithmetic, "tests/data/test_origins.py", 0),
+    "charges of scores dropped": (
+        charges_of_scores_dropped, "tests/tuning/test_tuning.py::test_what_a_score_was_made_with",
+        0),
+    "details override accounting": (
+        details_override_accounting, "tests/contracts/test_described_fields.py", 0),
+    "draws declared anew": (draws_declared_anew, "tests/data/test_provenance.py", 0),
+    "two models in one run": (two_models_in_one_run, "tests/training/test_claims.py", 0),
+    "files numbered by the process": (
+        files_numbered_by_the_process, "tests/serving/test_saved_models.py", 0),
+    "runs named one after another": (
+        runs_named_one_after_another, "tests/contracts/test_files.py::test_files_of_a_tuning", 0),
 }  # fmt: skip
 
 

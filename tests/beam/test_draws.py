@@ -70,13 +70,35 @@ def test_every_record_is_in_the_steps_that_its_key_says(tmp_path, monkeypatch):
         assert path.is_dir() or secret not in path.read_bytes()
 
 
+def test_files_of_a_draw_differ_where_the_record_was_drawn(tmp_path, monkeypatch):
+    """Where the same secret and name are drawn: files are as secret as the data, and no more so;
+    the manifest, and which files there are, tell nothing at all."""
+    from tfdp.beam import Indexed
+
+    secret, i = b"2" * 32, 23
+    monkeypatch.setattr("secrets.token_bytes", lambda size: secret)
+    monkeypatch.setattr("secrets.token_hex", lambda size: "3" * size)
+    blank = (np.int32(0), np.zeros(2, np.float32))
+    found = []
+    for name, source in (("one", SOURCE), ("other", [*SOURCE[:i], blank, *SOURCE[i + 1 :]])):
+        draw(tmp_path / name, Indexed(source))
+        files = sorted(p for p in (tmp_path / name).rglob("*") if p.is_file())
+        found.append({str(p.relative_to(tmp_path / name)): p.read_bytes() for p in files})
+    one, other = found
+    assert list(one) == list(other) and "manifest.json" in one and len(one) == 4
+    steps = [step for step, _ in tfdp.data.membership.Membership(secret, 60 / N, STEPS).of(i)]
+    drawn = {f"{step // 3:05d}" for step in steps}
+    assert {name.split("/")[1][:5] for name in one if one[name] != other[name]} == drawn != set()
+    assert len(drawn) < 3  # a file without the record is the same
+
+
 def test_records_are_what_parse_returns_of_them():
     from tfdp.beam.draws import _Draw
     from tfdp.beam.rows import decoded_row, encoded_row
 
     specs = (tf.TensorSpec((), tf.string), tf.TensorSpec((2,), tf.float32))
     whole = (*specs, tf.TensorSpec((), tf.float32))
-    draw = _Draw(None, 1, lambda text: (text, np.array([1.5, -2.0], ">f4")), whole, 1)
+    draw = _Draw(None, 1, lambda text: (text, np.array([1.5, -2.0], ">f4")), whole, 1, Origin())
     draw.setup()
     for text in (b"abc\0\0", b"\0", "x\0"):
         found = decoded_row(encoded_row(draw._parsed(text)), whole)

@@ -121,6 +121,32 @@ def fitted_texts(noise):
     return row
 
 
+def tuned(score):
+    """The model of a tuning that is charged as for four steps, without taking them."""
+
+    def row(give):
+        persons = {"num_examples": N // 2, "expected_batch_size": 2, **PERSONS}
+        drawn = tfdp.data.poisson_batches((VALUES, LABELS), 2, privacy_ids=IDS, **PERSONS)
+
+        def train(hp):
+            made = Small.model(**persons)
+            made.optimizer.charging.begin(tfdp.data.sampling_of(drawn))
+            made.optimizer.charging.charge_step()
+            made.optimizer.charging.begin(None)
+            return made
+
+        return tfdp.tuning.tune(train, score(give), number_of_runs=1).model
+
+    return row
+
+
+def mean_of_persons(give):
+    return tfdp.tuning.PrivateMean(
+        lambda model: give("scores", np.ones(N)), num_examples=N // 2, noise_multiplier=1.0,
+        privacy_ids=give("privacy_ids", IDS),
+    )  # fmt: skip
+
+
 def adapted(give):
     chosen = tfdp.selection.FEST(1, epsilon=1.0)
     ids = give("privacy_ids", IDS)
@@ -191,6 +217,13 @@ ROWS = {
     "models.TextClassifier.release": lambda give: classifier(0.5).release(
         give("texts", TEXTS), give("labels", LABELS)
     ),
+    "models.TextClassifier.predict": lambda give: classifier(0.5).predict(
+        give("texts", TEXTS), verbose=0
+    ),
+    "models.DPModel.predict": lambda give: model().predict(give("x", VALUES), verbose=0),
+    "models.DPModel.predict_on_batch": lambda give: model().predict_on_batch(give("x", VALUES)),
+    "tuning.tune": tuned(lambda give: lambda model: give("scores", np.ones(1))[0]),
+    "tuning.PrivateMean": tuned(mean_of_persons),
     "models.TextClassifier.representations": lambda give: classifier(0.5).representations(
         give("texts", TEXTS)
     ),
@@ -205,14 +238,13 @@ ELSEWHERE = {
     "data.DisjointPeriods.claim": "enters ids, and gives nothing out",
     "data.ClickData": "holds arrays as they are", "data.SequenceData": "holds arrays as they are",
     "data.TextData": "holds arrays as they are", "data.SST2Data": "holds arrays as they are",
-    "data.Release": "charges itself", "tuning.tune": "a function that trains",
+    "data.Release": "charges itself",
     "layers.": "tensors", "metrics.": "tensors", "noise.": "noise",
     "models.PrivateCTR": "names of features", "selection.AdaFEST": "names of tables",
     "models.TextClassifier": "the tokens, which are declared public",
     "models.DPModel.train_on_batch": "batches that were drawn; any other costs ε = ∞",
     "models.DPModel.clipping_plan": "shapes", "models.DPModel.compute_loss": "tensors",
-    "models.TextClassifier.predict": "inference", "models.TextClassifier.evaluate": "evaluation",
-    "tuning.PrivateMean": "a score, which the tuning charges",
+    "models.TextClassifier.evaluate": "evaluation",
     "models.DPModel.train_step": "a step", "models.DPModel.test_step": "a step",
     "models.DPModel.predict_step": "a step", "models.PrivateModel.compute_loss": "tensors",
 }  # fmt: skip

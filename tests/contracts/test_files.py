@@ -247,6 +247,7 @@ TRANSITIONS = "test_files_of_a_release_of_transitions_do_not_tell_one_person"
 TUNING = "test_files_of_a_tuning_do_not_tell_which_run_was_the_best_and_how_many_there_were"
 REPRESENTATIONS = "test_a_file_of_released_representations_does_not_tell_one_record"
 SECRET = "threat_model.md"
+DRAWS = "tests/beam/test_draws.py::test_files_of_a_draw_differ_where_the_record_was_drawn"
 WRITERS = {
     "_compat/backups.py WholeBackups._save_model": TRAINING,
     "_compat/keras.py check_legacy_saving.save_model_to_hdf5": "refuses what was charged",
@@ -255,12 +256,12 @@ WRITERS = {
     "accounting/curves.py plot": TRAINING,
     "accounting/planner.py plot": "settings alone",
     "audit/result.py plot": "games on records that the audit makes",
-    "beam/draws.py _Write.process": SECRET,
+    "beam/draws.py _Write.process": DRAWS,
     "beam/sums.py _write": SECRET,
     "callbacks.py PrivacyCurve.on_train_begin": TRAINING,
     "commands/audit.py _run": "games on records that the audit makes",
     "commands/train.py _run": "a public catalogue, or one that the statement lists",
-    "data/drawn_batches.py Manifest.write": "nothing about who was drawn: tests/beam/test_draws.py",
+    "data/drawn_batches.py Manifest.write": DRAWS,
     "data/drawn_batches.py mark_as_trained": "the random name of the draw",
     "data/periods.py DisjointPeriods._locked": "nothing",
     "data/periods.py DisjointPeriods._save": SECRET,
@@ -313,8 +314,12 @@ def writers():
 
 def test_every_function_that_writes_a_file_is_known_here():
     assert set(writers()) == set(WRITERS)
-    tests = {name for name in WRITERS.values() if name.startswith("test_")}
-    assert tests <= set(globals())
+    for name in WRITERS.values():
+        path, _, elsewhere = name.partition("::")
+        if elsewhere:  # what this environment cannot run
+            assert f"def {elsewhere}(" in (ROOT.parent / path).read_text()
+        elif name.startswith("test_"):
+            assert name in globals()
 
 
 def test_pages_say_which_files_are_as_secret_as_the_data():

@@ -62,6 +62,38 @@ def test_what_is_wrong_with_clicks_is_named(tmp_path, text, kwargs, message):
     assert "secret" not in str(raised.value)
 
 
+def test_one_row_less_of_clicks_changes_the_training_data_by_one_row_if_as_many_are_held_out():
+    rows, held_out = 12, 3
+
+    def trained_on(kept):
+        table = {"clicked": np.zeros(rows, int)[kept], "ad": np.arange(rows)[kept]}
+        read = tfdp.data.load_clicks(
+            table, "clicked", {"ad": range(rows)}, test_fraction=held_out / np.count_nonzero(kept)
+        )
+        assert len(read.test[1]) == held_out
+        return set(read.train[0]["ad"].tolist())
+
+    every = np.arange(rows)
+    whole = trained_on(every >= 0)
+    assert len(whole) == rows - held_out
+    assert all(len(whole ^ trained_on(every != i)) == 1 for i in range(rows))
+
+
+@pytest.mark.parametrize("loader", ["clicks", "criteo"])
+def test_where_clicks_were_parted_is_listed_as_assumed(tmp_path, loader):
+    def assumptions(fraction):
+        if loader == "clicks":
+            read = clicks(tmp_path / "a.csv", test_fraction=fraction)
+        else:
+            line = "\t".join(["1", *["2"] * 13, *["a"] * 26])
+            (tmp_path / "a.txt").write_text("\n".join([line] * 4))
+            read = tfdp.data.load_criteo(tmp_path / "a.txt", 9, test_fraction=fraction)
+        return tfdp.data.provenance.assumptions_of(tfdp.data.poisson_batches(read.train, 2))
+
+    (assumption,) = set(assumptions(0.25)) - set(assumptions(0.0))
+    assert "rows were held out" in assumption
+
+
 def test_one_text_more_moves_no_other_between_training_and_test():
     texts = np.array([f"text {i}" for i in range(2000)])
 

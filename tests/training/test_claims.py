@@ -77,7 +77,7 @@ def test_batches_that_are_not_used_up_hold_the_optimizer_until_they_are_closed(p
 
 def test_a_step_that_was_traced_before_sees_no_example_in_another_models_run(small):
     pair = Pair(small, noise_multiplier=0.0)
-    step = tf.function(pair.second.train_step)
+    step = tf.function(pair.second.train_step, autograph=False)  # converts for minutes
     batch = next(iter(pair.poisson))
 
     def moved():

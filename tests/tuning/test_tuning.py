@@ -15,6 +15,7 @@ import tfdp
 from tfdp.accounting import LedgerEntry
 from tfdp.accounting.history import ChargeHistory, runs_begun
 from tfdp.accounting.mechanisms import PrivateTraining
+from tfdp.data.origins import Origin
 from tfdp.errors import PrivacyError
 from tfdp.noise import NoiseSource
 from tfdp.tuning import HyperParameters, NumberOfRuns, PrivateMean, tune
@@ -544,6 +545,33 @@ def test_a_person_counts_with_the_mean_score_of_its_records():
         PrivateMean(len, num_examples=4, noise_multiplier=1, privacy_ids=ids)
     with pytest.raises(ValueError, match="one score for each record"):
         PrivateMean(lambda m: np.ones(3), num_examples=2, noise_multiplier=1, privacy_ids=ids)(0)
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_what_a_score_was_made_with_is_charged_once_beside_it(small, runs, is_private):
+    runs(2)
+
+    def released():
+        return tfdp.data.release_once(np.ones((40, 1)), np.zeros(40), 1.0, 6.0).features[:, 0]
+
+    def scored(weights):
+        if not is_private:
+            return lambda model: np.mean(weights())
+        return PrivateMean(lambda model: weights(), num_examples=40, noise_multiplier=10.0)
+
+    weights = released()
+    best = tune(trainer(small), scored(lambda: weights), 5.0)
+    one_run, of_score = poisson(2.0, 0.25, 4), dp_accounting.GaussianDpEvent(10.0)
+    if is_private:
+        one_run = dp_accounting.ComposedDpEvent([one_run, of_score])
+    tuned = dp_event.RepeatAndSelectDpEvent(one_run, 5.0, 1.0)
+    expected = by_hand(tuned, dp_accounting.GaussianDpEvent(6.0))
+    assert best.model.ledger.epsilon(DELTA) == pytest.approx(expected, rel=1e-6)
+    assert {e.label for e in Origin.of(scored(lambda: weights)(None)).releases} == {
+        e.label for e in weights.origin.releases
+    }
+    with pytest.raises(PrivacyError, match="must cost the same"):
+        tune(trainer(small), scored(released), 5.0)
 
 
 def test_many_runs_of_a_narrow_distribution_are_drawn():

@@ -38,7 +38,10 @@ class RandomState:
             self._operations = context.context()._rng.getstate()
 
     def restore(self):
-        """Lets random numbers go on as if none had been drawn since."""
+        """Lets random numbers go on as if none had been drawn since.
+
+        Those of operations with a seed of their own start anew.
+        """
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         for name, value in zip(_SEEDS_OF_KERAS, self._keras, strict=True):

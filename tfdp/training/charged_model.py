@@ -2,12 +2,15 @@
 
 import secrets
 
+import tensorflow as tf
+
 from tfdp import _validate, accounting
 from tfdp._compat.keras import ModelHooks, all_layers
 from tfdp.accounting import participant
 from tfdp.accounting.described import described
 from tfdp.accounting.sampling import PERSON
 from tfdp.clipping.recording import trained_variables
+from tfdp.data.provenance import origin_of
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.training import preflight, tpu_resident_tables
@@ -147,6 +150,14 @@ class ChargedModel(ModelHooks):
         """
         return statement_of(self, delta, accountant)
 
+    def predict(self, x, *args, **kwargs):
+        """As `keras.Model.predict`; arrays that carry the charges of what they were made of."""
+        return _made_of(x, super().predict(x, *args, **kwargs))
+
+    def predict_on_batch(self, x):
+        """As `keras.Model.predict_on_batch`, and as `predict`."""
+        return _made_of(x, super().predict_on_batch(x))
+
     def save_own_variables(self, store):
         super().save_own_variables(store)
         store[_HISTORY] = self.charging.to_bytes()
@@ -155,3 +166,9 @@ class ChargedModel(ModelHooks):
         if _HISTORY in store:
             self.charging.merge_bytes(store[_HISTORY][()])
         super().load_own_variables({k: store[k] for k in store.keys() if k != _HISTORY})
+
+
+def _made_of(x, made):
+    """Arrays that were made of data, in any nesting, with the `Origin` of the data."""
+    origin = origin_of(x)
+    return tf.nest.map_structure(origin.on, made) if origin else made

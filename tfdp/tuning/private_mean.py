@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import _validate
+from tfdp.data.origins import Origin
 from tfdp.data.persons import checked_ids
 from tfdp.noise import Grid, NoiseSource
 
@@ -38,7 +39,8 @@ class PrivateMean:
     `noise_multiplier`·bound on the sum is one Gaussian mechanism, `.event`. The sum is divided by
     `num_examples`, which is public. Scores that are not finite count as 0. With `privacy_ids` the
     mean over persons, each of whom counts with the mean score of its records: one person changes
-    the sum by at most `bound`.
+    the sum by at most `bound`. What scores or ids were made with (another release) costs beside
+    it: the mean carries that charge, as arrays do, and a tuning charges it.
 
     Args:
         values: function from a trained model to one score for each record, an array (n,). Record
@@ -71,7 +73,7 @@ class PrivateMean:
         self.num_examples = _validate.count("num_examples", num_examples)
         self.noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
         self.bound = _validate.positive("bound", bound)
-        self._persons = None
+        self._persons, self._origin = None, Origin.of(privacy_ids)
         if privacy_ids is not None:
             ids = checked_ids(privacy_ids, len(privacy_ids))
             self._persons = np.unique(ids, return_inverse=True)[1]
@@ -93,10 +95,15 @@ class PrivateMean:
         return dp_accounting.GaussianDpEvent(float(self.noise_multiplier))
 
     def __call__(self, model):
-        """The noisy mean, a float; each call is a release."""
+        """The noisy mean, a float; an array without axes where it carries a charge.
+
+        Each call is a release.
+        """
         for found in list(_noted):
             found.append(self)
-        values = np.asarray(self.values(model), np.float64)
+        values = self.values(model)
+        origin = Origin.all_of([Origin.of(values), self._origin])
+        values = np.asarray(values, np.float64)
         if values.ndim != 1:
             raise ValueError(
                 "Argument `values` must give one score for each record, an array (n,). "
@@ -115,7 +122,8 @@ class PrivateMean:
         total = tf.constant([values.sum()], tf.float64)
         grid = Grid(self.noise_multiplier * self.bound, self.bound, 1)
         (noisy,) = NoiseSource().release([total], grid, dtype=tf.float64)
-        return float(noisy[0]) / self.num_examples
+        mean = float(noisy[0]) / self.num_examples
+        return origin.on(mean) if origin else mean
 
     def _of_persons(self, values):
         counts = np.bincount(self._persons)

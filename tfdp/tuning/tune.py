@@ -13,6 +13,7 @@ from tfdp.accounting.composition import compose
 from tfdp.accounting.history import runs_begun
 from tfdp.accounting.ledger import Ledger
 from tfdp.accounting.sampling import PERSON
+from tfdp.data.origins import Origin
 from tfdp.errors import PrivacyError
 from tfdp.tuning.alike_runs import AlikeRuns
 from tfdp.tuning.hyper_parameters import HyperParameters
@@ -71,7 +72,7 @@ def tune(
         score: function from a model to a number, the higher the better. A `PrivateMean` is a
             release, and its cost a part of each run's (of errors e, give it 1 - e). Any other
             function is taken to use public data only; the statement says so. One that calls a
-            `PrivateMean` is refused.
+            `PrivateMean` is refused. Releases that the number was made with are charged, too.
         number_of_runs: a `NumberOfRuns`, or its mean.
 
     Returns:
@@ -144,6 +145,7 @@ class _Run:
     charged: Ledger
     steps: dict
     cost: tuple
+    assumptions: tuple
 
 
 def _run(train, score, earlier):
@@ -176,20 +178,13 @@ def _run(train, score, earlier):
             "and no other one: what others cost could not be charged. Received: a model with "
             f"{len(steps)} trainings of its own, beside {len(elsewhere)} of other models"
         )
-    unnamed = [entry.label for entry in history.releases if "release" not in entry.details]
-    if unnamed:
-        raise PrivacyError(
-            "Argument `train` must use releases that have a name of their own, in their detail "
-            '"release": without one, a release that was made in every run looks like one that all '
-            f"of them share. Received: releases {unnamed}"
-        )
     charged = Ledger()
     for name in steps:
         charged.merge(history.ledger_of(name))
     _refuse_score_of_records(charged, score)
     before = model.weight_origin.values()
     with means_released() as means, runs_begun() as later:
-        value = float(score(model))
+        given = score(model)
     if model.weight_origin.values() != before:
         raise PrivacyError(
             "Argument `score` must leave the model's weights as they are: what it gave them is "
@@ -206,13 +201,24 @@ def _run(train, score, earlier):
             "the cost of one that a function calls would not be charged. To look for the smallest "
             "error, let the PrivateMean's `values` give the bound minus the error."
         )
+    origin = Origin.of(given)
+    for entry in origin.releases:
+        history.charge(entry)
+    unnamed = [entry.label for entry in history.releases if "release" not in entry.details]
+    if unnamed:
+        raise PrivacyError(
+            "Arguments `train` and `score` must use releases that have a name of their own, in "
+            'their detail "release": without one, a release that was made in every run looks like '
+            f"one that all of them share. Received: releases {unnamed}"
+        )
     releases = {entry.details["release"] for entry in history.releases}
-    beside = (history.steps_beside(steps), releases)
+    beside = (history.steps_beside(steps), releases, origin.assumptions)
     of_score = score.event if isinstance(score, PrivateMean) else None
     cost = (tuple(_without_run(entry) for entry in charged.entries), beside, of_score)
     # A score that is no number must not win, nor hide the others.
-    value = -math.inf if math.isnan(value) else value
-    return _Run(model, dict(hyper_parameters.values), value, charged, steps, cost)
+    value = -math.inf if math.isnan(float(given)) else float(given)
+    setting = dict(hyper_parameters.values)
+    return _Run(model, setting, value, charged, steps, cost, origin.assumptions)
 
 
 def _without_run(entry):
@@ -232,7 +238,7 @@ def _entry(run, score, number_of_runs):
         "one_run": [entry.to_dict() for entry in entries],
         "release": secrets.token_hex(8),
         # A `train` that goes through a grid by itself looks like one that repeats one setting.
-        "assumptions": [_DRAWN_SETTINGS],
+        "assumptions": [_DRAWN_SETTINGS, *run.assumptions],
         "not_covered": [_SECRET],
     }
     if isinstance(score, PrivateMean):

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.datasets.clicks import NUM_INTEGERS, click_data, feature_names
+from tfdp.data.datasets.clicks import (
+    NUM_INTEGERS,
+    click_data,
+    feature_names,
+    held_out_by_place,
+)
 from tfdp.data.origins import Origin
 
 if TYPE_CHECKING:
@@ -44,7 +49,8 @@ def load_criteo(
             `tfdp.data.CRITEO_VOCABULARY_SIZES`.
         vocabulary: 26 sequences of values (str); declared public.
         num_rows: read only so many rows; default all.
-        test_fraction: share of the rows, the last in time, that are held out.
+        test_fraction: share of the rows, the last in time, that are held out. A statement lists
+            that which ones these are is public, as for `load_clicks`.
 
     Returns:
         A `tfdp.data.ClickData`.
@@ -91,7 +97,7 @@ def load_criteo(
             known.pop(b"", None)
             of_distinct = np.array([known.get(value, 0) for value in distinct], np.int64)
         ids.append(of_distinct[places])
-    origin = Origin.of(vocabulary)
+    origin = Origin.all_of([Origin.of(vocabulary), held_out_by_place(test_fraction)])
     return click_data(labels, integers, ids, sizes, test_fraction, assumptions, origin)
 
 

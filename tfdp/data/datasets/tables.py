@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import count
-from tfdp.data.datasets.clicks import ClickData
+from tfdp.data.datasets.clicks import ClickData, held_out_by_place
 from tfdp.data.datasets.columns import read_columns
 from tfdp.data.datasets.item_ids import as_integers, as_written, is_missing
 from tfdp.data.origins import Origin
@@ -51,7 +51,9 @@ def load_clicks(
             which is thereby declared public: ids are places in it from 1, and 0 is for others.
         counts: columns of numbers; what is missing is 0.
         delimiter: as for `load_sequences`.
-        test_fraction: share of the rows, the last ones, that are held out, in [0, 1).
+        test_fraction: share of the rows, the last ones, that are held out, in [0, 1). A statement
+            lists that which ones these are is public. To part rows by a public time, load each
+            part with 0.
 
     Returns:
         A `tfdp.data.ClickData`; "integers" are the counts (n, number of counts), if there are any.
@@ -66,7 +68,7 @@ def load_clicks(
         )
     _check_fraction(test_fraction)
     (clicked, *columns), origin = read_columns(data, [label, *categories, *counts], delimiter)
-    origin = Origin.all_of([origin, Origin.of(categories)])
+    origin = Origin.all_of([origin, Origin.of(categories), held_out_by_place(test_fraction)])
     clicked = as_integers(clicked)
     if clicked is None or not np.isin(clicked, (0, 1)).all():
         raise ValueError(f"Column {label!r} must hold 0 and 1 alone")

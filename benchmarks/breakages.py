@@ -1,0 +1,235 @@
+"""Ways to break the library, each by a function that is called before anything else.
+
+`broken_trainers.py` shows what notices them.
+"""
+
+
+def no_noise():
+    import tensorflow as tf
+
+    from tfdp.noise import NoiseSource
+
+    NoiseSource.release = lambda self, tensors, *a, **k: [tf.identity(t) for t in tensors]
+
+
+def half_of_the_noise():
+    from tfdp.noise.grid import Grid
+
+    true = Grid.__init__
+
+    def init(self, stddev, *args, **kwargs):
+        true(self, 0.5 * stddev, *args, **kwargs)
+
+    Grid.__init__ = init
+
+
+def noise_reused():
+    import tensorflow as tf
+
+    from tfdp.noise import NoiseSource
+
+    def stands_still(self, size):
+        words = (self._key.read_value(), self._counter.read_value())
+        return tuple(tf.bitcast(w, tf.uint64) for w in words)
+
+    NoiseSource._advance = stands_still
+
+
+def no_clipping():
+    import tensorflow as tf
+
+    from tfdp.clipping import factors
+
+    factors._flat = lambda squared_norm, bound: tf.ones_like(squared_norm)
+
+
+def clipped_to_twice_the_norm():
+    from tfdp.clipping import factors
+
+    true = factors._flat
+    factors._flat = lambda squared_norm, bound: true(squared_norm, 2 * bound)
+
+
+def clipped_by_each_layer_alone():
+    from tfdp.clipping import engine, factors
+
+    true = factors.clip_factors
+
+    def alone(squared_norms, example_mask, clip_norm, clipping):
+        found = [true([n], example_mask, clip_norm, clipping) for n in squared_norms]
+        return [f for (f,), _ in found], found[0][1]
+
+    engine.clip_factors = alone
+
+
+def tied_tables_clipped_by_branch():
+    from tfdp.clipping import gradients
+
+    def squared_norm(self):
+        parts = (self.rows.squared_norm(), self.outer.squared_norm())
+        return tuple(a + b for a, b in zip(*parts, strict=True))
+
+    gradients._Tied.squared_norm = squared_norm
+
+
+def padding_counted():
+    import tensorflow as tf
+
+    from tfdp.selection import contribution_map
+
+    true = contribution_map.activations
+    contribution_map.activations = lambda rows, example_mask, norm: true(
+        rows, tf.ones_like(example_mask), norm
+    )
+
+
+def not_a_number_let_through():
+    from tfdp.clipping import gradients
+
+    gradients.only_finite = lambda finite, *tensors: tensors if len(tensors) > 1 else tensors[0]
+
+
+def shuffled_called_poisson():
+    from tfdp.accounting.sampling import Sampling
+
+    Sampling.is_poisson = property(lambda self: True)
+
+
+def steps_not_charged():
+    from tfdp.optimizers.charging import Charging
+
+    Charging.charge_step = lambda self: None
+
+
+def releases_not_charged():
+    from tfdp.accounting import participant
+    from tfdp.training import charged_model
+
+    participant.releases_of = lambda participants: []
+    charged_model.participant.releases_of = participant.releases_of
+
+
+def cut_batches_not_charged():
+    from tfdp.accounting.sampling import Sampling
+
+    Sampling.overflow_probability = property(lambda self: 0.0)
+
+
+def selection_on_raw_counts():
+    import tensorflow as tf
+
+    from tfdp.selection import contribution_map
+
+    contribution_map.draws.standard_normal = lambda source, count: tf.zeros(
+        tf.reshape(count, [1]), tf.float64
+    )
+
+
+def noise_of_the_map_forgotten():
+    from tfdp.selection.contribution_map import ContributionMap
+
+    true = ContributionMap.survivors
+    ContributionMap.survivors = lambda self, threshold, noise_multiplier, source: true(
+        self, threshold, 1e-9, source
+    )
+
+
+def untouched_rows_never_survive():
+    import tensorflow as tf
+
+    from tfdp.noise import draws
+
+    draws.each_with_probability = lambda source, probability, bound: tf.zeros([0], tf.int64)
+
+
+def noised_only_where_touched():
+    import tensorflow as tf
+
+    from tfdp.optimizers import logical_step
+
+    true = logical_step.release_rows
+
+    def release_rows(sums, grid, source):
+        noisy = true(sums, grid, source)
+        return [
+            tf.where(tf.reduce_any(s != 0, axis=1, keepdims=True), n, s)
+            for s, n in zip(sums, noisy, strict=True)
+        ]
+
+    logical_step.release_rows = release_rows
+
+
+def mixtures_without_clipping():
+    import numpy as np
+
+    from tfdp.data import representations
+
+    representations._clipped = lambda h, clip_norm: h.astype(np.float64)
+
+
+def forward_noise_without_clipping():
+    from tfdp.layers import dp_forward_noise
+
+    dp_forward_noise.clip_examples = lambda inputs, clip_norm, mask: inputs
+
+
+def top_k_without_noise():
+    from tfdp.selection import top_k
+
+    top_k._noisy = lambda counts, *others: counts
+
+
+def seeds_by_default():
+    from tfdp.noise import NoiseSource
+
+    true = NoiseSource.__init__
+    NoiseSource.__init__ = lambda self, seed=None: true(self, 0 if seed is None else seed)
+
+
+def charges_dropped_by_arithmetic():
+    from tfdp.data import origins
+
+    origins._carrying = lambda made, origin: made
+
+
+def charges_of_scores_dropped():
+    import importlib
+
+    tune = importlib.import_module("tfdp.tuning.tune")  # not the function of that name
+
+    class Origin(tune.Origin):
+        of = classmethod(lambda cls, data: cls())
+
+    tune.Origin = Origin
+
+
+def details_override_accounting():
+    from tfdp.accounting import ledger
+    from tfdp.training import charged_model
+
+    for module in (ledger, charged_model):
+        module.described = lambda details, num_examples=None: details
+
+
+def draws_declared_anew():
+    from tfdp.data import provenance
+
+    provenance.refuse_drawn = lambda name, dataset, way_out: None
+
+
+def two_models_in_one_run():
+    from tfdp.training import claims
+
+    claims.refuse_busy_optimizer = lambda model, optimizer: None
+
+
+def files_numbered_by_the_process():
+    from tfdp._compat import saved_model
+
+    saved_model.renumber = lambda meta_graph: None
+
+
+def runs_named_one_after_another():
+    from tfdp.tuning.alike_runs import AlikeRuns
+
+    AlikeRuns.begin = lambda self: None
