@@ -79,3 +79,10 @@ def test_every_page_is_in_the_menu_of_the_site():
     menu = (ROOT / "mkdocs.yml").read_text()
     missing = [n for n in PAGES if n.startswith("docs/") and f": {n[5:]}\n" not in menu]
     assert not missing, f"nav: of mkdocs.yml lacks {missing}"
+
+
+def test_the_search_of_the_site_loads_nothing_from_elsewhere():
+    # The plugin `offline` takes a script of this name for its own, which it would load from a site.
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert "- offline" in settings and "    - iframe-worker.js " in settings
+    assert "window.Worker = window.IFrameWorker" in (ROOT / "docs/iframe-worker.js").read_text()

@@ -217,6 +217,7 @@ EQUATIONS = {
 
 
 @pytest.mark.parametrize("shape", EQUATIONS)
+@pytest.mark.filterwarnings("ignore:Layer .* has no clipping rule, and TensorFlow cannot")
 def test_einsum_equations(brute_force, shape):
     def make(x):
         return [layers.EinsumDense(equation, output_shape, "tanh", bias_axes=bias_axes)(x)
@@ -287,6 +288,7 @@ class ResidualDense(layers.Dense):
         return x + super().call(x)
 
 
+@pytest.mark.filterwarnings("ignore:These variables do not enter")
 def test_user_layers_and_unused_variables(brute_force, mean_loss):
     def build():
         return keras.Sequential([keras.Input((3,)), ResidualDense(3, "relu"), Scale(),

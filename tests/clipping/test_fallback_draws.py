@@ -101,6 +101,7 @@ def test_under_xla_each_example_draws_by_itself(brute_force, mean_loss):
     assert np.all(norms > 1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* has no clipping rule, and TensorFlow cannot")
 def test_without_a_vectorized_loop_the_same_is_drawn(brute_force, mean_loss, monkeypatch):
     monkeypatch.setattr(fallback, "_vectorized", lambda *args: None)
     check = brute_force(model_of(of_rows), normal(4, 3, 4), mean_loss("mse", normal(4, 1) + 9))
@@ -108,6 +109,7 @@ def test_without_a_vectorized_loop_the_same_is_drawn(brute_force, mean_loss, mon
 
 
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
+@pytest.mark.filterwarnings("ignore:Layer .* has no clipping rule, and TensorFlow cannot")
 def test_without_a_vectorized_loop_nan_stays_in_its_example(
     brute_force, mean_loss, monkeypatch, graph
 ):

@@ -50,6 +50,7 @@ def trained():
 VALUES = [np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-42, 0.0]
 
 
+@pytest.mark.filterwarnings("ignore:There are values that are not a number")
 def test_no_value_of_a_record_shows_in_the_weights(trained):
     """One record that made them NaN would be seen at every epsilon. Its losses are not covered."""
     expected = trained.optimizer.epsilon(1e-3)

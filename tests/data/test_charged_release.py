@@ -88,6 +88,7 @@ def into(first, second):
         lambda a, b: (a + b).sum(axis=0, keepdims=True),
     ],
 )
+@pytest.mark.filterwarnings("ignore:'where' used without 'out'")
 def test_what_numpy_makes_of_two_arrays_costs_both(make):
     made = make(*pair())
     assert isinstance(made, np.ndarray)

@@ -220,6 +220,7 @@ def test_processes_draw_differently_even_after_the_same_global_seeds():
     assert outputs[0] != outputs[1]
 
 
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 def test_fit_draws_anew_in_every_epoch():
     import keras
 

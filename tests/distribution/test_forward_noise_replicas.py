@@ -90,6 +90,7 @@ def test_data_given_whole_to_each_replica_and_xla_are_refused(replicas):
         compiled(replicas, 2, lambda: network(2.0), jit_compile=True)
 
 
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 def test_batches_from_shares_of_the_records_are_charged_as_poisson_batches(replicas):
     model = compiled(replicas, 2, lambda: network(2.0))
     batches = tfdp.distribution.poisson_batches(model.distribute_strategy, data(), 10)

@@ -182,6 +182,7 @@ def test_noise_and_charge_are_once_where_only_the_inner_optimizers_are_replicate
 
 
 @pytest.mark.parametrize("count", slow.cases([1, 2, 4], slow=[1, 4]))
+@pytest.mark.filterwarnings("ignore:AdaFEST's threshold of")
 def test_surviving_rows_are_noised_once_and_every_replica_agrees(replicas, count):
     sigma, ratio, rows, threshold = 2.0, 0.5, 30_000, 2.5
     selection = AdaFEST(threshold, noise_ratio=ratio)

@@ -80,6 +80,7 @@ def test_sums_and_survivors_are_those_of_one_piece(replicas, one_piece, count, j
 
 
 @pytest.mark.parametrize("count", slow.cases([None, 2], slow=[2]))
+@pytest.mark.filterwarnings("ignore:AdaFEST's threshold of")
 def test_survivors_are_noised_once_and_the_step_is_charged_once(replicas, count):
     # Tables of zeros and targets of zero: all gradients vanish, what moves is noise alone.
     rows, width, sigma, ratio, threshold = 20_000, 64, 2.0, 0.5, 2.5

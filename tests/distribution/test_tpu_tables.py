@@ -176,6 +176,7 @@ def test_engines_that_update_by_themselves_are_given_the_same(
     assert int(model.optimizer.embedding_optimizer.iterations.numpy()) == 2
 
 
+@pytest.mark.filterwarnings("ignore:AdaFEST's threshold of")
 def test_noise_reaches_each_surviving_row_once_and_has_the_step_s_deviation(replicas):
     """False-alarm rate 1e-6: the sum of squares is chi-square."""
     from scipy import stats
@@ -340,6 +341,7 @@ def test_rows_chosen_for_other_tables_are_refused_and_would_train_nothing_withou
             model.fit(chosen, verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:No row of any sparse table survived")
 def test_once_the_budget_is_spent_no_example_is_used():
     with hardware(KINDS.V1), pytest.MonkeyPatch.context() as patch:
         model = compiled(lambda: RowSGD(1.0))

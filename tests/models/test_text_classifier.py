@@ -151,6 +151,7 @@ def test_mixtures_set_the_head_and_are_charged():
     assert statement.epsilon == release.privacy_statement(1e-3).epsilon
 
 
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 def test_a_head_from_a_release_costs_what_the_records_were_made_with(tmp_path):
     model = classifier()
     before = LedgerEntry("vocabulary", dp_accounting.GaussianDpEvent(2.0), 1, {"release": "v"})

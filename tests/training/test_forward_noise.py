@@ -103,6 +103,7 @@ def test_epochs_are_copies_and_the_encoder_gets_no_gradient(small, shuffled, jit
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 def test_the_ledger_survives_every_way_of_saving(shuffled, tmp_path):
     model = compiled()
     model.fit(shuffled, verbose=0)

@@ -179,6 +179,7 @@ def test_steps_of_a_class_that_changes_after_compile_are_charged(small):
 
 
 @pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
 def test_layers_that_replace_their_variables_keep_the_charges(small, tmp_path, saved):
     layers = [keras.layers.Dense(4, name="frozen"), keras.layers.Dense(2, use_bias=False)]
     inner = keras.Sequential([keras.Input((3,)), *layers])

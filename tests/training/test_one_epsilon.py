@@ -87,6 +87,7 @@ def test_batches_that_are_known_can_be_trained_one_by_one(small):
 
 @pytest.mark.parametrize("noise", [False, True])
 @pytest.mark.parametrize("how", ["twice", "other data", "both ways", "the first one", "and leaves"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_steps_that_are_no_train_on_batch_are_not_charged_as_samples(small, noise, how):
     model = eager_model(noise_multiplier=4.0)
     if noise:

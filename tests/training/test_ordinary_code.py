@@ -236,6 +236,7 @@ def test_layers_that_write_or_remember_are_refused_by_name(small):
             tfdp.make_private(base)
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* has no clipping rule, and TensorFlow cannot")
 def test_a_scan_around_a_layer_is_served(small):
     class Steps(keras.Model):
         def __init__(self):

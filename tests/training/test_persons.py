@@ -100,6 +100,7 @@ def test_padding_that_computes_nan_does_not_silence_a_person(small):
         np.testing.assert_allclose(change, g.sum(0) / 2, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:There are values that are not a number")
 def test_one_record_without_finite_gradient_silences_its_person_alone(small):
     data, ids = records([3, 2])
     base = small.base()

@@ -173,6 +173,7 @@ def test_metrics_keep_what_is_shown_in_variables_of_their_own():
     fit(Shows(), ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(1)])
 
 
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
 def test_what_acts_on_weights_past_the_noise_is_listed():
     def towards_public_values(w):
         return tf.reduce_sum((w - 1.0) ** 2)

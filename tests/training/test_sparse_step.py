@@ -163,6 +163,7 @@ def test_gradients_are_masked_then_clipped_jointly_with_the_dense_parameters(
     assert batch == 1 or difference > 0.02  # clipping before masking gives another answer
 
 
+@pytest.mark.filterwarnings("ignore:The structure of `inputs` doesn't match")
 def test_a_gradient_that_is_not_finite_is_left_out_of_the_rows_that_survived():
     # Kept look-ups are no longer one after another of the examples: 1 and 3 of 0 to 3 are kept.
     x = [np.array([[3], [1], [4], [2]])]
@@ -302,6 +303,7 @@ def test_exponential_selection_measures_gradients_by_the_clip_norm():
     assert np.linalg.norm(found[TABLE][4]) * 8 > 50
 
 
+@pytest.mark.filterwarnings("ignore:AdaFEST's threshold of")
 def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
     x, y = make_data(100)
     batches = poisson_batches((x, y), 10, steps_per_epoch=2)

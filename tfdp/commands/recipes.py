@@ -92,7 +92,7 @@ def _ctr(arguments):
     print(selection.explain(data.vocabulary_sizes, _noise(data, budget, batch, epochs), batch))
     model.compile(
         tfdp.optimizers.DPOptimizer(
-            keras.optimizers.Adam(arguments.learning_rate or 5e-3),
+            keras.optimizers.Adam(arguments.learning_rate or 1e-3),
             budget=budget,
             clip_norm=_CLIP_NORM,
             selection=selection,

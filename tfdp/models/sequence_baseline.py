@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from tfdp._compat.keras import set_mask
 from tfdp.layers.re_attention_block import ReAttentionBlock
 from tfdp.models.sequence_model import SequenceModel, causal_mask, positions
 
@@ -101,6 +102,7 @@ class SequenceBaseline(SequenceModel):
             present = keras.ops.not_equal(ids, 0)
             for block in self.blocks:
                 x = block(x, mask=present, training=training)
+            set_mask(x, None)  # the loss has its own, and Keras would warn that the head takes none
         return self.final_norm(x)
 
     def get_config(self):
