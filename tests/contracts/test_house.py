@@ -100,10 +100,10 @@ def test_the_design_draws_the_rooms_in_their_order():
     assert [r for r in ROOMS if r in first] == first and {"noise", "training"} <= set(first)
 
 
-def test_from_fit_to_the_statement_a_reader_opens_at_most_18_modules():
+def test_from_fit_to_the_statement_a_reader_opens_at_most_20_modules():
     rows = re.findall(r"^\| (\d+) \| `([\w/]+\.py)`", DESIGN, re.M)
     assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
-    assert len(rows) <= 18 and len({name for _, name in rows}) == len(rows)
+    assert len(rows) <= 20 and len({name for _, name in rows}) == len(rows)
     assert set(PLACES) <= {name for _, name in rows}
     for name, what in PLACES.items():  # and the picture of a step has them
         line = next(line for line in DESIGN.split("```")[3].splitlines() if name in line)
