@@ -6,7 +6,7 @@ embedding tables were noised in a step than by dense DP-SGD. Methods: dense DP-S
 DP-AdaFEST, DP-AdaFEST+, exponential selection, LoRA on the tables, and training without privacy.
 
     python benchmarks/criteo.py --data FILE.tsv.gz --out benchmarks/results/criteo.json
-    python benchmarks/criteo.py --data FILE.tsv.gz --out ... --streaming
+    python benchmarks/criteo_streaming.py --data FILE.tsv.gz --out benchmarks/results/criteo.json
     python benchmarks/criteo.py --out benchmarks/results/criteo.json --plot FILE.png
 
 Runs that the output file already holds are not run again.
@@ -216,7 +216,6 @@ def main():
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--streaming", action="store_true")
     parser.add_argument("--plot")
     args = parser.parse_args()
     if args.plot:
@@ -226,11 +225,6 @@ def main():
         return
     results = Results(args.out, RECIPE)
     data = load(args.data)
-    if args.streaming:
-        from criteo_streaming import stream
-
-        stream(data, results, RECIPE)
-        return
     for seed in args.seeds:
         if not results.has(method="dense", epsilon=None, seed=seed):
             # Without noise the model overfits from the second epoch on.

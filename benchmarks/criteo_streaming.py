@@ -7,14 +7,17 @@ A record is in one period only, and nothing else reads it, so that each period s
 the total for a record is the largest period's (parallel composition over parts that are fixed in
 advance). The ledger of the model does not know that periods are disjoint and adds them up: its
 larger figure is written beside.
+
+    python benchmarks/criteo_streaming.py --data FILE.tsv.gz --out benchmarks/results/criteo.json
 """
 
+import argparse
 import gc
 import time
 
 import keras
 import numpy as np
-from criteo import CHOICE_EPSILON, optimizer_of
+from criteo import CHOICE_EPSILON, RECIPE, Results, load, optimizer_of
 
 import tfdp
 
@@ -91,3 +94,15 @@ def _optimizer(method, settings, epsilon, part, data, recipe, steps):
         budgeted.inner_optimizer, noise_multiplier=sigma, num_examples=n,
         expected_batch_size=recipe["batch"], clip_norm=recipe["clip_norm"], **sparse,
     )  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    stream(load(args.data), Results(args.out, RECIPE), RECIPE)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
     pip install ".[text,sst2,plot]"
     python benchmarks/sst2.py --data ../shared/data/sst2 --part table
     python benchmarks/sst2.py --data ../shared/data/sst2 --part sweeps
-    python benchmarks/sst2.py --data ../shared/data/sst2 --part scratch
+    python benchmarks/sst2_scratch.py --data ../shared/data/sst2
     python benchmarks/sst2_plot.py
 
 One sentence is one record; δ = 1/(2n). Accuracy is on GLUE's 872 dev sentences, where one run has
@@ -270,17 +270,13 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="../shared/data/sst2")
     parser.add_argument("--cache", default=sst2_encode.CACHE)
-    parser.add_argument("--part", choices=["table", "sweeps", "scratch"], default="table")
+    parser.add_argument("--part", choices=["table", "sweeps"], default="table")
     parser.add_argument("--runs", type=int, default=5)
     return parser.parse_args()
 
 
 def main():
     arguments = parse()
-    if arguments.part == "scratch":
-        import sst2_scratch
-
-        return sst2_scratch.main(arguments)
     found = sst2_encode.representations(arguments.data, arguments.cache)
     task = Task(found["x_train"], found["y_train"], found["x_dev"], found["y_dev"])
     if arguments.part == "table":

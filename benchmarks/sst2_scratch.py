@@ -1,4 +1,9 @@
-"""The small encoder: trained from scratch, and random and frozen; see sst2.py."""
+"""The small encoder: trained from scratch, and random and frozen; see sst2.py.
+
+Run: python benchmarks/sst2_scratch.py --data ../shared/data/sst2
+"""
+
+import argparse
 
 import keras
 import sst2
@@ -71,8 +76,10 @@ def papers_version(task, epsilon, batch=128, micro=32, epochs=2):
     return task.accuracy(model), (model.privacy_statement(task.delta), claim)
 
 
-def main(arguments):
-    task = TokenTask(arguments.data)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="../shared/data/sst2")
+    task = TokenTask(parser.parse_args().data)
     rows = []
     runs = [("non-private", None, plain)]
     for epsilon in (3, 8, 1):
@@ -94,4 +101,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    raise SystemExit("Run: python benchmarks/sst2.py --part scratch")
+    main()

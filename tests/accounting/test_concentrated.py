@@ -90,7 +90,7 @@ def test_the_bound_of_removing_a_record_is_the_one_in_the_text(order, rho, q, bo
 
 def test_without_sampling_the_curve_is_the_gaussian_s():
     np.testing.assert_allclose(sampled_rdp(ORDERS, 0.125, 1.0), ORDERS / 8)
-    event = PoissonSampledConcentratedDpEvent(0.1, 2.0).without_sampling()
+    event = PoissonSampledConcentratedDpEvent(1.0, 2.0)
     gaussian = dp_accounting.GaussianDpEvent(2.0)
     mine, other = (accounting.epsilon(e, 1e-5, "rdp") for e in (event, gaussian))
     assert mine == pytest.approx(other, rel=1e-9)

@@ -5,6 +5,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+from epsilon_by_hand import visible_sampling_epsilon
 from scipy import integrate, special, stats
 
 from tfdp.accounting import (
@@ -15,9 +16,6 @@ from tfdp.accounting import (
     calibrate_noise_multiplier,
     epsilon,
     gdp_clt_epsilon,
-)
-from tfdp.accounting.forward_noise import (
-    visible_sampling_epsilon,
 )
 from tfdp.accounting.literature import (
     paper_forward_noise_claim,

@@ -30,7 +30,7 @@ OWN_EVENTS = {
 
 
 def test_every_own_event_is_among_those_that_load():
-    modules = pathlib.Path(tfdp.accounting.__file__).parent.glob("*.py")
+    modules = pathlib.Path(tfdp.accounting.__file__).parent.rglob("*.py")
     registered = re.compile(r"^@register_event\n(?:@.*\n)*class (\w+)", re.MULTILINE)
     found = {name for path in modules for name in registered.findall(path.read_text())}
     assert found == set(events._HOMES) == set(OWN_EVENTS)

@@ -7,16 +7,12 @@ import mpmath
 import numpy as np
 import pytest
 
-from tfdp.accounting import Ledger, PrivacyBudget, epsilon, wishart
+from tfdp.accounting import Ledger, PrivacyBudget, epsilon, wishart_calibration
 from tfdp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from tfdp.accounting.literature import paper_sampling_epsilon
 from tfdp.accounting.releases import affordable_calls, release_epsilon
-from tfdp.accounting.wishart import (
-    WishartDpEvent,
-    largest_num_samples,
-    largest_relative_sensitivity,
-    wishart_rdp,
-)
+from tfdp.accounting.wishart import WishartDpEvent, wishart_rdp
+from tfdp.accounting.wishart_calibration import largest_num_samples, largest_relative_sensitivity
 from tfdp.errors import BudgetError
 
 BUDGET = PrivacyBudget(1.0, 1e-5)
@@ -185,8 +181,8 @@ def test_gaussian_epsilon_agrees_with_privacy_loss_distributions():
 @pytest.mark.parametrize("releases", [1, 3])
 def test_the_most_samples_are_those_that_the_accountant_accepts(releases, monkeypatch):
     """Whatever rounding adds to the closed form, here three samples, is taken off again."""
-    m, bound = 0.001, wishart._num_samples_bound
-    monkeypatch.setattr(wishart, "_num_samples_bound", lambda *args: bound(*args) + 3)
+    m, bound = 0.001, wishart_calibration._num_samples_bound
+    monkeypatch.setattr(wishart_calibration, "_num_samples_bound", lambda *args: bound(*args) + 3)
     most = largest_num_samples(m, BUDGET, releases)
     fits, too_many = (
         dp_accounting.SelfComposedDpEvent(WishartDpEvent(n, m), releases) for n in (most, most + 1)

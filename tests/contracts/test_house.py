@@ -1,6 +1,7 @@
 """The rooms of the library know only the rooms below them."""
 
 import ast
+import graphlib
 import pathlib
 import re
 
@@ -41,17 +42,19 @@ ROOMS = (
 
 
 def imports_of(path):
-    """Names of the rooms that a module imports, wherever in it."""
+    """Dotted names that a module imports, wherever in it."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            if name.startswith("tfdp."):
-                yield name.split(".")[1]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_of(path):
+    """Names of the rooms that a module imports, wherever in it."""
+    for name in imports_of(path):
+        if name.startswith("tfdp."):
+            yield name.split(".")[1]
 
 
 def _modules():
@@ -63,8 +66,16 @@ def _modules():
 
 @pytest.mark.parametrize("path, room", list(_modules()))
 def test_a_module_imports_only_from_rooms_below_it(path, room):
-    above = [name for name in imports_of(path) if ROOMS.index(name) > ROOMS.index(room)]
+    above = [name for name in rooms_of(path) if ROOMS.index(name) > ROOMS.index(room)]
     assert not above, f"{path.relative_to(ROOT)} imports from {above}"
+
+
+def test_benchmarks_import_each_other_in_no_circle():
+    paths = {path.stem: path for path in (ROOT.parent / "benchmarks").glob("*.py")}
+    first = {name: {one.split(".")[0] for one in imports_of(paths[name])} for name in paths}
+    graph = {name: first[name] & set(paths) for name in paths}
+    assert "sst2" in graph["sst2_scratch"]
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 DESIGN = (ROOT.parent / "docs" / "design.md").read_text()

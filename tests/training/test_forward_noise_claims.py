@@ -5,8 +5,8 @@ import pathlib
 
 import numpy as np
 import pytest
+from epsilon_by_hand import visible_sampling_epsilon
 
-from tfdp.accounting.forward_noise import visible_sampling_epsilon
 from tfdp.accounting.literature import paper_forward_noise_claim
 
 

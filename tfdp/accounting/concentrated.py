@@ -45,10 +45,6 @@ class PoissonSampledConcentratedDpEvent(dp_accounting.DpEvent):
         """Adjacencies under which `rdp` holds."""
         return ("add_or_remove_one", "zero_out")
 
-    def without_sampling(self):
-        """The event of the same mechanism on all records."""
-        return PoissonSampledConcentratedDpEvent(1.0, self.noise_multiplier)
-
     def rdp(self, orders):
         """The Rényi curve; see `sampled_rdp`."""
         rho = 0.5 * self.noise_multiplier**-2

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
-from scipy import optimize, stats
 
 from tfdp import _validate
 from tfdp.accounting.budget import PrivacyBudget
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.gaussian import gaussian_noise_multiplier
-from tfdp.accounting.gdp import log_gaussian_delta
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -68,41 +63,3 @@ def calibrate_forward_noise(
     factor = 2.0 if adjacency == "replace_one" else 1.0
     # A little more than exact, so that the accountants' rounding stays inside the budget.
     return gaussian_noise_multiplier(budget, copies) * factor * (1 + 1e-4)
-
-
-def visible_sampling_epsilon(noise_multiplier, sampling_probability, draws, delta):
-    """ε of `draws` visible Bernoulli draws of one noisy vector, in closed form.
-
-    δ(ε) = Σ_k P[Binomial(draws, q) = k] δ_Gaussian(ε; √k/σ). Cross-checks the accountants' value
-    of `VisiblySampledGaussianDpEvent`.
-
-    Args:
-        noise_multiplier: σ/C.
-        sampling_probability: q.
-        draws: a count.
-        delta: a probability in (0, 1).
-    """
-    _validate.positive("noise_multiplier", noise_multiplier)
-    q = _validate.probability("sampling_probability", sampling_probability)
-    draws = _validate.count("draws", draws)
-    target = _validate.open_unit("delta", delta)
-    # Beyond these the probability is below 1e-18, far under any delta in use; the upper tail is
-    # counted as if it published the record.
-    low, high = (int(stats.binom.ppf(p, draws, q)) for p in (1e-18, 1 - 1e-16))
-    high = min(draws, high + 10 + high // 2)
-    counts = np.arange(low, high + 1)
-    weights = stats.binom.pmf(counts, draws, q)
-    tail = stats.binom.sf(high, draws, q)
-
-    def excess(eps):
-        deltas = [
-            math.exp(log_gaussian_delta(eps, math.sqrt(k) / noise_multiplier)) if k else 0.0
-            for k in counts
-        ]
-        return float(weights @ np.array(deltas)) + tail - target
-
-    if excess(0.0) <= 0:
-        return 0.0
-    mu = math.sqrt(high) / noise_multiplier
-    upper = mu * mu / 2 + mu * math.sqrt(-2 * math.log(target)) + 1.0
-    return float(optimize.brentq(excess, 0.0, upper, xtol=1e-10))

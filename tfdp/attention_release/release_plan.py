@@ -9,11 +9,8 @@ import numpy as np
 from tfdp._validate import is_integer, is_number
 from tfdp.accounting import PrivacyBudget
 from tfdp.accounting.gaussian import gaussian_noise_multiplier
-from tfdp.accounting.wishart import (
-    WishartDpEvent,
-    largest_num_samples,
-    largest_relative_sensitivity,
-)
+from tfdp.accounting.wishart import WishartDpEvent
+from tfdp.accounting.wishart_calibration import largest_num_samples, largest_relative_sensitivity
 from tfdp.attention_release.refusal import useless_message
 from tfdp.attention_release.sensitivity import frobenius_sensitivity, largest_row_norm
 from tfdp.attention_release.utility import gaussian_noise_error, gaussian_sampling_error

@@ -17,6 +17,7 @@ class Run:
         charging: of its `DPOptimizer`, or None: what charges the steps.
         batch: what `training_batches` gave last; None beside `fit`.
         is_fit: whether it is a `fit`.
+        rows_are_checked: whether a `fit` gives batches from the model's own `select_on_host`.
         trained: ids of the variables that forward noise was found to protect, or not, by tracing;
             None where it makes no difference.
     """
@@ -26,6 +27,7 @@ class Run:
         self.charging = _charging_of(model)
         self.batch = None
         self.is_fit = True
+        self.rows_are_checked = False
         self.trained = None
 
 

@@ -5,15 +5,10 @@ import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
 from tfdp.accounting import participant
+from tfdp.clipping import refusals
 from tfdp.clipping.losses import MeanExampleLoss, PerExampleLoss, of_all_replicas, share_of_mean
 from tfdp.clipping.planning import make_clipping_plan
 from tfdp.clipping.recording import ensure_built, trained_variables
-from tfdp.clipping.refusals import (
-    refuse_layers_beyond_reach,
-    refuse_named_layers,
-    refuse_named_losses,
-    warn_of_plan,
-)
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.distribution import checks, host_selection, self_check
 from tfdp.optimizers import DPOptimizer
@@ -101,12 +96,12 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         optimizer = keras.optimizers.get(optimizer)
         private = isinstance(optimizer, DPOptimizer)
         checks.refuse_compilation(self.distribute_strategy, jit_compile)
-        refuse_layers_beyond_reach(self)
+        refusals.refuse_layers_beyond_reach(self)
         accept_no_weights(metrics, weighted_metrics)
         if private:
             claims.refuse_busy_optimizer(self, optimizer)
-            refuse_named_layers(self)
-            refuse_named_losses(loss)
+            refusals.refuse_named_layers(self)
+            refusals.refuse_named_losses(loss)
             preflight.refuse_precision(self)
             checks.check_strategy(self.distribute_strategy, optimizer)
             preflight.refuse_tensor_float_32(self.distribute_strategy)
@@ -334,7 +329,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         if key not in self._plans:
             with tf.init_scope():
                 self._plans[key] = plan = make_clipping_plan(self, x)
-            warn_of_plan(plan)
+            refusals.warn_of_plan(plan)
         return self._plans[key]
 
     def get_compile_config(self):

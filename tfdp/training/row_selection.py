@@ -12,9 +12,7 @@ from tfdp.errors import PrivacyError
 from tfdp.layers import SparseEmbedding
 from tfdp.runtime.strategies import compiled_by_xla, traces_once
 from tfdp.selection import NO_ROW, TableActivity
-
-#: Attribute of a model while `fit` gives it batches from its own `select_on_host`.
-ROWS_ARE_CHECKED = "_tfdp_rows_are_checked"
+from tfdp.training.claims import run_of
 
 
 def preselect_rows(model, chosen):
@@ -61,7 +59,8 @@ def refuse_unchecked_rows(model, chosen):
         model: the model.
         chosen: as for `preselect_rows`.
     """
-    if chosen is not None and not vars(model).get(ROWS_ARE_CHECKED):
+    run = run_of(model)
+    if chosen is not None and (run is None or not run.rows_are_checked):
         raise PrivacyError(
             "A step outside of `fit` was given rows, and it is not known who chose them. Give "
             "`fit` the batches that `tfdp.distribution.select_on_host` returns."

@@ -32,7 +32,7 @@ from tfdp.training.budget_stop import BudgetStop, with_callbacks
 from tfdp.training.building import build_ahead
 from tfdp.training.claims import run_of
 from tfdp.training.first_rows import is_dataset
-from tfdp.training.row_selection import ROWS_ARE_CHECKED, trace_again_if_chosen_anew
+from tfdp.training.row_selection import trace_again_if_chosen_anew
 from tfdp.training.whole_passes import refuse_longer_epochs, whole_passes
 
 _NOTHING = Notes()
@@ -118,7 +118,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     model.bind_layers()
     trace_again_if_chosen_anew(model)
     optimizer.refresh_entropy(strategy)
-    vars(model)[ROWS_ARE_CHECKED] = has_rows
+    run_of(model).rows_are_checked = has_rows
     build_ahead(model, x, y)
     drawn_batches.mark_as_trained(sampling)
     steps = optimizer.steps or steps_of(
@@ -159,7 +159,6 @@ def _begin_plain_run(model, x, y, callbacks, kwargs, notes):
 def end(model):
     """Ends a run, or what was left of it when it was refused; nobody knows what batches follow."""
     run = claims.release(model)
-    vars(model)[ROWS_ARE_CHECKED] = False
     model.join_histories()  # variables may have been made by the run
     model.weight_origin.end()
     if run.charging is not None:
