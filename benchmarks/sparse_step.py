@@ -148,9 +148,10 @@ def measure(method, rows, steps, width=WIDTH):
 def _cut_tails(model):
     source = model.optimizer._noise
 
-    def release(tensors, grid):
+    def release(tensors, grid, divisor):
         stddev = tf.cast(grid.stddev, tf.float32)
-        return [t + tf.random.normal(t.shape) * stddev for t in tensors]
+        tensors = [tf.convert_to_tensor(t) for t in tensors]
+        return [(t + tf.random.normal(t.shape) * stddev) / divisor for t in tensors]
 
     source.release = release
 

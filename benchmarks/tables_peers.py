@@ -11,6 +11,7 @@ SHORT = {
     "GRU": "GRU",
     "convolutions, group normalisation": "CNN",
     "clicks, 26 tables": "clicks",
+    "clicks, 12 larger tables": "clicks, 12",
     "encoder with LoRA": "LoRA",
 }
 

@@ -40,12 +40,10 @@ def convolutions():
     )
 
 
-def clicks():
-    ids = keras.Input((sizes.TABLES,), dtype="int32")
+def clicks(tables, rows, width):
+    ids = keras.Input((tables,), dtype="int32")
     numbers = keras.Input((sizes.NUMBERS,))
-    looked_up = [
-        layers.Embedding(sizes.ROWS, sizes.TABLE_WIDTH)(ids[:, i]) for i in range(sizes.TABLES)
-    ]
+    looked_up = [layers.Embedding(rows, width)(ids[:, i]) for i in range(tables)]
     x = layers.Concatenate()([*looked_up, numbers])
     for _ in range(2):
         x = layers.Dense(256, "relu")(x)

@@ -65,11 +65,10 @@ class Recurrent(nn.Module):
 
 
 class Clicks(nn.Module):
-    def __init__(self):
+    def __init__(self, tables, rows, width):
         super().__init__()
-        tables = [nn.Embedding(sizes.ROWS, sizes.TABLE_WIDTH) for _ in range(sizes.TABLES)]
-        self.tables = nn.ModuleList(tables)
-        inputs = sizes.TABLES * sizes.TABLE_WIDTH + sizes.NUMBERS
+        self.tables = nn.ModuleList([nn.Embedding(rows, width) for _ in range(tables)])
+        inputs = tables * width + sizes.NUMBERS
         self.rest = nn.Sequential(
             nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2)
         )
@@ -144,10 +143,11 @@ def build(name, private):
     kind, options, _ = sizes.ARCHITECTURES[name]
     if kind == "transformer":
         return Transformer(**options)
+    if kind == "clicks":
+        return Clicks(**options)
     if kind == "gru":
         return Recurrent(private)
-    makers = {"perceptron": perceptron, "convolutions": convolutions, "clicks": Clicks,
-              "encoder": Encoder}  # fmt: skip
+    makers = {"perceptron": perceptron, "convolutions": convolutions, "encoder": Encoder}
     return makers[kind]()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 VOCABULARY, WIDTH, BLOCKS = 3417, 64, 2
-TABLES, ROWS, TABLE_WIDTH, NUMBERS = 26, 5_000, 16, 13
+NUMBERS = 13
 #: The encoder is of BERT's size, and frozen; what is trained are LoRA's factors and the head.
 WORDS, ENCODER_WIDTH, HEADS, ENCODER_BLOCKS, RANK = 30_522, 768, 12, 12, 8
 CLIP_NORM, NOISE_MULTIPLIER = 1.0, 1.0
@@ -23,7 +23,8 @@ ARCHITECTURES = {
     "multilayer perceptron": ("perceptron", {}, 512),
     "GRU": ("gru", {}, 64),
     "convolutions, group normalisation": ("convolutions", {}, 64),
-    "clicks, 26 tables": ("clicks", {}, 256),
+    "clicks, 26 tables": ("clicks", {"tables": 26, "rows": 5_000, "width": 16}, 256),
+    "clicks, 12 larger tables": ("clicks", {"tables": 12, "rows": 20_000, "width": 24}, 768),
     "encoder with LoRA": ("encoder", {"length": 64}, 8),
 }
 
@@ -42,7 +43,8 @@ def batch(name, size=None, seed=0):
     if kind == "encoder":
         return (generator.integers(0, WORDS, (size, options["length"]), dtype=np.int32),), labels
     if kind == "clicks":
-        ids = generator.integers(0, ROWS, (size, TABLES), dtype=np.int32)
+        shape = (size, options["tables"])
+        ids = generator.integers(0, options["rows"], shape, dtype=np.int32)
         return (ids, generator.standard_normal((size, NUMBERS), np.float32)), labels
     shape = {"perceptron": (256,), "gru": (50, 32), "convolutions": (32, 32, 3)}[kind]
     return (generator.standard_normal((size, *shape), np.float32),), labels

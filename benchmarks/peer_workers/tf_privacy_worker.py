@@ -78,12 +78,10 @@ def convolutions():
     return chain((32, 32, 3), [*parts, layers.GlobalAveragePooling2D()])
 
 
-def clicks():
-    ids = tf.keras.Input((sizes.TABLES,), dtype="int32")
+def clicks(tables, rows, width):
+    ids = tf.keras.Input((tables,), dtype="int32")
     numbers = tf.keras.Input((sizes.NUMBERS,))
-    looked_up = [
-        layers.Embedding(sizes.ROWS, sizes.TABLE_WIDTH)(ids[:, i]) for i in range(sizes.TABLES)
-    ]
+    looked_up = [layers.Embedding(rows, width)(ids[:, i]) for i in range(tables)]
     x = layers.Concatenate()([*looked_up, numbers])
     for _ in range(2):
         x = layers.Dense(256, "relu")(x)

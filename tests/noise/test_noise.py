@@ -177,10 +177,10 @@ def test_parts_of_a_compiled_draw_share_nothing(jit_compile):
 def test_the_fused_words_are_those_of_philox(jit_compile):
     key = tf.constant([0xFEDCBA9876543210], tf.uint64)
     counters = tf.constant([[0, 0], [2**64 - 3, 7], [2**64 - 2, 2**64 - 1]], tf.uint64)
-    run = tf.function(gaussian.fused_word_pairs, jit_compile=jit_compile, autograph=False)
+    run = tf.function(gaussian.fused_block_words, jit_compile=jit_compile, autograph=False)
     for shape, counter in itertools.product(([5], [2, 3], []), counters):
         fused = run(key, counter, shape)
-        for words, expected in zip(fused, gaussian.word_pairs(key, counter, shape), strict=True):
+        for words, expected in zip(fused, gaussian.block_words(key, counter, shape), strict=True):
             assert words.shape == expected.shape == tf.TensorShape(shape)
             np.testing.assert_array_equal(words, expected)
 

@@ -139,3 +139,50 @@ def test_steps_are_known_or_not(small):
     sampling = tfdp.data.sampling_of(small.poisson())
     assert steps_of(sampling, 3) == 12 and steps_of(sampling, 3, 2) == 6
     assert steps_of(sampling, None) is None
+
+
+class Head(keras.layers.Layer):
+    """Logits from another layer's table."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(self.table.embeddings))
+
+
+def with_tables(rows, width, count=2, tied=False):
+    inputs = keras.Input((count,), dtype="int32")
+    tables = [keras.layers.Embedding(rows, width, name=f"table_{i}") for i in range(count)]
+    x = keras.layers.Concatenate()([table(inputs[:, i]) for i, table in enumerate(tables)])
+    x = keras.layers.Dense(width)(x)
+    model = tfdp.make_private(keras.Model(inputs, Head(tables[0])(x) if tied else x))
+    optimizer = tfdp.optimizers.DPOptimizer(keras.optimizers.SGD(0.1), noise_multiplier=1.0)
+    model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def advised(model):
+    """What a first fit says about tables."""
+    x, y = np.ones((40, model.inputs[0].shape[1]), np.int32), np.ones((40,), np.int32)
+    batches = tfdp.data.poisson_batches((x, y), 36, steps_per_epoch=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(batches, verbose=0)
+    return [str(w.message) for w in caught if "SparseEmbedding" in str(w.message)]
+
+
+def test_fit_says_where_sparse_tables_are_the_answer():
+    (found,) = advised(with_tables(40_000, 16, count=5))
+    assert "'table_0' (40,000 x 16)" in found and "and 2 more" in found
+    # What it says to write is accepted.
+    made = re.search(r"tfdp\.layers\.SparseEmbedding\([^)]*\)", found).group()
+    arguments = re.search(r"DPOptimizer (selection=.*\)) and (embedding_optimizer=.*?\))", found)
+    assert eval(made).input_dim == 40_000
+    eval(f"dict({', '.join(arguments.groups())})", {"tfdp": tfdp})
+
+
+@pytest.mark.parametrize("which", [{"rows": 200}, {"rows": 40_000, "count": 1, "tied": True}])
+def test_small_tables_and_those_with_a_dense_gradient_are_not_advised_against(which):
+    assert advised(with_tables(width=32, **which)) == []

@@ -16,6 +16,8 @@ import dataclasses
 _OPERATION = 1 / 200e9
 _BYTE = 1 / 14e9
 _ITERATION = 2e-5
+# Seconds of the noise of one coordinate, and of its update by Adam.
+_COORDINATE = 4e-9
 # Seconds of a step of any size, of one step of a loop, and of a layer that is run by itself.
 _STEP, _LOOP, _APART = 5e-4, 1e-4, 5e-5
 # Examples in the batch for which the fallback is estimated.
@@ -77,14 +79,24 @@ def slowdown(work, apart, others):
         apart: whether examples follow one another, to draw random numbers of their own.
         others: the `Work` of every call of the model, this one included.
     """
-    plain = _STEP + sum(_plain_seconds(one) for one in others)
+    plain = step_seconds(others, EXAMPLES)
     # Every step of a vectorized loop adds up a copy of the gradient for each example.
     copies = 10 * work.parameters * work.steps * EXAMPLES * _BYTE
     runs = _APART * work.steps * EXAMPLES if apart else 0.0
-    return 1.0 + (_plain_seconds(work) + copies + runs) / plain
+    return 1.0 + (_plain_seconds(work, EXAMPLES) + copies + runs) / plain
 
 
-def _plain_seconds(work):
+def step_seconds(works, examples):
+    """About how long a step without privacy takes that is made of these calls."""
+    return _STEP + sum(_plain_seconds(work, examples) for work in works)
+
+
+def noise_seconds(coordinates):
+    """About how long noise for so many coordinates takes, and their update."""
+    return coordinates * _COORDINATE
+
+
+def _plain_seconds(work, examples):
     uses = max(work.positions, work.steps)
     loop = _LOOP * work.steps if work.steps > 1 else 0.0
-    return 6 * work.parameters * uses * EXAMPLES * _OPERATION + loop
+    return 6 * work.parameters * uses * examples * _OPERATION + loop

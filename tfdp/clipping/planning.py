@@ -41,6 +41,7 @@ class PlannedCall:
         seeds: states of the random generators used inside (fallback only).
         draws_at_once: whether what they give is drawn for all examples at once (fallback only).
         slowdown: about how often as long a step takes for want of a rule (fallback only).
+        work: what one example is to the call.
     """
 
     key: tuple
@@ -52,6 +53,7 @@ class PlannedCall:
     seeds: list = dataclasses.field(default_factory=list)
     draws_at_once: bool = False
     slowdown: float = 1.0
+    work: cost.Work | None = None
 
 
 @dataclasses.dataclass
@@ -119,7 +121,7 @@ def make_clipping_plan(model, x):
             fallback.refuse_other_computations(planned, call)
             draws.refuse_unrepeatable(call, planned.seeds)
             planned.draws_at_once = draws.of_each_example(call, twin)
-    _estimate_fallbacks(calls, pairs)
+    _estimate_work(calls, pairs)
     covered = {id(v) for planned in calls for v in planned.variables}
     unused = [v for v in trained_variables(model) if id(v) not in covered]
     aligned = {
@@ -139,13 +141,14 @@ def make_clipping_plan(model, x):
     )
 
 
-def _estimate_fallbacks(calls, pairs):
-    """Notes about how much the calls without a rule slow a step down."""
-    work = {planned.key: _work(planned, pairs[planned.key][0]) for planned in calls}
+def _estimate_work(calls, pairs):
+    """Notes what the calls cost, and about how much those without a rule slow a step down."""
+    for planned in calls:
+        planned.work = _work(planned, pairs[planned.key][0])
     for planned in calls:
         if planned.rule is None:
             apart = bool(planned.seeds) and not planned.draws_at_once
-            planned.slowdown = cost.slowdown(work[planned.key], apart, work.values())
+            planned.slowdown = cost.slowdown(planned.work, apart, [c.work for c in calls])
 
 
 def _work(planned, call):

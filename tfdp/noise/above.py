@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.noise import draws
-from tfdp.noise.gaussian import normal_of_tail
+from tfdp.noise.gaussian import halves, normal_of_tail
 from tfdp.noise.grid import spread, tail_and_even
 from tfdp.noise.training_source import NoiseSource
 
@@ -111,7 +111,7 @@ def _values(source, count, tail, stddev, window):
 
     def part(size):
         bits = draws.random_bits(source, 2 * size)
-        half, even = tail_and_even(bits[:size], bits[size:])
+        half, even = tail_and_even([*halves(bits[:size]), *halves(bits[size:])])
         above = 2.0 * half * tail  # uniform in (0, tail]
         reflected = above > 0.5
         z = normal_of_tail(tf.where(reflected, 1.0 - above, above))

@@ -17,37 +17,19 @@ from tfdp.runtime.xla import is_compiling, platform
 
 PHILOX = 1  # tf.random.Algorithm.PHILOX
 
-# Wichura (1988), algorithm AS 241 (PPND16): relative accuracy about 1e-16 in float64.
-_A = (
-    3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3,
-    1.3731693765509461125e4, 4.5921953931549871457e4, 6.7265770927008700853e4,
-    3.3430575583588128105e4, 2.5090809287301226727e3,
+# z = x·P(x)/Q(x) with x = √(-log tail) - √(log 2), for tails from 1/2 down to 2^-1083: within 2^-54
+# of (z + 1), fitted in 200 bits. All are positive, so that no sum cancels.
+_P = (
+    2.086904928502299, 8.460792031519777, 14.173450678303594, 12.897948995970536,
+    7.070596224074362, 2.4392148756304195, 0.5304059959114518, 0.06994544231782532,
+    0.005201319567495581, 0.0001962073009760347, 3.179341777392179e-06, 1.553397625757562e-08,
 )  # fmt: skip
-_B = (
-    1.0, 4.2313330701600911252e1, 6.8718700749205790830e2, 5.3941960214247511077e3,
-    2.1213794301586595867e4, 3.9307895800092710610e4, 2.8729085735721942674e4,
-    5.2264952788528545610e3,
+_Q = (
+    1.0, 4.286223149559418, 7.598028377459576, 7.3027459249427,
+    4.208261931292523, 1.5174051102779427, 0.3432915197096789, 0.04681842975235113,
+    0.003570464145678465, 0.0001369163030203182, 2.2390036631027954e-06, 1.0984164593043044e-08,
 )  # fmt: skip
-_C = (
-    1.42343711074968357734e0, 4.63033784615654529590e0, 5.76949722146069140550e0,
-    3.64784832476320460504e0, 1.27045825245236838258e0, 2.41780725177450611770e-1,
-    2.27238449892691845833e-2, 7.74545014278341407640e-4,
-)  # fmt: skip
-_D = (
-    1.0, 2.05319162663775882187e0, 1.67638483018380384940e0, 6.89767334985100004550e-1,
-    1.48103976427480074590e-1, 1.51986665636164571966e-2, 5.47593808499534494600e-4,
-    1.05075007164441684324e-9,
-)  # fmt: skip
-_E = (
-    6.65790464350110377720e0, 5.46378491116411436990e0, 1.78482653991729133580e0,
-    2.96560571828504891230e-1, 2.65321895265761230930e-2, 1.24266094738807843860e-3,
-    2.71155556874348757815e-5, 2.01033439929228813265e-7,
-)  # fmt: skip
-_F = (
-    1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2,
-    7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7,
-    2.04426310338993978564e-15,
-)  # fmt: skip
+_AT_HALF = math.sqrt(math.log(2.0))
 
 # fdlibm's e_log.c (Sun Microsystems 1993): (log((1+s)/(1-s)) - 2s)/s in powers of s², to 2^-58.45.
 _LOG = (
@@ -64,15 +46,15 @@ def philox_bits(key: tf.Tensor, counter: tf.Tensor, shape: Any) -> tf.Tensor:
     )
 
 
-def word_pairs(key, counter, shape):
-    """Two uint64 tensors of `shape`: the words of one 128-bit block of Philox for each place."""
+def block_words(key, counter, shape):
+    """Four uint64 tensors of `shape`: the 32-bit words of one block of Philox for each place."""
     static = isinstance(shape, list)
     words = philox_bits(key, counter, [*shape, 2] if static else tf.concat([shape, [2]], 0))
-    return words[..., 0], words[..., 1]
+    return [*halves(words[..., 0]), *halves(words[..., 1])]
 
 
-def fused_word_pairs(key, counter, shape):
-    """As `word_pairs`, bit for bit, of elementwise operations: inside a loop that XLA fuses.
+def fused_block_words(key, counter, shape):
+    """As `block_words`, bit for bit, of elementwise operations: inside a loop that XLA fuses.
 
     XLA writes the words of its own Philox to memory before it reads them, which takes as long as
     all that becomes of them.
@@ -81,13 +63,16 @@ def fused_word_pairs(key, counter, shape):
     Philox-4x32-10.
     """
     low, high = _block_counters(counter, shape)
-    x, keys = [*_halves(low), *_halves(high)], _halves(key[0])
+    x, keys = [*halves(low), *halves(high)], halves(key[0])
     for _ in range(10):
-        product_0, product_1 = x[0] * _uint64(0xD2511F53), x[2] * _uint64(0xCD9E8D57)
-        (low_0, high_0), (low_1, high_1) = _halves(product_0), _halves(product_1)
-        x = [_xor(high_1, x[1], keys[0]), low_1, _xor(high_0, x[3], keys[1]), low_0]
+        # Only here upper halves are taken off, next to the product: XLA then makes it of one
+        # instruction, and of five where it does not see that they are zero.
+        product_0 = _low(x[0]) * _uint64(0xD2511F53)
+        product_1 = _low(x[2]) * _uint64(0xCD9E8D57)
+        x = [_xor(_high(product_1), x[1], keys[0]), product_1,
+             _xor(_high(product_0), x[3], keys[1]), product_0]  # fmt: skip
         keys = _low(keys[0] + _uint64(0x9E3779B9)), _low(keys[1] + _uint64(0xBB67AE85))
-    return _joined(x[0], x[1]), _joined(x[2], x[3])
+    return [_low(word) for word in x]
 
 
 def _block_counters(counter, shape):
@@ -97,21 +82,22 @@ def _block_counters(counter, shape):
     return low, counter[1] + tf.cast(low < counter[0], tf.uint64)
 
 
-def _halves(word):
+def halves(word):
     """(lower, upper) 32 bits of uint64 words, as uint64."""
-    return _low(word), tf.bitwise.right_shift(word, _uint64(32))
+    return _low(word), _high(word)
 
 
 def _low(word):
-    return tf.bitwise.bitwise_and(word, _uint64(0xFFFFFFFF))
+    # Not by a mask: XLA would read it from memory, and not know that what is left has 32 bits.
+    return tf.cast(tf.cast(word, tf.uint32), tf.uint64)
+
+
+def _high(word):
+    return tf.bitwise.right_shift(word, _uint64(32))
 
 
 def _xor(a, b, c):
     return tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(a, b), c)
-
-
-def _joined(low, high):
-    return tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, _uint64(32)), low)
 
 
 def _uint64(value):
@@ -152,25 +138,20 @@ def standard_normal_from_bits(bits: tf.Tensor) -> tf.Tensor:
 
 def normal_of_tail(tail: tf.Tensor) -> tf.Tensor:
     """The standard normal value that is exceeded with probability `tail`, float64 in (0, 1/2]."""
-    q = 0.5 - tail
-    r = tf.sqrt(-log(tail))
-    central, near = q <= 0.425, r <= 5.0
+    # One quotient for all tails: to choose the coefficients of a part for each value takes longer
+    # than all products.
+    x = tf.sqrt(-log(tail)) - _AT_HALF
+    return x * _polynomial(_P, x) / _polynomial(_Q, x)
 
-    def choose(in_center, in_near_tail, in_far_tail):
-        # Never by tf.cast, which reads a Python number as float32.
-        values = [
-            tf.convert_to_tensor(v, tf.float64) for v in (in_center, in_near_tail, in_far_tail)
-        ]
-        return tf.where(central, values[0], tf.where(near, *values[1:]))
 
-    # One ratio of polynomials, whose coefficients are chosen for each value: three would be as
-    # exact, and three times the work.
-    x = choose(0.180625 - q * q, r - 1.6, r - 5.0)
-    numerator = denominator = tf.zeros_like(x)
-    for k in reversed(range(8)):
-        numerator = numerator * x + choose(_A[k], _C[k], _E[k])
-        denominator = denominator * x + choose(_B[k], _D[k], _F[k])
-    return choose(q, 1.0, 1.0) * numerator / denominator
+def _polynomial(coefficients, x):
+    """Σ coefficients[k]·x^k by pairs (Estrin): few products wait for each other."""
+    terms = list(coefficients)
+    while len(terms) > 1:
+        pairs = [low + high * x for low, high in zip(terms[::2], terms[1::2], strict=False)]
+        terms = pairs + terms[2 * len(pairs) :]
+        x = x * x
+    return terms[0]
 
 
 def log(x: tf.Tensor) -> tf.Tensor:
@@ -190,9 +171,7 @@ def _fused_log(x):
     # Not a quotient: XLA would write one that is used twice to memory, after all that led to it.
     s = (m - 1.0) * (1.0 / (m + 1.0))
     z = s * s
-    series = tf.zeros_like(z)
-    for coefficient in reversed(_LOG):
-        series = (series + coefficient) * z
+    series = _polynomial(_LOG, z) * z
     # 32 bits: CPUs convert no wider integers quickly.
     return tf.cast(tf.cast(k, tf.int32), tf.float64) * math.log(2.0) + s * (2.0 + series)
 

@@ -36,7 +36,7 @@ import math
 
 import tensorflow as tf
 
-from tfdp.noise.gaussian import fused_word_pairs, log, normal_of_tail, word_pairs
+from tfdp.noise.gaussian import block_words, fused_block_words, log, normal_of_tail
 from tfdp.runtime.xla import platform
 
 #: What clipping to C in float32, or with a float32 result, may exceed C by, relative to C.
@@ -168,16 +168,15 @@ def release(values, grid, key, counter, quantile=normal_of_tail, dtype=tf.float3
         A tensor of the shape of `values`.
     """
     static = values.shape.is_fully_defined()
-    words = word_pairs(key, counter, values.shape.as_list() if static else tf.shape(values))
+    words = block_words(key, counter, values.shape.as_list() if static else tf.shape(values))
     return released(values, *grid.tensors, words, quantile, dtype, scale)
 
 
 def released(values, step, stddev, window, words, quantile, dtype, scale=None):
-    """As `release`, from single tensors and a pair of uint64 `words` for each value."""
-    bits, more = words
-    tail, even = tail_and_even(bits, more)
+    """As `release`, from single tensors and four `words` of 32 bits for each value."""
+    tail, even = tail_and_even(words)
     noise = quantile(tail) * (stddev / step)
-    noise = tf.where(tf.equal(tf.bitwise.bitwise_and(bits, _uint64(1)), 1), -noise, noise)
+    noise = tf.where(tf.equal(tf.bitwise.bitwise_and(words[0], _uint64(1)), 1), -noise, noise)
     if scale is not None:
         noise *= scale
     values = tf.cast(values, tf.float64)
@@ -187,14 +186,16 @@ def released(values, step, stddev, window, words, quantile, dtype, scale=None):
     return tf.cast(tf.where(tf.equal(stddev, 0.0), values, units * step), dtype)
 
 
-def tail_and_even(bits, more):
-    """Of two uint64 words: a uniform number in (0, 1/2] of 93 bits, and one in [0, 1) of 31 others.
+def tail_and_even(words):
+    """Of four words: a uniform number in (0, 1/2] of 93 bits, and one in [0, 1) of 31 others.
 
-    Bit 0 of `bits`, a sign, is part of neither.
+    Bit 0 of the first word, a sign, is part of neither.
     """
     # 31 bits at a time: CPUs convert no wider unsigned integers quickly.
-    tail = _bits(bits, 33) * 2.0**31 + _bits(bits, 1) + (_bits(more, 0) + 0.5) * 2.0**-31
-    return tail * 2.0**-63, _bits(more, 33) * 2.0**-31
+    first, second, third, fourth = words
+    tail = _upper_bits(second) * 2.0**31 + _upper_bits(first)
+    tail += (_lower_bits(third) + 0.5) * 2.0**-31
+    return tail * 2.0**-63, _upper_bits(fourth) * 2.0**-31
 
 
 def spread(even, window):
@@ -202,10 +203,18 @@ def spread(even, window):
     return tf.floor(even * window) - tf.floor(0.5 * window)
 
 
-def _bits(words, start):
-    """31 bits of uint64 words, from bit `start` up, as float64 integers."""
-    part = tf.bitwise.right_shift(words, _uint64(start))
-    return tf.cast(tf.cast(tf.bitwise.bitwise_and(part, _uint64(2**31 - 1)), tf.int32), tf.float64)
+def _upper_bits(word):
+    """The upper 31 of 32 bits, as float64 integers."""
+    return _float64(tf.bitwise.right_shift(word, _uint64(1)))
+
+
+def _lower_bits(word):
+    """The lower 31 of 32 bits, as float64 integers."""
+    return _float64(tf.bitwise.bitwise_and(word, _uint64(2**31 - 1)))
+
+
+def _float64(word):
+    return tf.cast(tf.cast(word, tf.int32), tf.float64)
 
 
 def _uint64(value):
@@ -216,19 +225,25 @@ def _uint64(value):
 def _compiled(quantile, dtype):
     # Compiled by itself, all of the draw is one loop that touches memory for values and results.
     @tf.function(jit_compile=True, autograph=False)
-    def run(values, public, key, counter):
-        words = fused_word_pairs(key, counter, values.shape.as_list())
+    def run(values, public, key, counter, divisor):
+        words = fused_block_words(key, counter, values.shape.as_list())
         drawn = released(values, *_numbers(*public), words, quantile, dtype)
         # In a step that XLA compiles as a whole it would draw again wherever the noise is used, as
-        # it does with all that is cheap but a quotient; it does not know that this divisor is 1.
-        return drawn / tf.cast(tf.where(public[0] < 0.0, 2.0, 1.0), dtype)
+        # it does with all that is cheap but a quotient by what it does not know.
+        return drawn / tf.where(public[0] < 0.0, 2.0 * divisor, divisor)
 
     return run
 
 
-def compiled_release(values, public, key, counter, quantile=normal_of_tail, dtype=tf.float32):
-    """As `release`, of values of a static shape, as one compiled loop; `public` is a grid's."""
+def compiled_release(
+    values, public, key, counter, quantile=normal_of_tail, dtype=tf.float32, divisor=1.0
+):
+    """As `release`, of values of a static shape, as one compiled loop; `public` is a grid's.
+
+    What is released is divided by `divisor`, a number, as it is written.
+    """
+    divisor = tf.constant(divisor, dtype)
     if platform() == "TPU":  # compiled already, with the whole step; and 64-bit products are slow
-        words = word_pairs(key, counter, values.shape.as_list())
-        return released(values, *_numbers(*public), words, quantile, dtype)
-    return _compiled(quantile, dtype)(values, public, key, counter)
+        words = block_words(key, counter, values.shape.as_list())
+        return released(values, *_numbers(*public), words, quantile, dtype) / divisor
+    return _compiled(quantile, dtype)(values, public, key, counter, divisor)

@@ -14,13 +14,14 @@ import tensorflow as tf
 from tfdp import _validate
 from tfdp.noise import grid as on_grid
 from tfdp.noise.gaussian import later, normal_of_tail, philox_bits, standard_normal
+from tfdp.noise.joined import Joined
 from tfdp.noise.layer_sources import ServingNoiseSource
 from tfdp.runtime.replicas import of_first_replica
 from tfdp.runtime.xla import is_compiling, platform
 
 _LARGEST_DRAW = 1 << 22
-# Tensors that begin at such a place share the memory of the draw: TensorFlow aligns to 64 bytes.
-_LINE = 16
+# So many values of several tensors are copied next to each other, to be released at once.
+_LARGEST_JOINED = 1 << 24
 _ADVANCING = threading.Lock()
 # Compiled once, for draws whose number is not known beforehand.
 _FEW, _SMALL_DRAW = 1 << 11, 1 << 14
@@ -99,28 +100,29 @@ class NoiseSource:
 
         return tf.reshape(self._in_parts(draw, math.prod(shape), 1, dtype), shape)
 
-    def release(self, tensors, grid, quantile=normal_of_tail, dtype=tf.float32):
+    def release(self, tensors, grid, quantile=normal_of_tail, dtype=tf.float32, divisor=1.0):
         """Clipped sums with noise: what may be seen of them (`tfdp.noise.grid`).
 
         Args:
-            tensors: list of float tensors of static shapes.
+            tensors: list of float tensors of static shapes, or tf.IndexedSlices of such.
             grid: the `Grid` of all of them together.
             quantile: as for `tfdp.noise.grid.release`.
             dtype: of the results.
+            divisor: a number by which what is released is divided.
 
         Returns:
             List of tensors of the same shapes. Small ones share a draw; of large ones no float64
             (or uint64) tensor of their size is made.
         """
+        most = _LARGEST_DRAW if platform() == "TPU" else _LARGEST_JOINED
         sizes = [math.prod(t.shape) for t in tensors]
         released, start = [], 0
         while start < len(sizes):
             stop = start + 1
-            while stop < len(sizes) and sum(sizes[start : stop + 1]) <= _LARGEST_DRAW:
+            while stop < len(sizes) and sum(sizes[start : stop + 1]) <= most:
                 stop += 1
-            flat = _joined(tensors[start:stop])
-            drawn = self._release(flat, grid, quantile, dtype)
-            released += _apart(drawn, [t.shape for t in tensors[start:stop]])
+            joined = Joined(tensors[start:stop])
+            released += joined.apart(self._release(joined.values, grid, quantile, dtype, divisor))
             start = stop
         return released
 
@@ -134,19 +136,22 @@ class NoiseSource:
         release = release if tf.executing_eagerly() else release.python_function
         return release(values, grid.public, *state)
 
-    def _release(self, values, grid, quantile=normal_of_tail, dtype=tf.float32):
+    def _release(self, values, grid, quantile, dtype, divisor):
         """(n,) values of a static size."""
         size = values.shape[0]
         if platform() != "TPU":  # one loop that needs no memory but for values and results
             whole = size if is_compiling() else _compiled_size(size)
             state = self._advance(on_grid.WORDS * whole)
-            padded = tf.pad(values, [[0, whole - size]]) if whole > size else values
-            return on_grid.compiled_release(padded, grid.public, *state, quantile, dtype)[:size]
+            values = tf.pad(values, [[0, whole - size]]) if whole > size else values
+            drawn = on_grid.compiled_release(values, grid.public, *state, quantile, dtype, divisor)
+            return drawn[:size]
 
         def draw(key, counter, start, count):
             part = tf.slice(values, [start], [count]) if count < size else values
             part = tf.ensure_shape(part, [count])
-            return on_grid.compiled_release(part, grid.public, key, counter, quantile, dtype)
+            return on_grid.compiled_release(
+                part, grid.public, key, counter, quantile, dtype, divisor
+            )
 
         return self._in_parts(draw, size, on_grid.WORDS, dtype)
 
@@ -245,31 +250,6 @@ def _any_released(dtype):
         return tf.cond(count <= _FEW, lambda: block(0, _FEW), many)[:count]
 
     return tf.function(run, reduce_retracing=True, autograph=False)
-
-
-def _joined(tensors):
-    """One tensor (n,) of all values; between those of two tensors, zeros up to whole lines."""
-    if len(tensors) == 1:
-        return tf.reshape(tensors[0], [-1])
-    flat = []
-    for tensor in tensors:
-        flat.append(tf.reshape(tensor, [-1]))
-        if -tensor.shape.num_elements() % _LINE:
-            flat.append(tf.zeros([-tensor.shape.num_elements() % _LINE], tensor.dtype))
-    return tf.concat(flat, 0)
-
-
-def _apart(values, shapes):
-    """The tensors of these shapes that `_joined` made `values` of."""
-    if len(shapes) == 1:
-        return [tf.reshape(values, shapes[0])]
-    sizes = [shape.num_elements() for shape in shapes]
-    lines = [-(-size // _LINE) for size in sizes]
-    parts = tf.split(tf.reshape(values, [-1, _LINE]), lines)
-    return [
-        tf.reshape(tf.reshape(part, [-1])[:size], shape)
-        for part, size, shape in zip(parts, sizes, shapes, strict=True)
-    ]
 
 
 def _compiled_size(size):

@@ -25,12 +25,10 @@ def run(optimizer, sums, variables, regularization):
     tables = [i for i, s in enumerate(sums) if isinstance(s, SurvivorSums)]
     dense = [i for i, s in enumerate(sums) if s is not None and i not in tables]
     coordinates = sum(_size(variable.shape) for variable in variables)
-    released = replicas.run_once_on_sums(
+    means = replicas.run_once_on_sums(
         lambda totals: charged_and_noised(optimizer, totals, len(tables), coordinates),
         [sums[i].values for i in tables] + [sums[i] for i in dense],
     )
-    divisor = tf.constant(optimizer.expected_batch_size, tf.float32)
-    means = [r / divisor for r in released]
     size = _update_rows(
         optimizer,
         [(variables[i], sums[i].rows, mean) for i, mean in zip(tables, means, strict=False)],
@@ -44,11 +42,12 @@ def run(optimizer, sums, variables, regularization):
 
 
 def charged_and_noised(optimizer, sums, num_tables, coordinates):
-    """The sums of a step with noise; the only place that adds noise to gradients.
+    """The sums of a step with noise, divided; the only place that adds noise to gradients.
 
     Args:
         optimizer: a `DPOptimizer`.
-        sums: list of float32 tensors, over all examples: first surviving rows of tables.
+        sums: list of float32 tensors, or tf.IndexedSlices, over all examples: first surviving rows
+            of tables.
         num_tables: how many of them are rows of tables.
         coordinates: scalars of all variables, those of tables included: more than a step
             releases, and known without its data.
@@ -61,17 +60,15 @@ def charged_and_noised(optimizer, sums, num_tables, coordinates):
     rounding = sum_rounding(optimizer.expected_batch_size)
     grid = Grid(stddev, optimizer.clip_norm, coordinates, rounding)
     rows, dense = sums[:num_tables], sums[num_tables:]
-    source = optimizer.noise_source
-    return release_rows(rows, grid, source) + source.release(dense, grid)
+    source, divisor = optimizer.noise_source, optimizer.expected_batch_size
+    means = [r / divisor for r in release_rows(rows, grid, source)]
+    return means + source.release(dense, grid, divisor=divisor)
 
 
 def _over_replicas(sums):
     """Clipped sums over the replicas; of sparse tables only the surviving rows cross over."""
     used = [i for i, s in enumerate(sums) if s is not None]
-    found = [
-        sums[i].values if isinstance(sums[i], SurvivorSums) else tf.convert_to_tensor(sums[i])
-        for i in used
-    ]
+    found = [sums[i].values if isinstance(sums[i], SurvivorSums) else sums[i] for i in used]
     summed = replicas.all_reduce_sum([tf.cast(t, tf.float32) for t in found])
     totals = list(sums)
     for i, t in zip(used, summed, strict=True):

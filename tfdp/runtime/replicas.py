@@ -73,12 +73,14 @@ def all_reduce_sum(tensors):
     """Sums tensors over the replicas; each gets the same sums.
 
     Args:
-        tensors: list of tensors, of the same shapes on every replica; may be empty.
+        tensors: list of tensors, or tf.IndexedSlices, of the same shapes on every replica; may be
+            empty.
     """
     context = _replica_context()
     if context.num_replicas_in_sync == 1 or not tensors:
         return list(tensors)
-    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors)))
+    tensors = [tf.convert_to_tensor(t) for t in tensors]
+    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
 
 
 def refuse_shared_examples(tensor):

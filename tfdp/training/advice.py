@@ -1,4 +1,4 @@
-"""Warnings of what cannot work, from public settings and what is private already.
+"""Warnings of what cannot work or is slow, from public settings and what is private already.
 
 Nothing here looks at a record, a loss or a gradient before its noise: a warning may be shown to
 anybody who may see the statement.
@@ -12,7 +12,9 @@ import warnings
 import keras
 
 from tfdp._validate import is_number
+from tfdp.clipping import cost
 from tfdp.clipping.recording import trained_variables
+from tfdp.clipping.rules.embedding import EmbeddingRule
 from tfdp.clipping.surviving_rows import table_name
 from tfdp.optimizers import DPOptimizer
 
@@ -20,11 +22,15 @@ from tfdp.optimizers import DPOptimizer
 _LONGEST_WALK = 3.0
 # So little in all steps together, whatever the data, that nothing can have been learned.
 _SHORTEST_WAY = 1e-2
+# Noise that takes less than so many seconds of a step is not worth other layers.
+_SHORT_NOISE = 4e-3
+# So many layers are named.
+_NAMED = 3
 _ADAPTIVE = ("Adam", "AdamW", "Adamax", "Nadam", "RMSprop")
 
 
 def warn_before_training(model, steps: int | None):
-    """Warns of a learning rate, a clip norm or a threshold that cannot work.
+    """Warns of a learning rate, a clip norm or a threshold that cannot work, and of slow tables.
 
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`, whose noise is known.
@@ -37,8 +43,41 @@ def warn_before_training(model, steps: int | None):
     if explain is not None and tables:
         forecast = explain(tables, optimizer.noise_multiplier, optimizer.expected_batch_size)
         found += forecast.warnings
+    found += dense_tables(list(model._plans.values()), optimizer.expected_batch_size)
     for text in found:
         warnings.warn(f"{text}.", stacklevel=2)
+
+
+def dense_tables(plans, batch_size: float) -> list[str]:
+    """Which tables are better sparse; sentences without a full stop.
+
+    Args:
+        plans: the `ClippingPlan`s of a model, of which the first is looked at.
+        batch_size: examples of a step.
+    """
+    if not plans:
+        return []
+    calls = list(plans[0].calls.values())
+    tables = {id(c.variables[0]): c for c in calls if type(c.rule) is EmbeddingRule}
+    others = [c for c in calls if type(c.rule) is not EmbeddingRule]
+    for used in (v for c in others for v in c.variables):
+        tables.pop(id(used), None)  # tied to a head, whose gradient is dense
+    sizes = {c.layer: c.variables[0].shape for c in tables.values()}
+    noise = cost.noise_seconds(sum(math.prod(shape) for shape in sizes.values()))
+    rest = cost.step_seconds([c.work for c in others], batch_size)
+    if noise < max(rest, _SHORT_NOISE):
+        return []
+    largest = sorted(sizes, key=lambda layer: -math.prod(sizes[layer]))[:_NAMED]
+    named = ", ".join(f"{v.name!r} ({sizes[v][0]:,} x {sizes[v][1]})" for v in largest)
+    more = f" and {len(sizes) - _NAMED} more" if len(sizes) > _NAMED else ""
+    rows, width = sizes[largest[0]]
+    return [
+        f"Noise for every row of embedding {named}{more} takes about {noise / rest:.0f} times as "
+        "long as the rest of a step. To noise only rows that a private selection lets through, "
+        f"write tfdp.layers.SparseEmbedding({rows}, {width}) for keras.layers.Embedding("
+        f"{rows}, {width}), and give DPOptimizer selection=tfdp.selection.AdaFEST(threshold=30.0) "
+        "and embedding_optimizer=tfdp.optimizers.RowAdagrad(0.05) (docs/sparse_embeddings.md)"
+    ]
 
 
 def step_sizes(optimizer: DPOptimizer, steps: int) -> list[str]:

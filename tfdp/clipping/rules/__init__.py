@@ -1,6 +1,7 @@
 """One file for each kind of layer; importing this package registers them all."""
 
 from tfdp.clipping.rules import (
+    cell_calls,
     convolution,
     dense,
     embed_reduce,
@@ -11,5 +12,6 @@ from tfdp.clipping.rules import (
 )
 
 __all__ = [
-    "convolution", "dense", "embed_reduce", "embedding", "normalization", "position", "recurrent",
+    "cell_calls", "convolution", "dense", "embed_reduce", "embedding", "normalization", "position",
+    "recurrent",
 ]  # fmt: skip

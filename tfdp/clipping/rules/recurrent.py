@@ -38,7 +38,7 @@ class RecurrentRule(Rule):
             and x.dtype == layer.compute_dtype
             and (mask is None or (isinstance(mask, tf.Tensor) and len(mask.shape) == 2))
             and isinstance(given["training"], bool)
-            and all(_is_covered(layer, cell) for cell in cells)
+            and all(is_covered(layer, cell) for cell in cells)
             and _fits(layer, cells, given["initial_state"], x)
             and (mask is None or mask.shape[0] == x.shape[0])
         )
@@ -116,9 +116,10 @@ def _by_cell(layer, states):
     return [states] if layer.cell in _cells(layer) else [_listed(s) for s in states]
 
 
-def _is_covered(layer, cell):
+def is_covered(layer, cell):
+    """Whether a cell of a layer, or one that is called by itself, is what `CELLS` describes."""
     described = inherited(cell, CELLS)
-    if described is None or is_patched(cell) or is_patched(layer.cell):
+    if described is None or is_patched(cell) or is_patched(getattr(layer, "cell", layer)):
         return False
     weights = [w for w in (cell.kernel, cell.recurrent_kernel, cell.bias) if w is not None]
     functions = [cell.activation, getattr(cell, "recurrent_activation", None)]

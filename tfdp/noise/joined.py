@@ -1,0 +1,91 @@
+"""Sums of many variables next to each other, so that one draw serves all of them."""
+
+import math
+
+import tensorflow as tf
+
+# Tensors that begin at such a place share the memory of the draw: TensorFlow aligns to 64 bytes.
+_LINE = 16
+# Rows that fall into parts of fewer numbers are faster added up table by table.
+_NARROWEST = 8
+
+
+class Joined:
+    """One tensor of the values of all, zeros between them up to whole lines.
+
+    Where most of the values are those of tables of which a step touched a few rows, all rows are
+    added up where they belong: no table is made by itself, and copied.
+
+    Args:
+        tensors: list of float tensors of static shapes, or tf.IndexedSlices of such.
+
+    Attributes:
+        values: (n,).
+    """
+
+    def __init__(self, tensors):
+        self._shapes = [tf.TensorShape(t.shape) for t in tensors]
+        self._unit = _LINE
+        width = _width_of_rows(tensors, self._shapes)
+        if width:
+            self._unit = math.lcm(_LINE, width)
+            self.values = self._of_rows(tensors, width)
+        elif len(tensors) == 1:
+            self.values = tf.reshape(tf.convert_to_tensor(tensors[0]), [-1])
+        else:
+            self.values = self._of_tensors(tensors)
+
+    def apart(self, values):
+        """The tensors of the shapes that were joined, from values (n,)."""
+        if len(self._shapes) == 1:
+            size = self._shapes[0].num_elements()
+            return [tf.reshape(values[:size], self._shapes[0])]
+        parts = tf.split(tf.reshape(values, [-1, self._unit]), self._units())
+        return [
+            tf.reshape(tf.reshape(part, [-1])[: shape.num_elements()], shape)
+            for part, shape in zip(parts, self._shapes, strict=True)
+        ]
+
+    def _units(self):
+        """How many units each of the tensors takes."""
+        return [-(-shape.num_elements() // self._unit) for shape in self._shapes]
+
+    def _of_rows(self, tensors, width):
+        """By one sum of rows of this width."""
+        rows, places, start = [], [], 0
+        for tensor, units in zip(tensors, self._units(), strict=True):
+            if isinstance(tensor, tf.IndexedSlices):
+                each = math.prod(tensor.shape[1:]) // width
+                first = tf.cast(tensor.indices, tf.int32)[:, tf.newaxis] * each
+                own = tf.reshape(first + tf.range(each), [-1])
+                parts = tf.reshape(tensor.values, [-1, width])
+            else:
+                flat = tf.reshape(tensor, [-1])
+                flat = tf.pad(flat, [[0, -flat.shape[0] % width]])
+                own, parts = tf.range(flat.shape[0] // width), tf.reshape(flat, [-1, width])
+            rows.append(parts)
+            places.append(own + start)
+            start += units * self._unit // width
+        total = tf.math.unsorted_segment_sum(tf.concat(rows, 0), tf.concat(places, 0), start)
+        return tf.reshape(total, [-1])
+
+    def _of_tensors(self, tensors):
+        flat = []
+        for tensor, units in zip(tensors, self._units(), strict=True):
+            # Along the last of two axes: of vectors, XLA for CPUs would make the choice of a tensor
+            # a part of each draw, one value at a time.
+            flat.append(tf.reshape(tf.convert_to_tensor(tensor), [1, -1]))
+            missing = units * self._unit - flat[-1].shape[1]
+            if missing:
+                flat.append(tf.zeros([1, missing], flat[-1].dtype))
+        return tf.reshape(tf.concat(flat, 1), [-1])
+
+
+def _width_of_rows(tensors, shapes):
+    """How wide the rows are into which all tables fall, if these hold most of the values."""
+    tables = [s for t, s in zip(tensors, shapes, strict=True) if isinstance(t, tf.IndexedSlices)]
+    sizes = [shape.num_elements() for shape in shapes]
+    if 2 * sum(shape.num_elements() for shape in tables) < sum(sizes) or not tables:
+        return None
+    width = math.gcd(*(math.prod(shape[1:]) for shape in tables))
+    return width if width >= _NARROWEST else None
