@@ -90,13 +90,14 @@ def _ctr(arguments):
     budget = tfdp.PrivacyBudget(arguments.epsilon, delta)
     selection = _threshold(data, budget, batch, epochs)
     print(selection.explain(data.vocabulary_sizes, _noise(data, budget, batch, epochs), batch))
+    rate = arguments.learning_rate or 1e-3
     model.compile(
         tfdp.optimizers.DPOptimizer(
-            keras.optimizers.Adam(arguments.learning_rate or 1e-3),
+            keras.optimizers.Adam(rate),
             budget=budget,
             clip_norm=_CLIP_NORM,
             selection=selection,
-            embedding_optimizer=tfdp.optimizers.RowAdagrad(0.05),
+            embedding_optimizer=tfdp.optimizers.LazyAdam(rate),
         )
     )
     _fit(model, data.train, batch, epochs, arguments.plot)
