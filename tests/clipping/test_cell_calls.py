@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfdp.clipping.planning import make_clipping_plan
-from tfdp.clipping.rules.cell_calls import CellRule
+from tfdp.clipping.rules.recurrent import CellRule
 
 B, T, P, U = 3, 3, 3, 4
 

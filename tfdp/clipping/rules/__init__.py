@@ -1,7 +1,6 @@
 """One file for each kind of layer; importing this package registers them all."""
 
 from tfdp.clipping.rules import (
-    cell_calls,
     convolution,
     dense,
     embed_reduce,
@@ -12,6 +11,6 @@ from tfdp.clipping.rules import (
 )
 
 __all__ = [
-    "cell_calls", "convolution", "dense", "embed_reduce", "embedding", "normalization", "position",
+    "convolution", "dense", "embed_reduce", "embedding", "normalization", "position",
     "recurrent",
 ]  # fmt: skip
