@@ -23,8 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import PrivacyBudget, epsilon
+from tfdp.accounting.events.wishart import WishartDpEvent
 from tfdp.accounting.literature import paper_sampling_epsilon
-from tfdp.accounting.wishart import WishartDpEvent
 from tfdp.attention_release.clipping import clip_norms
 from tfdp.attention_release.mechanisms import noisy_gram, sampled_covariance
 from tfdp.attention_release.release_plan import Setting, plan_noise, plan_sampling

@@ -38,20 +38,21 @@ def noise_reused():
 def no_clipping():
     import tensorflow as tf
 
-    from tfdp.clipping import factors
+    from tfdp.clipping.sums import factors
 
     factors._flat = lambda squared_norm, bound: tf.ones_like(squared_norm)
 
 
 def clipped_to_twice_the_norm():
-    from tfdp.clipping import factors
+    from tfdp.clipping.sums import factors
 
     true = factors._flat
     factors._flat = lambda squared_norm, bound: true(squared_norm, 2 * bound)
 
 
 def clipped_by_each_layer_alone():
-    from tfdp.clipping import engine, factors
+    from tfdp.clipping import engine
+    from tfdp.clipping.sums import factors
 
     true = factors.clip_factors
 
@@ -63,7 +64,7 @@ def clipped_by_each_layer_alone():
 
 
 def tied_tables_clipped_by_branch():
-    from tfdp.clipping import gradients
+    from tfdp.clipping.sums import gradients
 
     def squared_norm(self):
         parts = (self.rows.squared_norm(), self.outer.squared_norm())
@@ -84,13 +85,13 @@ def padding_counted():
 
 
 def not_a_number_let_through():
-    from tfdp.clipping import gradients
+    from tfdp.clipping.sums import gradients
 
     gradients.only_finite = lambda finite, *tensors: tensors if len(tensors) > 1 else tensors[0]
 
 
 def shuffled_called_poisson():
-    from tfdp.accounting.sampling import Sampling
+    from tfdp.accounting.charges.sampling import Sampling
 
     Sampling.is_poisson = property(lambda self: True)
 
@@ -102,7 +103,7 @@ def steps_not_charged():
 
 
 def releases_not_charged():
-    from tfdp.accounting import participant
+    from tfdp.accounting.charges import participant
     from tfdp.training import charged_model
 
     participant.releases_of = lambda participants: []
@@ -110,7 +111,7 @@ def releases_not_charged():
 
 
 def cut_batches_not_charged():
-    from tfdp.accounting.sampling import Sampling
+    from tfdp.accounting.charges.sampling import Sampling
 
     Sampling.overflow_probability = property(lambda self: 0.0)
 
@@ -162,7 +163,7 @@ def noised_only_where_touched():
 def mixtures_without_clipping():
     import numpy as np
 
-    from tfdp.data import representations
+    from tfdp.data.releases import representations
 
     representations._clipped = lambda h, clip_norm: h.astype(np.float64)
 
@@ -187,7 +188,7 @@ def seeds_by_default():
 
 
 def charges_dropped_by_arithmetic():
-    from tfdp.data import origins
+    from tfdp.data.provenance import origins
 
     origins._carrying = lambda made, origin: made
 
@@ -204,7 +205,7 @@ def charges_of_scores_dropped():
 
 
 def details_override_accounting():
-    from tfdp.accounting import ledger
+    from tfdp.accounting.charges import ledger
     from tfdp.training import charged_model
 
     for module in (ledger, charged_model):
@@ -212,9 +213,9 @@ def details_override_accounting():
 
 
 def draws_declared_anew():
-    from tfdp.data import provenance
+    from tfdp.data.provenance import dataset_tags
 
-    provenance.refuse_drawn = lambda name, dataset, way_out: None
+    dataset_tags.refuse_drawn = lambda name, dataset, way_out: None
 
 
 def two_models_in_one_run():

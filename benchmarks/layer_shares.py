@@ -6,7 +6,7 @@ import unittest.mock
 import tensorflow as tf
 
 from tfdp.clipping import engine
-from tfdp.clipping.factors import clip_factors
+from tfdp.clipping.sums.factors import clip_factors
 
 
 def clipping_of(settings):

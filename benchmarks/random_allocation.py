@@ -34,8 +34,8 @@ def measured(sigma, steps, epochs, outside):
     import dp_accounting
 
     from tfdp.accounting import epsilon
-    from tfdp.accounting.composition import compose, training_event
-    from tfdp.accounting.random_allocation import RandomAllocationGaussianDpEvent
+    from tfdp.accounting.events.composition import compose, training_event
+    from tfdp.accounting.events.random_allocation import RandomAllocationGaussianDpEvent
 
     allocated = RandomAllocationGaussianDpEvent(steps, sigma)
     found = {

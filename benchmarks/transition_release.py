@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdp
-from tfdp.data.transition_counts import Histories, transition_sums
+from tfdp.data.releases.transition_counts import Histories, transition_sums
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 

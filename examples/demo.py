@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdp
-from tfdp.accounting.statement_text import round_up
+from tfdp.accounting.reports.statement_text import round_up
 from tfdp.metrics import NDCG, HitRate
 
 EPSILON = 8.0

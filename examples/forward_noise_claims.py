@@ -15,8 +15,8 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
-from tfdp.accounting.gaussian import gaussian_epsilon
 from tfdp.accounting.literature import paper_forward_noise_claim
+from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
 
 
 def attack(noise_multiplier, probability, draws, delta, trials=40_000, confidence=0.99):

@@ -10,7 +10,7 @@ from dp_accounting import pld
 from scipy import optimize, stats
 
 import tfdp
-from tfdp.accounting.gdp import log_gaussian_delta
+from tfdp.accounting.losses.gdp import log_gaussian_delta
 
 DELTA = 1e-3
 N = 40

@@ -12,14 +12,14 @@ from tfdp.accounting import (
     Ledger,
     LedgerEntry,
     PrivacyBudget,
-    budget_table,
     calibrate_noise_multiplier,
     epsilon,
     privacy_statement,
 )
-from tfdp.accounting.composition import compose
-from tfdp.accounting.composition import training_event as step
-from tfdp.accounting.statement import Statement
+from tfdp.accounting.events.composition import compose
+from tfdp.accounting.events.composition import training_event as step
+from tfdp.accounting.reports import budget_table
+from tfdp.accounting.reports.statement import Statement
 
 _COMMON = ["--num-examples", "2000", "--batch-size", "100", "--delta", "1e-4"]
 

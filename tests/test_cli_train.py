@@ -7,7 +7,7 @@ import processes
 import pytest
 
 from tfdp import cli
-from tfdp.accounting.statement import Statement
+from tfdp.accounting.reports.statement import Statement
 
 _SERVE = """
 import sys, tensorflow as tf

@@ -73,7 +73,7 @@ def test_no_name_on_demand_is_that_of_a_module(name):
 
 def test_modules_of_a_room_are_found_by_attribute():
     processes.run(
-        "import tfdp; assert tfdp.accounting.mechanisms.NoPrivacy.__name__ == 'NoPrivacy'"
+        "import tfdp; assert tfdp.accounting.charges.mechanisms.NoPrivacy.__name__ == 'NoPrivacy'"
     )
 
 

@@ -8,10 +8,10 @@ import os
 import keras
 import tensorflow as tf
 
-from tfdp.accounting import curves
 from tfdp.accounting.budget import check_delta
-from tfdp.accounting.statement_text import round_up_to
-from tfdp.clipping.surviving_rows import table_name
+from tfdp.accounting.reports import curves
+from tfdp.accounting.reports.statement_text import round_up_to
+from tfdp.clipping.sums.surviving_rows import table_name
 from tfdp.optimizers import DPOptimizer
 
 __all__ = ["PrivacyCurve", "PrivacyMeter"]

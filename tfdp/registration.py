@@ -5,7 +5,7 @@ import importlib
 import keras
 
 from tfdp._compat import saved_model, undated
-from tfdp.training import initial_values, keras_files
+from tfdp.training.weights import initial_values, keras_files
 
 #: Every class that tfdp registers with Keras, and where it lives.
 CLASSES = {

@@ -11,7 +11,7 @@ from tfdp.accounting import (
     epsilon,
     gdp_clt_epsilon,
 )
-from tfdp.accounting.composition import compose, training_event
+from tfdp.accounting.events.composition import compose, training_event
 from tfdp.errors import BudgetError
 
 _SST2_DELTA = 1 / (2 * 67349)

@@ -3,8 +3,8 @@
 import dp_accounting as d
 import pytest
 
-from tfdp.accounting.adjacency import double_sensitivity
-from tfdp.accounting.composition import compose, training_event
+from tfdp.accounting.events.adjacency import double_sensitivity
+from tfdp.accounting.events.composition import compose, training_event
 
 GAUSSIAN, LAPLACE = d.GaussianDpEvent(2.0), d.LaplaceDpEvent(3.0)
 

@@ -6,8 +6,8 @@ import pytest
 from scipy import special
 
 from tfdp import PrivacyBudget, accounting
-from tfdp.accounting.composition import training_event
-from tfdp.accounting.concentrated import PoissonSampledConcentratedDpEvent, sampled_rdp
+from tfdp.accounting.events.composition import training_event
+from tfdp.accounting.events.concentrated import PoissonSampledConcentratedDpEvent, sampled_rdp
 
 ORDERS = np.array([2, 3, 4, 8, 16, 32], float)
 _GRID = np.linspace(-14.0, 16.0, 6001)

@@ -9,8 +9,8 @@ import slow
 from dp_accounting.pld import privacy_loss_distribution
 
 from tfdp.accounting import Ledger, LedgerEntry, accountants, epsilon
-from tfdp.accounting.adjacency import double_sensitivity
-from tfdp.accounting.composition import compose, training_event
+from tfdp.accounting.events.adjacency import double_sensitivity
+from tfdp.accounting.events.composition import compose, training_event
 
 _Q, _SIGMA, _STEPS, _DELTA = 0.05, 1.2, 200, 1e-5
 _TRAINING = compose([(training_event(_SIGMA, _Q), _STEPS)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfdp.accounting import epsilon, register_event
-from tfdp.accounting.events import event_from_dict, event_to_dict
+from tfdp.accounting.events.registry import event_from_dict, event_to_dict
 
 _VALUES = {
     "noise_multiplier": 0.1 + 0.2,

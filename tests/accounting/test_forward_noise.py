@@ -17,11 +17,11 @@ from tfdp.accounting import (
     epsilon,
     gdp_clt_epsilon,
 )
+from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEvent
 from tfdp.accounting.literature import (
     paper_forward_noise_claim,
     paper_forward_noise_multiplier,
 )
-from tfdp.accounting.visible_sampling import VisiblySampledGaussianDpEvent
 from tfdp.errors import BudgetError
 
 N = 67_349

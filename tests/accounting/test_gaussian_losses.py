@@ -9,8 +9,8 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from tfdp.accounting import epsilon
 from tfdp.accounting.accountants import best_accountant
-from tfdp.accounting.gaussian import gaussian_epsilon
-from tfdp.accounting.gaussian_losses import gaussian_losses
+from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
+from tfdp.accounting.losses.gaussian_losses import gaussian_losses
 
 INTERVAL = 1e-2
 

@@ -7,8 +7,8 @@ import dp_accounting
 import pytest
 
 from tfdp.accounting import LedgerEntry, Sampling, epsilon
-from tfdp.accounting.history import ChargeHistory
-from tfdp.accounting.mechanisms import (
+from tfdp.accounting.charges.history import ChargeHistory
+from tfdp.accounting.charges.mechanisms import (
     ForwardNoise,
     NoPrivacy,
     Notes,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdp.accounting import Ledger, LedgerEntry, epsilon
-from tfdp.accounting.composition import training_event
-from tfdp.accounting.gaussian import gaussian_epsilon
+from tfdp.accounting.events.composition import training_event
+from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
 
 _floats = st.floats(min_value=1e-6, max_value=1e6)
 _leaves = st.one_of(

@@ -13,8 +13,8 @@ from scipy import stats
 
 from tfdp._compat.dp_accounting import parts_of
 from tfdp.accounting import epsilon
-from tfdp.accounting.loss_masses import LossMasses
-from tfdp.accounting.visible_sampling import VisiblySampledGaussianDpEvent
+from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEvent
+from tfdp.accounting.losses.loss_masses import LossMasses
 
 INTERVAL = 0.01
 

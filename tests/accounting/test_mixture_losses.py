@@ -16,9 +16,9 @@ import tfdp
 from tfdp._compat.dp_accounting import parts_of, pmfs_of
 from tfdp.accounting import calibrate_noise_multiplier, epsilon
 from tfdp.accounting.accountants import best_accountant
-from tfdp.accounting.composition import training_event
-from tfdp.accounting.events import event_from_dict, event_to_dict
-from tfdp.accounting.mixture_losses import (
+from tfdp.accounting.events.composition import training_event
+from tfdp.accounting.events.registry import event_from_dict, event_to_dict
+from tfdp.accounting.losses.mixture_losses import (
     binomial_weights,
     mixture_losses,
     mixture_renyi,

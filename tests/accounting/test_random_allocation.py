@@ -9,11 +9,11 @@ from scipy import integrate, special, stats
 
 from tfdp._compat.dp_accounting import parts_of, pmfs_of
 from tfdp.accounting import Ledger, PrivacyBudget, Sampling, calibrate_random_allocation, epsilon
-from tfdp.accounting import allocation_losses as numerics
-from tfdp.accounting.composition import compose
-from tfdp.accounting.gaussian_losses import gaussian_losses
-from tfdp.accounting.mechanisms import ForwardNoise, PrivateTraining
-from tfdp.accounting.random_allocation import RandomAllocationGaussianDpEvent as Allocation
+from tfdp.accounting.charges.mechanisms import ForwardNoise, PrivateTraining
+from tfdp.accounting.events.composition import compose
+from tfdp.accounting.events.random_allocation import RandomAllocationGaussianDpEvent as Allocation
+from tfdp.accounting.losses import allocation_losses as numerics
+from tfdp.accounting.losses.gaussian_losses import gaussian_losses
 
 _INTERVAL = 1e-4
 _NO_TAIL = 12.0  # standard deviations

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfdp.accounting import Sampling
-from tfdp.accounting.truncation import overflow_probability
+from tfdp.accounting.losses.truncation import overflow_probability
 
 
 def _sampling(**changes):

@@ -7,10 +7,10 @@ import dp_accounting
 import pytest
 
 from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget, Sampling, epsilon, privacy_statement
-from tfdp.accounting.history import ChargeHistory
-from tfdp.accounting.mechanisms import Notes, PrivateTraining
-from tfdp.accounting.statement_text import round_up, round_up_to
-from tfdp.accounting.truncation import truncation_delta
+from tfdp.accounting.charges.history import ChargeHistory
+from tfdp.accounting.charges.mechanisms import Notes, PrivateTraining
+from tfdp.accounting.losses.truncation import truncation_delta
+from tfdp.accounting.reports.statement_text import round_up, round_up_to
 
 _N, _B, _SIGMA, _STEPS, _DELTA = 1000, 50, 2.0, 60, 1e-4
 

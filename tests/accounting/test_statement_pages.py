@@ -10,9 +10,9 @@ import pytest
 
 from tfdp import cli
 from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget, privacy_statement
-from tfdp.accounting.composition import training_event
-from tfdp.accounting.mechanisms import Notes
-from tfdp.accounting.statement_pages import to_html, to_markdown
+from tfdp.accounting.charges.mechanisms import Notes
+from tfdp.accounting.events.composition import training_event
+from tfdp.accounting.reports.statement_pages import to_html, to_markdown
 
 NOTES = Notes(
     not_covered=("the <losses> shown",), assumptions=("a | b",), remarks=("a_b is *not* c",)

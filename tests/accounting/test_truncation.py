@@ -8,8 +8,12 @@ import pytest
 
 from tfdp.accounting import Ledger, LedgerEntry, Sampling
 from tfdp.accounting.accountants import compose_accountant, key_of
-from tfdp.accounting.composition import training_event
-from tfdp.accounting.truncation import overflow_probability, smallest_capacity, truncation_delta
+from tfdp.accounting.events.composition import training_event
+from tfdp.accounting.losses.truncation import (
+    overflow_probability,
+    smallest_capacity,
+    truncation_delta,
+)
 
 _N, _Q, _STEPS = 6040, 512 / 6040, 1200
 

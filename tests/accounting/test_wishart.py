@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tfdp.accounting import Ledger, PrivacyBudget, epsilon, wishart_calibration
-from tfdp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from tfdp.accounting.events.wishart import WishartDpEvent, wishart_rdp
 from tfdp.accounting.literature import paper_sampling_epsilon
-from tfdp.accounting.releases import affordable_calls, release_epsilon
-from tfdp.accounting.wishart import WishartDpEvent, wishart_rdp
+from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from tfdp.accounting.release_series import affordable_calls, release_epsilon
 from tfdp.accounting.wishart_calibration import largest_num_samples, largest_relative_sensitivity
 from tfdp.errors import BudgetError
 

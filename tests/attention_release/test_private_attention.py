@@ -10,7 +10,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget
-from tfdp.accounting.wishart import WishartDpEvent
+from tfdp.accounting.events.wishart import WishartDpEvent
 from tfdp.attention_release import mechanisms
 from tfdp.errors import BudgetError
 from tfdp.layers import PrivateAttention

@@ -10,7 +10,7 @@ from scipy import stats
 
 from tfdp import audit, cli
 from tfdp.audit.bounds import epsilon_of_guesses, epsilon_of_rates, epsilon_of_scores
-from tfdp.clipping import factors
+from tfdp.clipping.sums import factors
 from tfdp.noise import NoiseSource, draws
 
 

@@ -22,7 +22,7 @@ from scipy import special, stats
 from tfdp import audit, cli
 from tfdp.audit import mixture_canaries, row_canaries
 from tfdp.audit.bounds import epsilon_of_guesses
-from tfdp.data import representations
+from tfdp.data.releases import representations
 from tfdp.noise import NoiseSource
 from tfdp.optimizers import logical_step
 from tfdp.selection import top_k

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.accounting import LedgerEntry
-from tfdp.data.origins import Origin, OriginArray
-from tfdp.data.provenance import assumptions_of, releases_of
+from tfdp.data.provenance.dataset_tags import assumptions_of, releases_of
+from tfdp.data.provenance.origins import Origin, OriginArray
 
 beam = pytest.importorskip("apache_beam")
 
@@ -56,7 +56,7 @@ def test_every_record_is_in_the_steps_that_its_key_says(tmp_path, monkeypatch):
     monkeypatch.setattr("secrets.token_bytes", lambda size: secret)
     directory = draw(tmp_path / "one")
     found = members(directory)
-    membership = tfdp.data.membership.Membership(secret, 60 / N, STEPS)
+    membership = tfdp.data.sampling.keyed_membership.Membership(secret, 60 / N, STEPS)
     expected = np.zeros((STEPS, N), int)
     for i in range(N):
         expected[[step for step, _ in membership.of(i)], i] = 1
@@ -86,7 +86,10 @@ def test_files_of_a_draw_differ_where_the_record_was_drawn(tmp_path, monkeypatch
         found.append({str(p.relative_to(tmp_path / name)): p.read_bytes() for p in files})
     one, other = found
     assert list(one) == list(other) and "manifest.json" in one and len(one) == 4
-    steps = [step for step, _ in tfdp.data.membership.Membership(secret, 60 / N, STEPS).of(i)]
+    steps = [
+        step
+        for step, _ in tfdp.data.sampling.keyed_membership.Membership(secret, 60 / N, STEPS).of(i)
+    ]
     drawn = {f"{step // 3:05d}" for step in steps}
     assert {name.split("/")[1][:5] for name in one if one[name] != other[name]} == drawn != set()
     assert len(drawn) < 3  # a file without the record is the same
@@ -191,7 +194,9 @@ def test_strings_are_padded_with_empty_ones_and_tell_no_size(tmp_path):
     for x, y, weight in tfdp.data.load_batches(tmp_path).as_numpy_iterator():
         np.testing.assert_array_equal([len(one) for one in x], y[:, 0])
         np.testing.assert_array_equal(weight, y[:, 0] > 0)
-    assert all(size is None for _, size in tfdp.data.drawn_batches.Manifest.read(tmp_path).files)
+    assert all(
+        size is None for _, size in tfdp.data.sampling.drawn_batches.Manifest.read(tmp_path).files
+    )
 
 
 def test_records_that_are_not_as_the_signature_says_are_refused(tmp_path):
@@ -219,7 +224,7 @@ def test_persons_are_drawn_with_at_most_so_many_of_their_records(tmp_path, monke
         assert path.read_bytes() == other.read_bytes()
     sampling = tfdp.data.sampling_of(tfdp.data.load_batches(tmp_path / "one"))
     assert (sampling.num_examples, sampling.max_records_per_unit) == (PERSONS, MOST)
-    membership = tfdp.data.membership.Membership(secret, 20 / PERSONS, STEPS)
+    membership = tfdp.data.sampling.keyed_membership.Membership(secret, 20 / PERSONS, STEPS)
     taken = {}
     batches = tfdp.data.load_batches(tmp_path / "one").as_numpy_iterator()
     for step, (x, y, weight) in enumerate(batches):
@@ -280,7 +285,7 @@ def test_a_model_trains_on_persons_drawn_ahead(tmp_path):
     )  # fmt: skip
     model.fit(tfdp.data.load_batches(tmp_path), verbose=0)
     statement = model.privacy_statement(delta=0.01)
-    assert statement.steps == STEPS and statement.unit == tfdp.accounting.sampling.PERSON
+    assert statement.steps == STEPS and statement.unit == tfdp.accounting.charges.sampling.PERSON
 
 
 def test_persons_need_keys_of_persons_and_their_true_number(tmp_path):

@@ -47,7 +47,7 @@ def same_but_for_names(one, other):
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_frequencies_of_a_log_are_those_in_memory(tmp_path, monkeypatch, mechanism):
-    monkeypatch.setattr("tfdp.data.frequency.NoiseSource", lambda: NoiseSource(3))
+    monkeypatch.setattr("tfdp.data.releases.frequency.NoiseSource", lambda: NoiseSource(3))
     train, given = in_memory(num_items=ITEMS)
     wanted = tfdp.data.private_frequency(train, 1.0, mechanism=mechanism, **given)
     found = tfdp.beam.private_frequency(

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from tfdp.clipping import engine
 from tfdp.clipping.engine import backward, clipped_sums, squared_norms
-from tfdp.clipping.factors import clip_factors
-from tfdp.clipping.gradients import variable_gradient
 from tfdp.clipping.losses import PerExampleLoss, example_mask_of
-from tfdp.clipping.units import of_units
+from tfdp.clipping.sums.factors import clip_factors
+from tfdp.clipping.sums.gradients import variable_gradient
+from tfdp.clipping.sums.units import of_units
 from tfdp.optimizers import DPOptimizer
 from tfdp.runtime.xla import compiling
-from tfdp.training.independence import examine_on_paper
+from tfdp.training.checks.independence import examine_on_paper
 from tfdp.training.make_private import PrivateModel
 
 

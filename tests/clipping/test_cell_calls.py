@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.clipping.rules.recurrent import CellRule
 
 B, T, P, U = 3, 3, 3, 4

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping.contributions import Layout, OuterProduct, PerExampleGradients, Rows
-from tfdp.clipping.gradients import variable_gradient
+from tfdp.clipping.sums.contributions import Layout, OuterProduct, PerExampleGradients, Rows
+from tfdp.clipping.sums.gradients import variable_gradient
 
 B, T, V, D = 3, 4, 9, 5
 IDS = np.array([[1, 4, 1, 8], [0, 0, 0, 0], [7, 2, 3, 7]])

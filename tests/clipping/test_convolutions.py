@@ -7,9 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
-from tfdp.clipping import patches
-from tfdp.clipping.planning import make_clipping_plan
-from tfdp.clipping.rules import convolution
+from tfdp.clipping.plan.planning import make_clipping_plan
+from tfdp.clipping.rules import convolution, patches
 from tfdp.errors import PrivacyError
 
 B = 3

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp.clipping import per_example_gradient_norms
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.clipping.rules.embed_reduce import EmbedReduceRule
 
 keras_rs = pytest.importorskip("keras_rs")

@@ -9,7 +9,7 @@ from keras import layers
 from tfdp.clipping import explain
 from tfdp.clipping.engine import backward, squared_norms
 from tfdp.clipping.losses import example_mask_of
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.plan.planning import make_clipping_plan
 
 GENERATOR = np.random.default_rng(7)
 TOKENS, LENGTH, WIDTH = 11, 6, 8

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tfdp.clipping import OuterProduct, PerExampleGradients, engine
-from tfdp.clipping.factoring import contributions_in
+from tfdp.clipping.sums.factoring import contributions_in
 
 SIZE, LENGTH, IN, OUT = 4, 5, 6, 6  # square: no shape tells a matrix from its transpose
 

@@ -12,7 +12,7 @@ from keras import layers
 import tfdp
 from tfdp.clipping.engine import backward
 from tfdp.clipping.losses import example_mask_of
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.errors import PrivacyError
 
 

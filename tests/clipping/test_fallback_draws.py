@@ -10,8 +10,9 @@ import slow
 import tensorflow as tf
 from keras import layers, ops
 
-from tfdp.clipping import fallback, per_example_gradient_norms
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping import per_example_gradient_norms
+from tfdp.clipping.plan.planning import make_clipping_plan
+from tfdp.clipping.rules import fallback
 
 
 def normal(*shape, seed=0):

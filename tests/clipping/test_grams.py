@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping import products
-from tfdp.clipping.contributions import OuterProduct, Rows
-from tfdp.clipping.gradients import variable_gradient
+from tfdp.clipping.sums import products
+from tfdp.clipping.sums.contributions import OuterProduct, Rows
+from tfdp.clipping.sums.gradients import variable_gradient
 from tfdp.runtime import xla
 from tfdp.runtime.xla import compiling, for_platform, is_compiling, platform
 

@@ -11,7 +11,7 @@ from keras import layers
 
 import tfdp
 from tfdp.clipping import PerExampleGradients, Rule, explain, register_rule
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.errors import PrivacyError
 
 

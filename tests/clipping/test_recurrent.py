@@ -9,7 +9,7 @@ from keras import layers
 
 from tfdp.clipping.engine import backward, squared_norms
 from tfdp.clipping.losses import example_mask_of
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.clipping.rules.dense import DenseRule
 from tfdp.clipping.rules.recurrent import RecurrentRule
 

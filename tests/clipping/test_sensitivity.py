@@ -11,10 +11,11 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tfdp.clipping import OuterProduct, PerExampleGradients, Rows, surviving_rows
-from tfdp.clipping.factors import CLIPPING, clip_factors
-from tfdp.clipping.gradients import variable_gradient
-from tfdp.clipping.products import UNDERFLOW
+from tfdp.clipping import OuterProduct, PerExampleGradients, Rows
+from tfdp.clipping.sums import surviving_rows
+from tfdp.clipping.sums.factors import CLIPPING, clip_factors
+from tfdp.clipping.sums.gradients import variable_gradient
+from tfdp.clipping.sums.products import UNDERFLOW
 from tfdp.noise.grid import sum_rounding
 from tfdp.runtime.xla import compiling
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping.contributions import MATRIX, OuterProduct, PerExampleGradients
-from tfdp.clipping.gradients import clipped_sums_of, variable_gradient
-from tfdp.clipping.products import POSITIVE, sum_of_squares
 from tfdp.clipping.rules.embedding import rows_of
+from tfdp.clipping.sums.contributions import MATRIX, OuterProduct, PerExampleGradients
+from tfdp.clipping.sums.gradients import clipped_sums_of, variable_gradient
+from tfdp.clipping.sums.products import POSITIVE, sum_of_squares
 from tfdp.runtime.xla import compiling
 
 

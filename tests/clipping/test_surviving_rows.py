@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping.contributions import Rows
-from tfdp.clipping.gradients import RowGradients
-from tfdp.clipping.surviving_rows import _KeptRows, _MaskedRows
+from tfdp.clipping.sums.contributions import Rows
+from tfdp.clipping.sums.gradients import RowGradients
+from tfdp.clipping.sums.surviving_rows import _KeptRows, _MaskedRows
 from tfdp.runtime.xla import compiling
 
 IDS = np.array([[0, 3, -1], [5, 5, 3], [1, 2, 4], [9, -1, -1]])

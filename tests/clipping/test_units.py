@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping import gradients
-from tfdp.clipping.contributions import Layout, OuterProduct, PerExampleGradients, Rows
-from tfdp.clipping.gradients import variable_gradient
-from tfdp.clipping.units import ids_of_units, of_units, unit_mask
+from tfdp.clipping.sums import gradients
+from tfdp.clipping.sums.contributions import Layout, OuterProduct, PerExampleGradients, Rows
+from tfdp.clipping.sums.gradients import variable_gradient
+from tfdp.clipping.sums.units import ids_of_units, of_units, unit_mask
 from tfdp.errors import PrivacyError
 from tfdp.runtime.xla import compiling
 

@@ -69,9 +69,7 @@ def written(count, step=1):
 
 def mapped(function, *others):
     """A function of an example's row, and of a number that is its place."""
-    return lambda x: tf.map_fn(
-        lambda t: function(*t), (x, *others), fn_output_signature=tf.float32
-    )
+    return lambda x: tf.map_fn(lambda t: function(*t), (x, *others), fn_output_signature=tf.float32)
 
 
 def by_counter(function):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.data.padding import example_mask_of
+from tfdp.data.provenance.padding_guard import example_mask_of
 
 N, B = 24, 8
 X = np.arange(1.0, N + 1, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)

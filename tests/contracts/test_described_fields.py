@@ -8,7 +8,7 @@ import pytest
 
 import tfdp
 from tfdp.accounting import Ledger
-from tfdp.accounting.described import DESCRIBED, READ_BY_ACCOUNTING
+from tfdp.accounting.charges.described import DESCRIBED, READ_BY_ACCOUNTING
 
 ROOT = pathlib.Path(tfdp.__file__).parent
 GAUSSIAN = dp_accounting.GaussianDpEvent(1.0)

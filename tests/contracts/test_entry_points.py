@@ -16,8 +16,8 @@ from small_models import Small
 
 import tfdp
 from tfdp.accounting import LedgerEntry
-from tfdp.data import provenance
-from tfdp.data.origins import Origin, OriginArray
+from tfdp.data.provenance import dataset_tags
+from tfdp.data.provenance.origins import Origin, OriginArray
 from tfdp.models.text_encoder import small_text_encoder
 
 N = 8
@@ -292,7 +292,7 @@ def charges(made):
         return {entry.label for entry in made.ledger.entries}
     if isinstance(made, keras.layers.Layer | tfdp.selection.FEST):
         return {entry.label for entry in made.privacy_releases}
-    return {entry.label for entry in provenance.origin_of(made).releases}
+    return {entry.label for entry in dataset_tags.origin_of(made).releases}
 
 
 @pytest.mark.parametrize("name", ROWS)

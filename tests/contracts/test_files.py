@@ -20,8 +20,8 @@ from tensorflow.core.util import event_pb2
 
 import tfdp
 from tfdp._compat.process_state import count_names_from
-from tfdp.accounting.history import ChargeHistory
-from tfdp.accounting.statement_pages import to_html, to_markdown
+from tfdp.accounting.charges.history import ChargeHistory
+from tfdp.accounting.reports.statement_pages import to_html, to_markdown
 from tfdp.tuning import NumberOfRuns, alike_runs, tune
 
 ROOT = pathlib.Path(tfdp.__file__).parent
@@ -252,8 +252,8 @@ WRITERS = {
     "_compat/backups.py WholeBackups._save_model": TRAINING,
     "_compat/keras.py check_legacy_saving.save_model_to_hdf5": "refuses what was charged",
     "_compat/undated.py savez": REPRESENTATIONS,
-    "accounting/budget_table.py plot": "settings alone",
-    "accounting/curves.py plot": TRAINING,
+    "accounting/reports/budget_table.py plot": "settings alone",
+    "accounting/reports/curves.py plot": TRAINING,
     "accounting/planner.py plot": "settings alone",
     "audit/result.py plot": "games on records that the audit makes",
     "beam/draws.py _Write.process": DRAWS,
@@ -261,20 +261,20 @@ WRITERS = {
     "callbacks.py PrivacyCurve.on_train_begin": TRAINING,
     "commands/audit.py _run": "games on records that the audit makes",
     "commands/train.py _run": "a public catalogue, or one that the statement lists",
-    "data/drawn_batches.py Manifest.write": DRAWS,
-    "data/drawn_batches.py mark_as_trained": "the random name of the draw",
-    "data/periods.py DisjointPeriods._locked": "nothing",
-    "data/periods.py DisjointPeriods._save": SECRET,
-    "data/representation_release.py Release.save": REPRESENTATIONS,
-    "data/representations.py release_mixtures": REPRESENTATIONS,
-    "data/representations.py release_once": REPRESENTATIONS,
+    "data/sampling/drawn_batches.py Manifest.write": DRAWS,
+    "data/sampling/drawn_batches.py mark_as_trained": "the random name of the draw",
+    "data/sampling/periods.py DisjointPeriods._locked": "nothing",
+    "data/sampling/periods.py DisjointPeriods._save": SECRET,
+    "data/releases/representation_release.py Release.save": REPRESENTATIONS,
+    "data/releases/representations.py release_mixtures": REPRESENTATIONS,
+    "data/releases/representations.py release_once": REPRESENTATIONS,
     "layers/sparse_embedding.py SparseEmbedding.save_own_variables": "weights, or none",
     "optimizers/dp_optimizer.py DPOptimizer.save_own_variables": TRAINING,
     "optimizers/run_charging.py HistoryState.serialize": TRAINING,
     "serving/export.py _write": TRANSITIONS,
     "serving/export.py export": TUNING,
     "training/charged_model.py ChargedModel.save_own_variables": TRAINING,
-    "training/keras_files.py install.save_own_variables": TRAINING,
+    "training/weights/keras_files.py install.save_own_variables": TRAINING,
     "training/make_private.py PrivateModel.export": TRAINING,
 }
 _WRITE = {

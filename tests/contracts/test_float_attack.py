@@ -14,7 +14,7 @@ from scipy import stats
 
 import tfdp
 from tfdp.attention_release import mechanisms
-from tfdp.clipping.surviving_rows import SurvivorSums
+from tfdp.clipping.sums.surviving_rows import SurvivorSums
 from tfdp.layers import DPForwardNoise, SparseEmbedding
 from tfdp.noise import ServingNoiseSource
 from tfdp.runtime.xla import compiling
@@ -134,7 +134,7 @@ def attention(form):
 def counts(quantile):
     @each
     def released(count, member):
-        from tfdp.data.frequency import _noisy
+        from tfdp.data.releases.frequency import _noisy
 
         return _noisy(sums(count, member).astype(np.float64), 1.0, quantile, count, 10**6)
 

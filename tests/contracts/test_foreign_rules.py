@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.clipping import OuterProduct, PerExampleGradients, Rule, register_rule
-from tfdp.clipping.registry import _RULES
+from tfdp.clipping.rules.registry import _RULES
 
 
 class Scale(keras.layers.Layer):
@@ -61,7 +61,7 @@ class WithoutPositions(Right):
 
 class FlatFactors(Right):
     def given(self, layer, scale, shift):
-        layout = tfdp.clipping.contributions.Layout((), (0,))
+        layout = tfdp.clipping.sums.contributions.Layout((), (0,))
         ones = tf.ones((tf.shape(scale)[0], 1))
         return [(layer.scale, OuterProduct(ones, scale, layout)),
                 *super().given(layer, scale, shift)[1:]]  # fmt: skip
@@ -166,7 +166,7 @@ def test_random_layers_elsewhere_do_not_disturb_the_comparison(small):
         states = [v for v in base.variables if v.name == "seed_generator_state"]
         before = [np.array(v) for v in states]
         model.clipping_plan(tf.zeros((2, 3)))
-        from tfdp.training import preflight
+        from tfdp.training.checks import preflight
 
         x, y = small.data()
         notes = preflight.check_rules(model, tf.constant(x), tf.constant(y))

@@ -9,7 +9,7 @@ from mixing import APART, LOSSES, MIXING, Function, Maker, mean
 
 import tfdp
 from tfdp.errors import PrivacyError
-from tfdp.training import independence
+from tfdp.training.checks import independence
 
 N, D = 64, 4
 X, Y = np.random.default_rng(0).normal(size=(2, N, D)).astype(np.float32)

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.clipping import refusals
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.plan import refusals
+from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.errors import PrivacyError
 
 IDS, Y = np.ones((4, 3), "int64"), np.ones((4, 1), "float32")

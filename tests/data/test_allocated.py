@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 import tfdp
-from tfdp.data.allocated import draw_allocation
+from tfdp.data.sampling.allocated import draw_allocation
 from tfdp.errors import BudgetError, PrivacyError
 
 FALSE_ALARM = 1e-6
@@ -134,7 +134,7 @@ def test_optimizer_meter_budget_and_statement_state_one_epsilon(small):
     meter = tfdp.callbacks.PrivacyMeter(delta=0.01)
     logs = model.fit(batches, epochs=2, verbose=0, callbacks=[meter]).history["epsilon"]
     statement = stated(model)
-    event = tfdp.accounting.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
+    event = tfdp.accounting.events.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
     alone = [tfdp.accounting.epsilon(compose_epochs(event, e), 0.01) for e in (1, 2)]
     assert statement.epsilon == pytest.approx(alone[-1], rel=1e-6)
     np.testing.assert_allclose(logs, alone, atol=1e-4)
@@ -147,12 +147,12 @@ def test_optimizer_meter_budget_and_statement_state_one_epsilon(small):
 
 
 def compose_epochs(event, epochs):
-    return tfdp.accounting.composition.compose([(event, epochs)])
+    return tfdp.accounting.events.composition.compose([(event, epochs)])
 
 
 def test_an_epoch_that_ends_early_costs_a_whole_one(small):
     batches = tfdp.data.allocated_epochs(small.data(), 4)
-    event = tfdp.accounting.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
+    event = tfdp.accounting.events.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
     whole = tfdp.accounting.epsilon(event, 0.01)
     model = small.model(noise_multiplier=2.0)
     model.fit(batches.take(1), epochs=1, verbose=0)
@@ -219,7 +219,7 @@ def test_adafest_s_steps_are_one_gaussian_and_exponential_selection_is_refused()
     model = sparse_model(tfdp.selection.AdaFEST(1.0))
     model.fit(batches, epochs=1, verbose=0)
     (entry,) = model.optimizer.ledger.entries
-    allocation = tfdp.accounting.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
+    allocation = tfdp.accounting.events.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
     assert (entry.event, entry.count) == (allocation, 1)
     model = sparse_model(tfdp.selection.ExponentialSelection(2))
     with pytest.raises(ValueError, match="For this selection of rows use `tfdp.data.poisson_batch"):
@@ -237,7 +237,7 @@ def test_short_keras_epochs_go_on_in_the_same_pass(small, monkeypatch):
             read[-1] += 1
             yield chosen
 
-    monkeypatch.setattr("tfdp.data.allocated.draw_allocation", counted)
+    monkeypatch.setattr("tfdp.data.sampling.allocated.draw_allocation", counted)
     batches = tfdp.data.allocated_epochs(small.data(), 20)
     model = small.model(noise_multiplier=2.0, expected_batch_size=2)
     model.fit(batches, epochs=4, steps_per_epoch=5, verbose=0)

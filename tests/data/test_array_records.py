@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tfdp
-from tfdp.data import array_records
-from tfdp.data.array_records import ArrayRecords
+from tfdp.data.sources import array_records
+from tfdp.data.sources.array_records import ArrayRecords
 
 FILES = {"a": 7, "b": 4, "c": 9}  # records of each
 

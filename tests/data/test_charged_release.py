@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.accounting import LedgerEntry
-from tfdp.data.origins import Origin, OriginArray
+from tfdp.data.provenance.origins import Origin, OriginArray
 
 X = np.array([[1, 2, 3], [3, 4, 1], [2, 2, 4], [4, 1, 2]])
 Y = np.array([[2, 3, 4], [4, 1, 2], [2, 4, 1], [1, 2, 3]])
@@ -46,7 +46,7 @@ def test_every_array_of_a_release_carries_its_charge(name):
     for array in found:
         assert Origin.of(array[:1] * 2).releases == (release.entry,)
         batches = tfdp.data.poisson_batches((array, np.zeros(len(array))), 1)
-        assert release.entry in tfdp.data.provenance.releases_of(batches)
+        assert release.entry in tfdp.data.provenance.dataset_tags.releases_of(batches)
 
 
 def entry(label):
@@ -181,5 +181,5 @@ def test_what_is_made_of_batches_costs_what_their_records_cost(made):
     x = OriginArray.of(np.zeros(40, np.float32), Origin((entry,), ("it is public",)))
     again = made(tfdp.data.poisson_batches((x, x), 10))
     assert tfdp.data.sampling_of(again) is None
-    assert tfdp.data.provenance.releases_of(again.prefetch(1)) == (entry,)
-    assert "it is public" in tfdp.data.provenance.assumptions_of(again)
+    assert tfdp.data.provenance.dataset_tags.releases_of(again.prefetch(1)) == (entry,)
+    assert "it is public" in tfdp.data.provenance.dataset_tags.assumptions_of(again)

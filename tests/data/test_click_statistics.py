@@ -6,10 +6,10 @@ import scipy.stats
 import tensorflow as tf
 
 import tfdp
-from tfdp.accounting.sampling import PERSON
-from tfdp.data import click_statistics
-from tfdp.data.click_odds import shrunken_log_odds
-from tfdp.data.click_statistics import private_click_statistics, value_of_count
+from tfdp.accounting.charges.sampling import PERSON
+from tfdp.data.releases import click_statistics
+from tfdp.data.releases.click_odds import shrunken_log_odds
+from tfdp.data.releases.click_statistics import private_click_statistics, value_of_count
 from tfdp.noise import NoiseSource
 
 SIZES = {"a": 5, "b": 300}
@@ -207,8 +207,8 @@ def test_a_feature_cannot_take_the_name_of_a_count():
 
 def test_what_the_records_were_made_with_is_charged_too():
     frequent = tfdp.accounting.LedgerEntry("made before", found_event(), 1, {})
-    origin = tfdp.data.origins.Origin((frequent,), ("that is public",))
-    x = GOOD[0] | {"a": tfdp.data.origins.OriginArray.of(GOOD[0]["a"], origin)}
+    origin = tfdp.data.provenance.origins.Origin((frequent,), ("that is public",))
+    x = GOOD[0] | {"a": tfdp.data.provenance.origins.OriginArray.of(GOOD[0]["a"], origin)}
     found = private_click_statistics((x, GOOD[1]), SIZES, noise_multiplier=1.0)
     assert found.privacy_releases == [frequent, found.entry]
     assert found.privacy_assumptions == ["that is public"]
@@ -260,4 +260,4 @@ def test_features_that_are_made_of_the_numbers_bring_their_charge():
     found = private_click_statistics(GOOD, SIZES, noise_multiplier=1.0)
     feature = found.log_odds["a"][GOOD[0]["a"]]
     batches = tfdp.data.poisson_batches(({"z": feature}, GOOD[1]), 20)
-    assert found.entry in tfdp.data.origins.Origin.of(batches).releases
+    assert found.entry in tfdp.data.provenance.origins.Origin.of(batches).releases

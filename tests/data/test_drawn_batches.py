@@ -15,9 +15,9 @@ from scipy import stats
 
 import tfdp
 from tfdp._compat.tensorflow import may_reorder
-from tfdp.data import drawn_batches
-from tfdp.data.membership import Membership, encoded_key
-from tfdp.data.provenance import walk
+from tfdp.data.provenance.dataset_tags import walk
+from tfdp.data.sampling import drawn_batches
+from tfdp.data.sampling.keyed_membership import Membership, encoded_key
 from tfdp.errors import PrivacyError
 
 FALSE_ALARM = 1e-6
@@ -163,8 +163,8 @@ def test_a_draw_trains_once(draw, small):
     model = small.model(noise_multiplier=2.0)
     model.fit(batches, epochs=2, steps_per_epoch=STEPS // 2, verbose=0)
     statement = model.privacy_statement(delta=0.01)
-    event = tfdp.accounting.composition.compose(
-        [(tfdp.accounting.composition.training_event(2.0, 10 / N), STEPS)]
+    event = tfdp.accounting.events.composition.compose(
+        [(tfdp.accounting.events.composition.training_event(2.0, 10 / N), STEPS)]
     )
     assert statement.steps == STEPS
     assert any("the files of the draw" in text for text in statement.assumptions)
@@ -270,7 +270,7 @@ def test_single_batches_are_taken_from_a_draw_once(draw, small):
 def test_runs_on_one_draw_have_no_epsilon_together(draw):
     directory, _ = draw
     sampling = tfdp.data.sampling_of(tfdp.data.load_batches(directory))
-    mechanism = tfdp.accounting.mechanisms.PrivateTraining(2.0, 1.0, sampling, N)
+    mechanism = tfdp.accounting.charges.mechanisms.PrivateTraining(2.0, 1.0, sampling, N)
     ledger = tfdp.accounting.Ledger(mechanism.entries(3, "one"))
     assert 0 < ledger.epsilon(0.01) < 1
     ledger.merge(tfdp.accounting.Ledger(mechanism.entries(3, "two")))
@@ -283,7 +283,7 @@ def test_forward_noise_takes_no_draw(draw):
     directory, _ = draw
     sampling = tfdp.data.sampling_of(tfdp.data.load_batches(directory))
     with pytest.raises(ValueError, match="drawn ahead .* are accounted for under a DPOptimizer"):
-        tfdp.accounting.mechanisms.ForwardNoise(2.0, "zero_out", sampling, N)
+        tfdp.accounting.charges.mechanisms.ForwardNoise(2.0, "zero_out", sampling, N)
 
 
 def test_nothing_but_its_own_room_imports_beam():

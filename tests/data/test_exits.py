@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 
-from tfdp.data import exits
+from tfdp.data.sampling import exits
 
 PROGRAM = """
 import time

@@ -10,8 +10,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
 import tfdp
-from tfdp.data import frequency
-from tfdp.data.frequency import _count_records
+from tfdp.data.releases import frequency
+from tfdp.data.releases.frequency import _count_records
 
 FALSE_ALARM = 1e-6
 

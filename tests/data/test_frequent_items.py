@@ -6,7 +6,7 @@ import pytest
 
 from tfdp.accounting import LedgerEntry
 from tfdp.data import FrequencyRelease, FrequentItems
-from tfdp.data.origins import Origin, OriginArray
+from tfdp.data.provenance.origins import Origin, OriginArray
 
 FREQUENCY = np.array([1.0, 0.1, 0.5, 0.2, 0.05])
 

@@ -88,7 +88,9 @@ def test_where_clicks_were_parted_is_listed_as_assumed(tmp_path, loader):
             line = "\t".join(["1", *["2"] * 13, *["a"] * 26])
             (tmp_path / "a.txt").write_text("\n".join([line] * 4))
             read = tfdp.data.load_criteo(tmp_path / "a.txt", 9, test_fraction=fraction)
-        return tfdp.data.provenance.assumptions_of(tfdp.data.poisson_batches(read.train, 2))
+        return tfdp.data.provenance.dataset_tags.assumptions_of(
+            tfdp.data.poisson_batches(read.train, 2)
+        )
 
     (assumption,) = set(assumptions(0.25)) - set(assumptions(0.0))
     assert "rows were held out" in assumption

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tfdp
-from tfdp.accounting.truncation import overflow_probability
+from tfdp.accounting.losses.truncation import overflow_probability
 
 N = 50
 

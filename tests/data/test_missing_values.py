@@ -44,7 +44,7 @@ def test_numbers_strings_and_ragged_arrays_without_gaps_bring_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tfdp.data.poisson_batches((data, Y), 2)
-        tfdp.data.missing_values.warn_of_nan((tf.ragged.constant([[1.0], []]), None))
+        tfdp.data.sources.missing_values.warn_of_nan((tf.ragged.constant([[1.0], []]), None))
 
 
 def with_a_gap(n=6):

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.data.origins import Origin
-from tfdp.data.provenance import releases_of
+from tfdp.data.provenance.dataset_tags import releases_of
+from tfdp.data.provenance.origins import Origin
 
 N, WIDTH = 40, 3
 X = np.random.default_rng(0).normal(size=(N, WIDTH)).astype(np.float32)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp.data import poisson_batches, shuffled_epochs
-from tfdp.data.padding import map_batches
+from tfdp.data.provenance.padding_guard import map_batches
 from tfdp.errors import PrivacyError
 
 N = 50

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfdp
-from tfdp.data.transition_counts import Histories, transition_sums
+from tfdp.data.releases.transition_counts import Histories, transition_sums
 from tfdp.errors import PrivacyError
 from tfdp.noise import NoiseSource
 from tfdp.selection import FEST

@@ -12,8 +12,8 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
-from tfdp.data.padding import keeps_padding
-from tfdp.data.persons import Persons
+from tfdp.data.provenance.padding_guard import keeps_padding
+from tfdp.data.sampling.persons import Persons
 
 FALSE_ALARM = 1e-6
 #: Whose each record is: persons of 1, 2, 3 and 6 records, in no order.

@@ -9,8 +9,8 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 import tfdp
-from tfdp.data.origins import Origin, OriginArray
-from tfdp.data.records import Records
+from tfdp.data.provenance.origins import Origin, OriginArray
+from tfdp.data.sources.in_memory import Records
 
 N = 12
 Point = collections.namedtuple("Point", ["a", "b"])

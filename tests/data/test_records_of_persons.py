@@ -9,8 +9,8 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
-from tfdp.accounting.truncation import overflow_probability
-from tfdp.data.persons import Persons
+from tfdp.accounting.losses.truncation import overflow_probability
+from tfdp.data.sampling.persons import Persons
 
 FALSE_ALARM = 1e-6
 #: Persons of 1, 2, 3 and 6 records, in no order.

@@ -7,11 +7,11 @@ import pytest
 
 import tfdp
 from tfdp.accounting import PrivacyBudget, epsilon
-from tfdp.data import representation_release, representations
-from tfdp.data.origins import Origin, OriginArray
-from tfdp.data.provenance import releases_of
-from tfdp.data.releases import released_by
-from tfdp.data.representation_release import free_path
+from tfdp.data.provenance.dataset_tags import releases_of
+from tfdp.data.provenance.origins import Origin, OriginArray
+from tfdp.data.provenance.released_datasets import released_by
+from tfdp.data.releases import representation_release, representations
+from tfdp.data.releases.representation_release import free_path
 
 N = 200
 

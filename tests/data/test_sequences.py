@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.data.provenance import assumptions_of
+from tfdp.data.provenance.dataset_tags import assumptions_of
 
 
 def test_the_last_item_is_held_out_and_the_newest_stand_on_the_right():

@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.data import batches as cutting
-from tfdp.data import mapped_rows, sources
-from tfdp.data.mapped_rows import MappedRows
-from tfdp.data.sources import SourceRecords
+from tfdp.data.sampling import batches as cutting
+from tfdp.data.sources import memmap_rows, outside_memory
+from tfdp.data.sources.memmap_rows import MappedRows
+from tfdp.data.sources.outside_memory import SourceRecords
 from tfdp.errors import PrivacyError
 
 N = 50
@@ -151,15 +151,15 @@ def test_a_file_that_became_shorter_than_its_map_is_refused(tmp_path):
 def test_rows_of_a_disk_are_asked_for_ahead(tmp_path, monkeypatch, on_disk, large):
     rows, mapped = _mapped(tmp_path)
     # The cache may keep three rows of a map that would fill half of the memory, and a page of each.
-    monkeypatch.setattr(mapped_rows, "_memory", lambda: 2 * rows.nbytes - large)
-    monkeypatch.setattr(mapped_rows, "_KEPT", 3 * (12 + mmap.PAGESIZE) / (2 * rows.nbytes - 1))
+    monkeypatch.setattr(memmap_rows, "_memory", lambda: 2 * rows.nbytes - large)
+    monkeypatch.setattr(memmap_rows, "_KEPT", 3 * (12 + mmap.PAGESIZE) / (2 * rows.nbytes - 1))
     records = SourceRecords(mapped, lambda row: (row, row[0]))  # one
     happened = []
     # Two rows in a time in which a disk gives them, or in one a little shorter.
     times, length = itertools.count(), 1e-3 if on_disk else 0.9e-3
     clock = types.SimpleNamespace(monotonic=lambda: next(times) * length)
-    monkeypatch.setattr(mapped_rows, "time", clock)
-    monkeypatch.setattr(mapped_rows, "_FAR", 12 * 4)
+    monkeypatch.setattr(memmap_rows, "time", clock)
+    monkeypatch.setattr(memmap_rows, "_FAR", 12 * 4)
     advice = {"RANDOM": 1, "WILLNEED": 3, "DONTNEED": 4}
     for name, number in advice.items():
         monkeypatch.setattr(os, f"POSIX_FADV_{name}", number, raising=False)
@@ -208,9 +208,9 @@ def test_a_system_without_advice_reads_the_same(tmp_path, monkeypatch, kind):
         raise OSError(22, "Invalid argument")
 
     if kind == "refused":
-        monkeypatch.setattr(mapped_rows.os, "posix_fadvise", refused, raising=False)
+        monkeypatch.setattr(memmap_rows.os, "posix_fadvise", refused, raising=False)
     else:
-        monkeypatch.delattr(mapped_rows.os, "posix_fadvise", raising=False)
+        monkeypatch.delattr(memmap_rows.os, "posix_fadvise", raising=False)
     source = MappedRows.of(mapped)
     source._on_disk = True
     source.will_read([3, 5])
@@ -308,7 +308,7 @@ def test_a_record_of_another_form_is_refused(other):
     "other", [np.zeros((3, 2), np.float32), np.zeros((2, 3), ">f4"), np.float32(0), "text"]
 )
 def test_a_record_of_as_many_bytes_is_refused_in_any_part(other):
-    many = 3 * sources._PARSED_AT_ONCE
+    many = 3 * outside_memory._PARSED_AT_ONCE
     place = many - 7
     first = np.zeros((2, 3), np.float32)
     for one in (first, first.copy("F")):
@@ -319,12 +319,12 @@ def test_a_record_of_as_many_bytes_is_refused_in_any_part(other):
 
 @pytest.mark.parametrize(
     ("first", "other"),
-    [(np.zeros(sources._PARSED_AT_ONCE, np.float32), np.float32(1)), (np.float32(0), 1.0),
+    [(np.zeros(outside_memory._PARSED_AT_ONCE, np.float32), np.float32(1)), (np.float32(0), 1.0),
      (np.float32(0), np.float64(1)), (np.int32(0), np.int64(1)), (np.int32(0), np.bool_(1))],
 )  # fmt: skip
 def test_a_part_of_other_numbers_is_refused(first, other):
     """As many numbers as a record has values would be each of these records; others, cast."""
-    size = sources._PARSED_AT_ONCE
+    size = outside_memory._PARSED_AT_ONCE
     records = SourceRecords(Source(2 * size), lambda i: (first if i < size else other, i))
     with pytest.raises(ValueError, match=f"record {size}: "):
         records.batch(np.arange(2 * size), 2 * size)
@@ -363,7 +363,7 @@ def _views(i):
 
 
 def test_records_are_parsed_in_parts_and_lie_in_memory_as_they_like():
-    many = 2 * sources._PARSED_AT_ONCE + 5
+    many = 2 * outside_memory._PARSED_AT_ONCE + 5
     chosen = np.random.default_rng(0).permutation(many)
     records = SourceRecords(Source(many), lambda i: (_views(i), np.float32(i), np.float32(i + 1)))
     x, y, weight = records.batch(chosen, many + 2)
@@ -425,7 +425,7 @@ def test_a_source_may_read_into_one_place_of_memory(how, monkeypatch):
 
     records = SourceRecords(IntoOnePlace(), how)
     other = threading.Thread(target=lambda: (records.batch([9, 8, 7], 3), reading.set()))
-    placed = sources.placed
+    placed = outside_memory.placed
 
     def in_the_meantime(*args):
         if not other.ident:
@@ -433,7 +433,7 @@ def test_a_source_may_read_into_one_place_of_memory(how, monkeypatch):
             reading.wait(0.2)
         return placed(*args)
 
-    monkeypatch.setattr(sources, "placed", in_the_meantime)
+    monkeypatch.setattr(outside_memory, "placed", in_the_meantime)
     x, *_ = records.batch([1, 2, 3], 3)
     other.join()
     assert x[:, 0].tolist() == [1, 2, 3]
@@ -485,7 +485,7 @@ def test_a_record_of_two_batches_is_read_once_and_is_in_both(make):
 def test_that_records_are_read_one_by_one_is_listed_as_assumed():
     parse = lambda i: (np.float32(i), np.int32(0))  # noqa: E731
     batches = tfdp.data.poisson_batches(list(range(40)), 10, parse=parse)
-    (assumed,) = tfdp.data.provenance.assumptions_of(batches)
+    (assumed,) = tfdp.data.provenance.dataset_tags.assumptions_of(batches)
     assert "each record once" in assumed and "depends on it alone" in assumed
 
 

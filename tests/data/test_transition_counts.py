@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp.data import transition_counts
-from tfdp.data.transition_counts import UNIT, Histories, transition_sums
+from tfdp.data.releases import transition_counts
+from tfdp.data.releases.transition_counts import UNIT, Histories, transition_sums
 from tfdp.errors import PrivacyError
 
 

@@ -14,7 +14,7 @@ from scipy import stats
 
 import tfdp
 from tfdp.data import private_transitions
-from tfdp.data.transition_counts import UNIT, Histories, transition_sums
+from tfdp.data.releases.transition_counts import UNIT, Histories, transition_sums
 from tfdp.noise import NoiseSource
 
 FALSE_ALARM = 1e-6

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.data.provenance import assumptions_of
+from tfdp.data.provenance.dataset_tags import assumptions_of
 
 X = {"a": np.arange(12, dtype=np.float32).reshape(6, 2), "b": np.array([b"x\0", b"y"] * 3, object)}
 Y = np.arange(6)

@@ -96,7 +96,7 @@ def test_batches_from_shares_of_the_records_are_charged_as_poisson_batches(repli
     batches = tfdp.distribution.poisson_batches(model.distribute_strategy, data(), 10)
     model.fit(batches, verbose=0)
     (entry,) = model.ledger.entries
-    assert entry.event == tfdp.accounting.visible_sampling.VisiblySampledGaussianDpEvent(
+    assert entry.event == tfdp.accounting.events.visible_sampling.VisiblySampledGaussianDpEvent(
         10 / N, 2.0
     )
     assert entry.count == 4

@@ -11,8 +11,8 @@ from scipy import stats
 
 import tfdp
 from tfdp.accounting import Sampling
-from tfdp.data.randomness import GeneratorSource
-from tfdp.data.records import Records
+from tfdp.data.sampling.randomness import GeneratorSource
+from tfdp.data.sources.in_memory import Records
 from tfdp.distribution import checks
 from tfdp.distribution.poisson import batches_of_worker
 from tfdp.errors import PrivacyError

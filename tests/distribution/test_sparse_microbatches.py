@@ -98,7 +98,7 @@ def test_survivors_are_noised_once_and_the_step_is_charged_once(replicas, count)
         assert change[survivors].std() == pytest.approx(3.0 * sigma_2 / N, rel=0.02)
     (entry,) = model.ledger.entries
     assert entry.count == 1
-    assert entry.event == tfdp.accounting.composition.training_event(sigma, 1.0)
+    assert entry.event == tfdp.accounting.events.composition.training_event(sigma, 1.0)
 
 
 def test_rows_of_fest_are_the_same_for_every_micro_batch(replicas):

@@ -17,11 +17,11 @@ from tensorflow.core.protobuf.tpu import tpu_embedding_configuration_pb2
 import tfdp
 from tfdp.distribution import select_on_host
 from tfdp.errors import PrivacyError
+from tfdp.experimental.tpu import resident_models
 from tfdp.experimental.tpu.optimizers import tpu_optimizer
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import LazyAdam, RowAdagrad, RowSGD
 from tfdp.selection import AdaFEST
-from tfdp.training import tpu_resident_tables
 
 N, T, V, D, CAPACITY = 32, 3, 41, 2, 29
 TABLES = ("one", "two")
@@ -284,7 +284,7 @@ def test_v0_keeps_its_slots_in_a_file(tmp_path):
         model.fit(batches(model, 1), verbose=0)
         model.save(tmp_path / "m.keras")
         again = keras.saving.load_model(tmp_path / "m.keras")
-        tpu_resident_tables.prepare(again, batches(again, 1))
+        resident_models.prepare(again, batches(again, 1))
         for name in TABLES:
             found, wanted = (m.get_layer(name).external_table.to_arrays() for m in (again, model))
             assert (wanted["accumulators"] != 0.1).any()

@@ -11,7 +11,7 @@ from tensorflow.python.tpu import tpu_embedding_v1, tpu_embedding_v2, tpu_embedd
 
 from tfdp.distribution import self_check
 from tfdp.experimental.tpu import engines as tpu_engines
-from tfdp.layers import tpu_resident_table
+from tfdp.experimental.tpu import resident_table
 
 KINDS = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 SPARSE_CORES = 2
@@ -22,7 +22,7 @@ def hardware(kind):
     """Pretends to be on a TPU of this kind: the real TPUEmbeddingV0, doubles of the others."""
     with contextlib.ExitStack() as stack:
         patch = lambda *args: stack.enter_context(mock.patch.object(*args))  # noqa: E731
-        patch(tpu_resident_table, "embedding_feature", lambda: kind)
+        patch(resident_table, "embedding_feature", lambda: kind)
         # The only replacement in TensorFlow's code that runs: its check for a TPU.
         patch(tpu_embedding_v1.tpu_strategy, "TPUStrategyV2", tf.distribute.Strategy)
         patch(tf.tpu.experimental.embedding, "TPUEmbedding", DoubleV1)

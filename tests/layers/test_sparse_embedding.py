@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdp import make_private
 from tfdp.clipping import per_example_gradient_norms
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.data import poisson_batches
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import DPOptimizer, RowSGD

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.data.click_statistics import private_click_statistics, value_of_count
+from tfdp.data.releases.click_statistics import private_click_statistics, value_of_count
 from tfdp.errors import PrivacyError
 from tfdp.layers import ClickOdds
 from tfdp.models import PrivateCTR

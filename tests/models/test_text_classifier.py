@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.accounting import LedgerEntry
-from tfdp.data.origins import Origin, OriginArray
+from tfdp.data.provenance.origins import Origin, OriginArray
 from tfdp.models.text_encoder import small_text_encoder
 
 pytest.importorskip("tensorflow_text")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tfdp
-from tfdp.clipping.factors import shares_of_layers
+from tfdp.clipping.sums.factors import shares_of_layers
 
 N, C = 6, 0.01
 SHARES = {"middle": 0.64}

@@ -6,7 +6,7 @@ import pytest
 import slow
 import tensorflow as tf
 
-from tfdp.training import preflight
+from tfdp.training.checks import preflight
 
 LABELS = 2
 

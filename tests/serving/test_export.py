@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.accounting.mechanisms import ForwardNoise
-from tfdp.accounting.releases import release_epsilon
+from tfdp.accounting.charges.mechanisms import ForwardNoise
+from tfdp.accounting.release_series import release_epsilon
 from tfdp.models.next_item import newest
 from tfdp.runtime.external_table import ExternalTable
 

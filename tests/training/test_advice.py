@@ -11,7 +11,7 @@ from scipy import stats
 import tfdp
 from tfdp.optimizers.from_data import steps_of
 from tfdp.selection import FEST, AdaFEST
-from tfdp.training.advice import SelectionWatch, step_sizes
+from tfdp.training.checks.advice import SelectionWatch, step_sizes
 
 SIZES = {"a": 900_000, "b": 100_000}
 

@@ -12,8 +12,9 @@ from eager_steps import EAGER, eager_model, fit_steps
 
 import tfdp
 from tfdp.errors import BudgetError, PrivacyError
-from tfdp.training import dp_model, preflight
+from tfdp.training import dp_model
 from tfdp.training import step as private_step
+from tfdp.training.checks import preflight
 
 
 def steps_of(model):

@@ -14,8 +14,8 @@ from scipy import stats
 import tfdp
 from tfdp.accounting import epsilon
 from tfdp.accounting.accountants import compose_accountant, key_of
-from tfdp.accounting.truncation import truncation_delta
-from tfdp.accounting.visible_sampling import VisiblySampledGaussianDpEvent
+from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEvent
+from tfdp.accounting.losses.truncation import truncation_delta
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise
 

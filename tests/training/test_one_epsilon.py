@@ -13,7 +13,7 @@ from eager_steps import EAGER, eager_model, fit_steps
 from epsilon_by_hand import DELTA, N, assert_one, by_hand, poisson
 
 import tfdp
-from tfdp.accounting.gaussian import gaussian_epsilon
+from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
 from tfdp.errors import BudgetError, PrivacyError
 
 

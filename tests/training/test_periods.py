@@ -6,7 +6,7 @@ import pytest
 
 import tfdp
 from tfdp.accounting import Ledger, LedgerEntry, Sampling
-from tfdp.accounting.mechanisms import PrivateTraining, mechanism_from_dict
+from tfdp.accounting.charges.mechanisms import PrivateTraining, mechanism_from_dict
 from tfdp.errors import PrivacyError
 
 DELTA = 1e-3

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.accounting import Ledger, LedgerEntry, Sampling
-from tfdp.accounting.mechanisms import PrivateTraining
-from tfdp.data.provenance import tag
+from tfdp.accounting.charges.mechanisms import PrivateTraining
+from tfdp.data.provenance.dataset_tags import tag
 from tfdp.errors import PrivacyError
 from tfdp.noise import NoiseSource
 from tfdp.selection.contribution_map import ContributionMap

@@ -10,8 +10,8 @@ from scipy import stats
 
 import tfdp
 from tfdp.accounting import LedgerEntry, Sampling
-from tfdp.accounting.mechanisms import PrivateTraining, mechanism_from_dict
-from tfdp.accounting.sampling import PERSON
+from tfdp.accounting.charges.mechanisms import PrivateTraining, mechanism_from_dict
+from tfdp.accounting.charges.sampling import PERSON
 from tfdp.errors import BudgetError, PrivacyError
 
 

@@ -14,7 +14,7 @@ def test_two_releases_cost_twice_even_if_they_are_equal(small, monkeypatch):
     data = tfdp.data.synthetic_sequences(num_users=50, num_items=6, min_length=3, max_length=4)
     one, other = (tfdp.data.private_frequency(data.train, epsilon=1.0) for _ in range(2))
     object.__setattr__(other, "probabilities", one.probabilities)
-    ledger = tfdp.accounting.history.ChargeHistory()
+    ledger = tfdp.accounting.charges.history.ChargeHistory()
     for release in (one, one, other):
         ledger.charge(release.entry)
     assert sum(e.count for e in ledger.ledger().entries) == 2
@@ -67,7 +67,9 @@ def test_the_ways_of_an_encoded_sequence_carry_the_release():
         pair,
         (x[:5], y[:5]),
     ):
-        assert [e.label for e in tfdp.data.provenance.releases_of(found)] == ["item frequencies"]
+        assert [e.label for e in tfdp.data.provenance.dataset_tags.releases_of(found)] == [
+            "item frequencies"
+        ]
 
 
 def test_a_release_about_another_unit_is_refused(small):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp import PrivacyBudget, accounting, make_private
-from tfdp.accounting.composition import training_event
+from tfdp.accounting.events.composition import training_event
 from tfdp.data import poisson_batches
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.layers import SparseEmbedding

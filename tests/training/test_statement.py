@@ -11,7 +11,7 @@ from dp_accounting import pld, rdp
 from eager_steps import EAGER, eager_model, fit_steps
 
 import tfdp
-from tfdp.training import caveats
+from tfdp.training.checks import caveats
 
 
 def by_hand(accountant, event, delta):

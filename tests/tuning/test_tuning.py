@@ -13,9 +13,9 @@ from dp_accounting import dp_event, rdp
 
 import tfdp
 from tfdp.accounting import LedgerEntry
-from tfdp.accounting.history import ChargeHistory, runs_begun
-from tfdp.accounting.mechanisms import PrivateTraining
-from tfdp.data.origins import Origin
+from tfdp.accounting.charges.history import ChargeHistory, runs_begun
+from tfdp.accounting.charges.mechanisms import PrivateTraining
+from tfdp.data.provenance.origins import Origin
 from tfdp.errors import PrivacyError
 from tfdp.noise import NoiseSource
 from tfdp.tuning import HyperParameters, NumberOfRuns, PrivateMean, tune

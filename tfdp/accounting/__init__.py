@@ -1,6 +1,6 @@
-"""Privacy accounting: budgets, the ledger, calibration and statements.
+"""What was done to the data and which ε that is; it imports neither TensorFlow nor Keras.
 
-Nothing here imports TensorFlow or Keras. What papers claim is in `tfdp.accounting.literature`.
+What papers claim is in `tfdp.accounting.literature`.
 """
 
 from typing import TYPE_CHECKING
@@ -9,19 +9,19 @@ from tfdp._compat.imports import on_demand
 
 if TYPE_CHECKING:  # for editors and the documentation
     from tfdp.accounting.accountants import epsilon
-    from tfdp.accounting.adjacency import ADJACENCIES
     from tfdp.accounting.budget import PrivacyBudget
     from tfdp.accounting.calibration import (
         calibrate_noise_multiplier,
         calibrate_random_allocation,
     )
-    from tfdp.accounting.events import register_event
+    from tfdp.accounting.charges.ledger import Ledger
+    from tfdp.accounting.charges.ledger_entry import LedgerEntry
+    from tfdp.accounting.charges.sampling import Sampling
+    from tfdp.accounting.events.adjacency import ADJACENCIES
+    from tfdp.accounting.events.registry import register_event
     from tfdp.accounting.forward_noise import calibrate_forward_noise
-    from tfdp.accounting.gdp import gdp_clt_epsilon
-    from tfdp.accounting.ledger import Ledger
-    from tfdp.accounting.ledger_entry import LedgerEntry
-    from tfdp.accounting.sampling import Sampling
-    from tfdp.accounting.statement import Statement, privacy_statement
+    from tfdp.accounting.losses.gdp import gdp_clt_epsilon
+    from tfdp.accounting.reports.statement import Statement, privacy_statement
 
 __all__ = [
     "ADJACENCIES",
@@ -43,19 +43,19 @@ __getattr__ = on_demand(
     __name__,
     {
         ".accountants": ["epsilon"],
-        ".adjacency": ["ADJACENCIES"],
+        ".events.adjacency": ["ADJACENCIES"],
         ".budget": ["PrivacyBudget"],
         ".calibration": [
             "calibrate_noise_multiplier",
             "calibrate_random_allocation",
         ],
-        ".events": ["register_event"],
+        ".events.registry": ["register_event"],
         ".forward_noise": ["calibrate_forward_noise"],
-        ".gdp": ["gdp_clt_epsilon"],
-        ".ledger": ["Ledger"],
-        ".ledger_entry": ["LedgerEntry"],
-        ".sampling": ["Sampling"],
-        ".statement": ["Statement", "privacy_statement"],
+        ".losses.gdp": ["gdp_clt_epsilon"],
+        ".charges.ledger": ["Ledger"],
+        ".charges.ledger_entry": ["LedgerEntry"],
+        ".charges.sampling": ["Sampling"],
+        ".reports.statement": ["Statement", "privacy_statement"],
     },
 )
 

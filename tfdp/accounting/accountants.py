@@ -12,12 +12,12 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 
 from tfdp import _validate
 from tfdp._compat.dp_accounting import PldAccountant, RdpAccountant
-from tfdp.accounting.adjacency import ADJACENCIES, interpretations
-from tfdp.accounting.events import event_from_dict, event_to_dict
-from tfdp.accounting.gaussian_losses import gaussian_losses
-from tfdp.accounting.loss_masses import with_arrays
-from tfdp.accounting.mixture_losses import mixture_loss_scale, mixture_losses, mixture_renyi
-from tfdp.accounting.random_allocation import RandomAllocationGaussianDpEvent
+from tfdp.accounting.events.adjacency import ADJACENCIES, interpretations
+from tfdp.accounting.events.random_allocation import RandomAllocationGaussianDpEvent
+from tfdp.accounting.events.registry import event_from_dict, event_to_dict
+from tfdp.accounting.losses.gaussian_losses import gaussian_losses
+from tfdp.accounting.losses.loss_masses import with_arrays
+from tfdp.accounting.losses.mixture_losses import mixture_loss_scale, mixture_losses, mixture_renyi
 
 ACCOUNTANTS = ("pld", "rdp")
 _LARGEST_LOSS = 100.0
@@ -43,7 +43,7 @@ def epsilon(
         delta: a probability in (0, 1).
         accountant: "pld" or "rdp".
         adjacency: "add_or_remove_one", "replace_one" or "zero_out"; see
-            `tfdp.accounting.adjacency.interpretations` for what each does.
+            `tfdp.accounting.events.adjacency.interpretations` for what each does.
 
     Returns:
         A float of at least 0; infinite if the event is not private.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from tfdp import _validate
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant, epsilon
-from tfdp.accounting.adjacency import ADJACENCIES
 from tfdp.accounting.budget import PrivacyBudget
-from tfdp.accounting.composition import MECHANISMS, compose, training_event
-from tfdp.accounting.events import event_from_dict, event_to_dict
-from tfdp.accounting.gdp import gdp_clt_epsilon
-from tfdp.accounting.random_allocation import allocation_event
+from tfdp.accounting.events.adjacency import ADJACENCIES
+from tfdp.accounting.events.composition import MECHANISMS, compose, training_event
+from tfdp.accounting.events.random_allocation import allocation_event
+from tfdp.accounting.events.registry import event_from_dict, event_to_dict
+from tfdp.accounting.losses.gdp import gdp_clt_epsilon
 from tfdp.errors import BudgetError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tfdp import _validate
 from tfdp.accounting.budget import PrivacyBudget
 from tfdp.accounting.calibration import calibrate_noise_multiplier
-from tfdp.accounting.gaussian import gaussian_noise_multiplier
+from tfdp.accounting.losses.analytic_gaussian import gaussian_noise_multiplier
 
 if TYPE_CHECKING:
     import dp_accounting

@@ -8,11 +8,11 @@ from scipy import optimize
 
 from tfdp import _validate
 from tfdp.accounting.accountants import epsilon
-from tfdp.accounting.gaussian import gaussian_epsilon
-from tfdp.accounting.gdp import gdp_clt_epsilon
-from tfdp.accounting.statement_text import round_up
-from tfdp.accounting.visible_sampling import VisiblySampledGaussianDpEvent
-from tfdp.accounting.wishart import WishartDpEvent
+from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEvent
+from tfdp.accounting.events.wishart import WishartDpEvent
+from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
+from tfdp.accounting.losses.gdp import gdp_clt_epsilon
+from tfdp.accounting.reports.statement_text import round_up
 
 
 @dataclasses.dataclass(frozen=True)

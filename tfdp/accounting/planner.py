@@ -3,8 +3,8 @@
 import dataclasses
 import math
 
-from tfdp.accounting.budget_table import TrainingPlan
-from tfdp.accounting.statement_text import round_up_to
+from tfdp.accounting.reports.budget_table import TrainingPlan
+from tfdp.accounting.reports.statement_text import round_up_to
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dp_accounting
 import numpy as np
 
 from tfdp.accounting.accountants import epsilon
-from tfdp.accounting.wishart import WishartDpEvent, wishart_rdp
+from tfdp.accounting.events.wishart import WishartDpEvent, wishart_rdp
 from tfdp.errors import BudgetError
 
 _MOST_SAMPLES = 2**53  # integers that float64 holds exactly

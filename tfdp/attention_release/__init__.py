@@ -1,1 +1,1 @@
-"""What `PrivateAttention` is made of: sensitivity, plan, mechanisms, utility, normalisation."""
+"""`PrivateAttention`: it releases its inputs at inference, not training data."""

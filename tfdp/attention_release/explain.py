@@ -1,8 +1,8 @@
 """The table of what each mechanism would cost and how far off it would be."""
 
 from tfdp.accounting.literature import paper_sampling_epsilon
-from tfdp.accounting.releases import affordable_calls, release_epsilon
-from tfdp.accounting.statement_text import round_up
+from tfdp.accounting.release_series import affordable_calls, release_epsilon
+from tfdp.accounting.reports.statement_text import round_up
 from tfdp.attention_release.release_plan import plan_noise, plan_sampling
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget
-from tfdp.accounting.releases import affordable_calls
+from tfdp.accounting.release_series import affordable_calls
 from tfdp.attention_release import mechanisms
 from tfdp.attention_release.clipping import clip_norms
 from tfdp.attention_release.explain import explanation

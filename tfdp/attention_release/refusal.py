@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tfdp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon, gaussian_noise_multiplier
 
 
 def useless_message(release_plan):

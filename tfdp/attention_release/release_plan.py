@@ -8,8 +8,8 @@ import numpy as np
 
 from tfdp._validate import is_integer, is_number
 from tfdp.accounting import PrivacyBudget
-from tfdp.accounting.gaussian import gaussian_noise_multiplier
-from tfdp.accounting.wishart import WishartDpEvent
+from tfdp.accounting.events.wishart import WishartDpEvent
+from tfdp.accounting.losses.analytic_gaussian import gaussian_noise_multiplier
 from tfdp.accounting.wishart_calibration import largest_num_samples, largest_relative_sensitivity
 from tfdp.attention_release.refusal import useless_message
 from tfdp.attention_release.sensitivity import frobenius_sensitivity, largest_row_norm

@@ -6,8 +6,8 @@ import textwrap
 
 import dp_accounting
 
-from tfdp.accounting.releases import release_epsilon
-from tfdp.accounting.statement_text import describe, round_up
+from tfdp.accounting.release_series import release_epsilon
+from tfdp.accounting.reports.statement_text import describe, round_up
 
 CALLS = (1, 10, 100, 1000)
 

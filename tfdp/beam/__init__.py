@@ -1,4 +1,4 @@
-"""Draws made ahead, and releases, by Apache Beam (`pip install tfdp[beam]`).
+"""Draws made ahead and releases by Apache Beam; what they cost is as in `data`.
 
 For data that outgrow one machine. Nothing else of tfdp imports Beam; `import tfdp.beam` does.
 """

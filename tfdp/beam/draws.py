@@ -14,8 +14,9 @@ import tensorflow as tf
 from tfdp._validate import count, is_integer, plain
 from tfdp.beam.made_with import refuse_other_origin
 from tfdp.beam.rows import decoded_row, encoded_row, packed, unpacked
-from tfdp.data._checks import capacity_of, check_expected_batch_size
-from tfdp.data.drawn_batches import (
+from tfdp.data.provenance.origins import Origin
+from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size
+from tfdp.data.sampling.drawn_batches import (
     MANIFEST,
     Manifest,
     decode_signature,
@@ -24,10 +25,9 @@ from tfdp.data.drawn_batches import (
     encode_signature,
     padded_batch,
 )
-from tfdp.data.membership import Membership, encoded_key
-from tfdp.data.origins import Origin
-from tfdp.data.parsed_values import as_array
-from tfdp.data.random_access import refuse_other_sources
+from tfdp.data.sampling.keyed_membership import Membership, encoded_key
+from tfdp.data.sources.parsed_values import as_array
+from tfdp.data.sources.refused_sources import refuse_other_sources
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions

@@ -1,6 +1,6 @@
 """What records of a pipeline were made with: known before it runs, or refused where it shows."""
 
-from tfdp.data.origins import Origin
+from tfdp.data.provenance.origins import Origin
 
 
 def refuse_other_origin(record, parsed, known):

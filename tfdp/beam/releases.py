@@ -16,12 +16,12 @@ import apache_beam as beam
 import numpy as np
 
 from tfdp._validate import count, positive
-from tfdp.accounting.sampling import PERSON
+from tfdp.accounting.charges.sampling import PERSON
 from tfdp.beam.made_with import refuse_any_origin
 from tfdp.beam.sums import PersonSums
-from tfdp.data import frequency, transitions
-from tfdp.data.origins import Origin
-from tfdp.data.transition_counts import UNIT, Histories, item_units, transition_sums
+from tfdp.data.provenance.origins import Origin
+from tfdp.data.releases import frequency, transitions
+from tfdp.data.releases.transition_counts import UNIT, Histories, item_units, transition_sums
 from tfdp.selection import top_k
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def private_transitions(
 
 
 class _Sums:
-    """What `tfdp.data.transition_counts.Histories` knows, of a log."""
+    """What `tfdp.data.releases.transition_counts.Histories` knows, of a log."""
 
     def __init__(self, log, num_items, length):
         self.num_items, self.longest = num_items, length * log.max_records_per_unit

@@ -9,8 +9,8 @@ import apache_beam as beam
 import numpy as np
 import tensorflow as tf
 
-from tfdp.data.membership import Membership, encoded_key
-from tfdp.data.transition_counts import added, merged
+from tfdp.data.releases.transition_counts import added, merged
+from tfdp.data.sampling.keyed_membership import Membership, encoded_key
 
 _SHARDS = 32
 _PERSONS = 4096  # looked at together

@@ -1,10 +1,10 @@
-"""Per-example clipping by book-keeping: one forward pass, one backward pass (MATH.md section 2)."""
+"""One forward pass, one backward pass, and the clipped sums of a batch; no noise, no charge."""
 
 # Importing `rules` registers the rules of Keras' own layers.
 from tfdp.clipping import rules  # noqa: F401
-from tfdp.clipping.contributions import Layout, OuterProduct, PerExampleGradients, Rows
 from tfdp.clipping.inspect import explain, per_example_gradient_norms
-from tfdp.clipping.registry import Rule, register_rule
+from tfdp.clipping.rules.registry import Rule, register_rule
+from tfdp.clipping.sums.contributions import Layout, OuterProduct, PerExampleGradients, Rows
 
 __all__ = [
     "Layout",

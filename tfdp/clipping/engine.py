@@ -5,16 +5,129 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp.clipping import fallback
-from tfdp.clipping.execution import record_forward
-from tfdp.clipping.factors import clip_factors, shares_of_layers
-from tfdp.clipping.gradients import clipped_sums_of, variable_gradient
-from tfdp.clipping.recording import trained_variables
-from tfdp.clipping.refusals import warn_of_still_variables
-from tfdp.clipping.rule_results import contributions_of
-from tfdp.clipping.surviving_rows import table_name
-from tfdp.clipping.units import of_units, unit_mask
+from tfdp.clipping.plan.counts import advances_of
+from tfdp.clipping.plan.planning import PlannedCall
+from tfdp.clipping.plan.refusals import CALLS_DIFFER, warn_of_still_variables
+from tfdp.clipping.probes import Probe, copy_of, with_probes
+from tfdp.clipping.recording import (
+    Recorder,
+    call_model,
+    current_graph,
+    is_seed_state,
+    trained_variables,
+)
+from tfdp.clipping.rules import fallback
+from tfdp.clipping.sums.factors import clip_factors, shares_of_layers
+from tfdp.clipping.sums.gradients import clipped_sums_of, variable_gradient
+from tfdp.clipping.sums.rule_results import contributions_of
+from tfdp.clipping.sums.surviving_rows import table_name
+from tfdp.clipping.sums.units import of_units, unit_mask
+from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import compiled_by_xla
+
+
+@dataclasses.dataclass(eq=False)
+class RecordedCall:
+    """A planned call, as it ran: its inputs, where gradients are needed, and what its rule kept."""
+
+    planned: PlannedCall
+    args: tuple
+    kwargs: dict
+    probes: list
+    kept: list = dataclasses.field(default_factory=list)
+    seeds: list = dataclasses.field(default_factory=list)
+    counts: list = dataclasses.field(default_factory=list)  # variables, and what they were
+    drawn_at_once: bool = False
+    training: bool | None = None
+
+
+class Execution(Recorder):
+    """A forward pass that keeps what planned calls need: `recorded`, beside the calls."""
+
+    def __init__(self, model, plan, tape, batch_size):
+        super().__init__(model)
+        self.plan = plan
+        self.tape = tape
+        self.batch_size = batch_size
+        self.recorded = []
+        self._opaque = False
+
+    def run(self, call, run):
+        planned = None if self._opaque else self.plan.calls.get(call.key)
+        if planned is None:
+            return run(*call.args, **call.kwargs)
+        recorded = RecordedCall(planned, call.args, call.kwargs, [], training=call.training)
+        self.recorded.append(recorded)
+
+        def mark(tensor):
+            if planned.broadcast:
+                shape = [self.batch_size, *tensor.shape[-2:]]
+                tensor = tf.broadcast_to(tensor, shape)
+            tensor = copy_of(tensor)
+            self.tape.watch(tensor)
+            recorded.probes.append(tensor)
+            return tensor
+
+        if planned.rule is not None:
+            probe = Probe(mark)
+            recorded.kept = probe.kept
+            return planned.rule.call(call.layer, run, call.args, call.kwargs, probe)
+        recorded.counts = [
+            (v, tf.convert_to_tensor(v.value)) for v in self.plan.advances if not is_seed_state(v)
+        ]
+        self._opaque = True
+        try:
+            outputs = fallback.run(recorded, run, self.batch_size, compiled_by_xla(self.model))
+        finally:
+            self._opaque = False
+        return with_probes(outputs, mark)
+
+
+def record_forward(model, plan, tape, x, batch_size):
+    """Runs the training-mode forward pass once, recording what the plan needs.
+
+    The states of random generators and counts advance as in any forward pass; no other state
+    changes.
+
+    Args:
+        model: the Keras model.
+        plan: from `make_clipping_plan`.
+        tape: a `tf.GradientTape(watch_accessed_variables=False)` that is recording.
+        x: inputs.
+        batch_size: number of examples, static or scalar tensor.
+
+    Returns:
+        (outputs of the model, the `Execution`).
+    """
+    execution = Execution(model, plan, tape, batch_size)
+    return run_recorded(execution, x), execution
+
+
+def run_recorded(execution, x):
+    """The outputs of the model that an `Execution` is made for; see `record_forward`."""
+    model = execution.model
+    with execution.recording() as scope:
+        outputs = call_model(model, x)
+    recorded = {id(one.planned) for one in execution.recorded}
+    if recorded != {id(planned) for planned in execution.plan.calls.values()}:
+        raise PrivacyError(f"Model {model.name!r} {CALLS_DIFFER}")
+    advances = {id(v) for v in advances_of(model, scope)}
+    for variable, value in scope.updates.values():
+        if id(variable) in advances:
+            _refuse_inner(variable, value)
+            variable.assign(value)
+    return outputs
+
+
+def _refuse_inner(variable, value):
+    """Refuses the state of a generator that was made in a loop or a branch, out of reach here."""
+    if tf.is_symbolic_tensor(value) and value.graph is not current_graph():
+        raise PrivacyError(
+            f"The random generator {variable.path!r} draws inside a loop or a branch of a layer "
+            "that has no weights there, and cannot move on by it. Draw before the loop, all "
+            "numbers at once, or use the weights of the layer inside it, too: it is then run for "
+            "each example by itself."
+        )
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp.clipping.engine import backward, squared_norms
 from tfdp.clipping.losses import PerExampleLoss, example_mask_of
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.clipping.recording import input_structure
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import mask_of
 from tfdp.clipping.crossentropy import is_sparse_crossentropy, sparse_crossentropy
-from tfdp.data.padding import example_mask_of
+from tfdp.data.provenance.padding_guard import example_mask_of
 
 REDUCTIONS = ("mean", "sum")
 

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers, takes_training, training_of_call
-from tfdp.data.released_values import is_released
+from tfdp.data.provenance.variable_values import is_released
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import external_tables
 from tfdp.runtime.strategies import scope_of

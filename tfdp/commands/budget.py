@@ -39,7 +39,7 @@ def add(subparsers) -> None:
 
 
 def _run(arguments) -> int:
-    from tfdp.accounting import budget_table
+    from tfdp.accounting.reports import budget_table
 
     plan = budget_table.TrainingPlan.of(
         num_examples=arguments.num_examples,

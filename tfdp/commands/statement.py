@@ -28,8 +28,8 @@ def add(subparsers) -> None:
 
 
 def _run(arguments) -> int:
-    from tfdp.accounting import statement_pages
-    from tfdp.accounting.statement import Statement
+    from tfdp.accounting.reports import statement_pages
+    from tfdp.accounting.reports.statement import Statement
 
     path = pathlib.Path(arguments.path)
     path = path / _FILE if path.is_dir() else path

@@ -1,12 +1,10 @@
-"""Data for private training: batches drawn as the accountant assumes, and what they carry."""
+"""Batches, sources, releases and data sets; nothing here knows a model."""
 
 from typing import TYPE_CHECKING
 
 from tfdp._compat.imports import on_demand
 
 if TYPE_CHECKING:  # for editors and the documentation
-    from tfdp.data.allocated import allocated_epochs
-    from tfdp.data.click_statistics import ClickStatistics, private_click_statistics
     from tfdp.data.datasets.clicks import CRITEO_VOCABULARY_SIZES, ClickData
     from tfdp.data.datasets.criteo import load_criteo
     from tfdp.data.datasets.sequence_files import load_histories, load_sequences
@@ -15,18 +13,20 @@ if TYPE_CHECKING:  # for editors and the documentation
     from tfdp.data.datasets.synthetic import synthetic_sequences
     from tfdp.data.datasets.synthetic_clicks import synthetic_clicks
     from tfdp.data.datasets.tables import TextData, load_clicks, load_texts
-    from tfdp.data.drawn_batches import load_batches
-    from tfdp.data.frequency import FrequencyRelease, private_frequency
-    from tfdp.data.frequent_items import FrequentItems
-    from tfdp.data.microbatched import microbatches
-    from tfdp.data.periods import DisjointPeriods, Period
-    from tfdp.data.poisson import poisson_batches
-    from tfdp.data.provenance import declare_sampling, sampling_of
-    from tfdp.data.representation_release import Release
-    from tfdp.data.representations import release_mixtures, release_once
-    from tfdp.data.shuffled import shuffled_epochs
-    from tfdp.data.sources import batched
-    from tfdp.data.transitions import TransitionRelease, private_transitions
+    from tfdp.data.provenance.dataset_tags import declare_sampling, sampling_of
+    from tfdp.data.releases.click_statistics import ClickStatistics, private_click_statistics
+    from tfdp.data.releases.frequency import FrequencyRelease, private_frequency
+    from tfdp.data.releases.frequent_items import FrequentItems
+    from tfdp.data.releases.representation_release import Release
+    from tfdp.data.releases.representations import release_mixtures, release_once
+    from tfdp.data.releases.transitions import TransitionRelease, private_transitions
+    from tfdp.data.sampling.allocated import allocated_epochs
+    from tfdp.data.sampling.drawn_batches import load_batches
+    from tfdp.data.sampling.microbatched import microbatches
+    from tfdp.data.sampling.periods import DisjointPeriods, Period
+    from tfdp.data.sampling.poisson import poisson_batches
+    from tfdp.data.sampling.shuffled import shuffled_epochs
+    from tfdp.data.sources.outside_memory import batched
 
 __all__ = [
     "CRITEO_VOCABULARY_SIZES",
@@ -69,8 +69,8 @@ __all__ = [
 __getattr__ = on_demand(
     __name__,
     {
-        ".allocated": ["allocated_epochs"],
-        ".click_statistics": ["ClickStatistics", "private_click_statistics"],
+        ".sampling.allocated": ["allocated_epochs"],
+        ".releases.click_statistics": ["ClickStatistics", "private_click_statistics"],
         ".datasets.clicks": ["CRITEO_VOCABULARY_SIZES", "ClickData"],
         ".datasets.criteo": ["load_criteo"],
         ".datasets.sequence_files": ["load_histories", "load_sequences"],
@@ -79,18 +79,18 @@ __getattr__ = on_demand(
         ".datasets.synthetic": ["synthetic_sequences"],
         ".datasets.synthetic_clicks": ["synthetic_clicks"],
         ".datasets.tables": ["TextData", "load_clicks", "load_texts"],
-        ".drawn_batches": ["load_batches"],
-        ".frequency": ["FrequencyRelease", "private_frequency"],
-        ".frequent_items": ["FrequentItems"],
-        ".microbatched": ["microbatches"],
-        ".periods": ["DisjointPeriods", "Period"],
-        ".poisson": ["poisson_batches"],
-        ".provenance": ["declare_sampling", "sampling_of"],
-        ".representation_release": ["Release"],
-        ".representations": ["release_mixtures", "release_once"],
-        ".shuffled": ["shuffled_epochs"],
-        ".sources": ["batched"],
-        ".transitions": ["TransitionRelease", "private_transitions"],
+        ".sampling.drawn_batches": ["load_batches"],
+        ".releases.frequency": ["FrequencyRelease", "private_frequency"],
+        ".releases.frequent_items": ["FrequentItems"],
+        ".sampling.microbatched": ["microbatches"],
+        ".sampling.periods": ["DisjointPeriods", "Period"],
+        ".sampling.poisson": ["poisson_batches"],
+        ".provenance.dataset_tags": ["declare_sampling", "sampling_of"],
+        ".releases.representation_release": ["Release"],
+        ".releases.representations": ["release_mixtures", "release_once"],
+        ".sampling.shuffled": ["shuffled_epochs"],
+        ".sources.outside_memory": ["batched"],
+        ".releases.transitions": ["TransitionRelease", "private_transitions"],
     },
 )
 

@@ -1,4 +1,4 @@
-"""Private training on several devices, with `tf.distribute` (MATH.md section 1).
+"""Several devices and workers: samplers, checks, backups. One device needs none of it.
 
 The private step itself is in `models` and `optimizers`; here is where it meets the other replicas.
 """

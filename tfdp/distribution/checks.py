@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdp.data.padding import map_batches
+from tfdp.data.provenance.padding_guard import map_batches
 from tfdp.distribution.host_selection import SelectedInputs
 from tfdp.errors import PrivacyError
 from tfdp.runtime.replicas import is_multi_worker

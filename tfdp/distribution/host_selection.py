@@ -16,10 +16,10 @@ from tfdp._compat.keras import calls_of_graph
 from tfdp.clipping.losses import example_mask_of
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
-from tfdp.clipping.surviving_rows import table_name
-from tfdp.clipping.units import ids_of_units, unit_mask
-from tfdp.data.padding import map_batches
-from tfdp.data.provenance import walk
+from tfdp.clipping.sums.surviving_rows import table_name
+from tfdp.clipping.sums.units import ids_of_units, unit_mask
+from tfdp.data.provenance.dataset_tags import walk
+from tfdp.data.provenance.padding_guard import map_batches
 from tfdp.errors import PrivacyError
 from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.noise import PipelineNoiseSource

@@ -8,12 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Sampling
-from tfdp.accounting.truncation import smallest_capacity
-from tfdp.data._checks import check_capacity, check_expected_batch_size, steps_of_epoch
-from tfdp.data.poisson import draw_poisson
-from tfdp.data.provenance import tag
-from tfdp.data.randomness import GeneratorSource
-from tfdp.data.records import Records
+from tfdp.accounting.losses.truncation import smallest_capacity
+from tfdp.data.provenance.dataset_tags import tag
+from tfdp.data.sampling.arguments import check_capacity, check_expected_batch_size, steps_of_epoch
+from tfdp.data.sampling.poisson import draw_poisson
+from tfdp.data.sampling.randomness import GeneratorSource
+from tfdp.data.sources.in_memory import Records
 
 
 def batches_of_worker(records, sampling, index, source):

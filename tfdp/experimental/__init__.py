@@ -1,1 +1,1 @@
-"""What works and may still change."""
+"""Works, and may change without notice; nothing stable belongs here."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from tfdp._compat.keras import all_layers
-from tfdp.data.released_values import hand_on
+from tfdp.data.provenance.variable_values import hand_on
 from tfdp.errors import PrivacyError
 
 

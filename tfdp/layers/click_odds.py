@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.accounting.participant import PrivacyParticipant
-from tfdp.data.count_values import INTEGERS, value_of_count
-from tfdp.data.released_values import mark_released
+from tfdp.accounting.charges.participant import PrivacyParticipant
+from tfdp.data.provenance.variable_values import mark_released
+from tfdp.data.releases.count_values import INTEGERS, value_of_count
 
 if TYPE_CHECKING:
-    from tfdp.data.click_statistics import ClickStatistics
+    from tfdp.data.releases.click_statistics import ClickStatistics
 
 
 @keras.saving.register_keras_serializable(package="tfdp")

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdp.accounting.participant import PrivacyParticipant
+from tfdp.accounting.charges.participant import PrivacyParticipant
 
 
 class EffectiveError(PrivacyParticipant, keras.layers.Layer):

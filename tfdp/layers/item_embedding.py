@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
-from tfdp.data.origins import Origin
-from tfdp.data.released_values import mark_released
+from tfdp.data.provenance.origins import Origin
+from tfdp.data.provenance.variable_values import mark_released
 from tfdp.layers.effective_error import EffectiveError
 
 

@@ -6,9 +6,10 @@ import keras
 import tensorflow as tf
 
 from tfdp._validate import count
-from tfdp.clipping import Rule, combiners, register_rule
-from tfdp.clipping.surviving_rows import mark_sparse_table
-from tfdp.layers import tpu_resident_table
+from tfdp.clipping import Rule, register_rule
+from tfdp.clipping.rules import combiners
+from tfdp.clipping.sums.surviving_rows import mark_sparse_table
+from tfdp.experimental.tpu import resident_table
 from tfdp.runtime.strategies import traces_once
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -101,8 +102,8 @@ class SparseEmbedding(keras.layers.Layer):
         self.supports_jit = False
 
     def build(self, ids_shape, weights_shape=None):
-        if self.placement == "tpu" and tpu_resident_table.has_engine():
-            self.embeddings = self.external_table = tpu_resident_table.TPUResidentTable(
+        if self.placement == "tpu" and resident_table.has_engine():
+            self.embeddings = self.external_table = resident_table.TPUResidentTable(
                 self.name, (self.input_dim, self.output_dim), self.embeddings_initializer
             )
             return

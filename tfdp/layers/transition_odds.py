@@ -12,7 +12,7 @@ from tfdp import _validate
 from tfdp.layers.transition_prior import TransitionPrior
 
 if TYPE_CHECKING:
-    from tfdp.data.transitions import TransitionRelease
+    from tfdp.data.releases.transitions import TransitionRelease
 
 
 @keras.saving.register_keras_serializable(package="tfdp")

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import _validate, accounting
-from tfdp.accounting.participant import PrivacyParticipant
+from tfdp.accounting.charges.participant import PrivacyParticipant
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
-from tfdp.data.released_values import mark_released
+from tfdp.data.provenance.variable_values import mark_released
 
 if TYPE_CHECKING:
-    from tfdp.data.transitions import TransitionRelease
+    from tfdp.data.releases.transitions import TransitionRelease
 
 _SMALLEST = 1e-9
 _FLOOR = 0.01  # least popularity of an item, relative to the mean

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfdp._validate import count
-from tfdp.data.count_values import INTEGER_VALUES, INTEGERS
+from tfdp.data.releases.count_values import INTEGER_VALUES, INTEGERS
 from tfdp.layers.click_odds import ClickOdds, StoredStatistics
 from tfdp.layers.sparse_embedding import SparseEmbedding
 from tfdp.training.make_private import PrivateModel
 
 if TYPE_CHECKING:
-    from tfdp.data.click_statistics import ClickStatistics
+    from tfdp.data.releases.click_statistics import ClickStatistics
 
 # What the sum of a value's log odds counts at the start: features say much of the same.
 _FIRST_WEIGHT = 0.2

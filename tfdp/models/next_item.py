@@ -4,9 +4,9 @@ import keras
 import tensorflow as tf
 
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
+from tfdp.distribution.multi_worker import as_results
+from tfdp.models.endpoint import Endpoint
 from tfdp.training.dp_model import DPModel
-from tfdp.training.endpoint import Endpoint
-from tfdp.training.multi_worker import as_results
 
 _BEST = 10  # items that an exported model returns unless it is told otherwise
 

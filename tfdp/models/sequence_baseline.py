@@ -13,7 +13,7 @@ from tfdp.models.sequence_model import SequenceModel, causal_mask, positions
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from tfdp.data.frequency import FrequencyRelease
+    from tfdp.data.releases.frequency import FrequencyRelease
 
 CELLS = ("gru", "lstm", "transformer")
 

@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp._compat.keras import all_layers
-from tfdp.data.origins import Origin
-from tfdp.data.representations import release_once
+from tfdp.data.provenance.origins import Origin
+from tfdp.data.releases.representations import release_once
 from tfdp.errors import BudgetError
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.text_tokenizer import TextTokenizer
+from tfdp.models.endpoint import Endpoint
 from tfdp.models.released_head import release_head
 from tfdp.models.text_encoder import POOLINGS, encode, small_text_encoder
 from tfdp.training.dp_model import DPModel
-from tfdp.training.endpoint import Endpoint
 from tfdp.training.plain_training import change_by_release
 
 if TYPE_CHECKING:

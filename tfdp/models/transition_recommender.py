@@ -10,7 +10,7 @@ from tfdp.layers.transition_prior import TransitionPrior
 from tfdp.models.next_item import NextItemModel, without_padding, without_seen
 
 if TYPE_CHECKING:
-    from tfdp.data.transitions import TransitionRelease
+    from tfdp.data.releases.transitions import TransitionRelease
 
 
 @keras.saving.register_keras_serializable(package="tfdp")

@@ -1,4 +1,4 @@
-"""The private optimizer, and optimizers that touch the rows they are given."""
+"""DPOptimizer: it charges, adds noise and hands over. Gradients arrive clipped."""
 
 from tfdp.optimizers.dp_optimizer import DPOptimizer
 from tfdp.optimizers.rows import LazyAdam, RowAdagrad, RowSGD

@@ -6,7 +6,7 @@ import keras
 
 from tfdp import accounting
 from tfdp._validate import count, is_number, one_of, positive
-from tfdp.clipping.factors import CLIPPING
+from tfdp.clipping.sums.factors import CLIPPING
 
 
 def check_optimizer(optimizer):

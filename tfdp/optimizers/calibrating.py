@@ -3,7 +3,7 @@
 import warnings
 
 from tfdp import accounting
-from tfdp.accounting.truncation import truncation_delta
+from tfdp.accounting.losses.truncation import truncation_delta
 
 # The share of δ that calibration keeps back for truncated Poisson batches.
 _TRUNCATION_SHARE = 1e-3
@@ -22,7 +22,7 @@ def noise_multiplier(budget, setting, steps, ledger):
     overflow += setting.count(steps) * setting.sampling.overflow_probability
     extra = truncation_delta(budget.epsilon, 1, min(overflow, 1.0)) * 1.01
     beside = {
-        "adjacency": accounting.adjacency.strongest([ledger.adjacency, setting.adjacency]),
+        "adjacency": accounting.events.adjacency.strongest([ledger.adjacency, setting.adjacency]),
         "other_events": [ledger.event()] if len(ledger) else [],
         "extra_delta": max(extra, _TRUNCATION_SHARE * budget.delta),
         "accountant": None,

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.accounting.notes import Notes
-from tfdp.accounting.sampling import PERSON
+from tfdp.accounting.charges.notes import Notes
+from tfdp.accounting.charges.sampling import PERSON
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.optimizers import calibrating
 from tfdp.optimizers.run_charging import RunCharging
@@ -39,7 +39,7 @@ class Charging(RunCharging):
     """
 
     def __init__(self, optimizer, noise_multiplier):
-        super().__init__(accounting.history.ChargeHistory())
+        super().__init__(accounting.charges.history.ChargeHistory())
         self.requested_noise_multiplier = noise_multiplier
         self._optimizer = optimizer
         self._unit = "one example"
@@ -113,7 +113,7 @@ class Charging(RunCharging):
             sampling: a `Sampling`, or None.
             strategy: a `tf.distribute.Strategy` of several workers, all of which make this call:
                 their steps are one run, which costs once whoever's copy of it is loaded.
-            notes: the `tfdp.accounting.mechanisms.Notes` of the run.
+            notes: the `tfdp.accounting.charges.mechanisms.Notes` of the run.
 
         Raises:
             BudgetError: if the budget is spent, or the steps that are left would exceed it.
@@ -241,7 +241,7 @@ class Charging(RunCharging):
     def _setting(self, sampling, noise_multiplier, notes=None):
         optimizer = self._optimizer
         budget, selection = optimizer.budget, optimizer.selection
-        return accounting.mechanisms.PrivateTraining(
+        return accounting.charges.mechanisms.PrivateTraining(
             noise_multiplier=noise_multiplier,
             clip_norm=optimizer.clip_norm,
             sampling=sampling,
@@ -276,7 +276,7 @@ class Charging(RunCharging):
         ledger = self.history.ledger()
         ledger = ledger.beside(
             self._optimizer.period,
-            accounting.adjacency.strongest([ledger.adjacency, setting.adjacency]),
+            accounting.events.adjacency.strongest([ledger.adjacency, setting.adjacency]),
         )
         key = (ledger.to_json(), self.remaining, sampling)
         if key not in self._calibrations:

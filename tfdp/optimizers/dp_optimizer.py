@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from tfdp import _validate, accounting
 from tfdp.accounting.budget import PrivacyBudget, check_delta
-from tfdp.accounting.sampling import checked_period
+from tfdp.accounting.charges.sampling import checked_period
 from tfdp.clipping.losses import REDUCTIONS
-from tfdp.data.periods import Period
+from tfdp.data.sampling.periods import Period
 from tfdp.errors import PrivacyError
 from tfdp.fixed_settings import FixedSettings
 from tfdp.noise import NoiseSource

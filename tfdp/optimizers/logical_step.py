@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdp.clipping.surviving_rows import SurvivorSums
+from tfdp.clipping.sums.surviving_rows import SurvivorSums
 from tfdp.noise import Grid, sum_rounding
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.optimizers.sparse_training import release_rows

@@ -14,7 +14,7 @@ class StepCounter:
     holds the counter, and nothing else holds the history's steps: whoever took them may be gone.
 
     Args:
-        history: a `tfdp.accounting.history.ChargeHistory`.
+        history: a `tfdp.accounting.charges.history.ChargeHistory`.
     """
 
     def __init__(self, history):
@@ -53,9 +53,9 @@ class RunCharging:
     """Charges runs of steps, and looks ahead.
 
     Attributes:
-        history: the `tfdp.accounting.history.ChargeHistory` of the weights that are trained.
+        history: the `ChargeHistory` of the weights that are trained.
         mechanism: what the steps of the current run cost, one of `tfdp.accounting`'s mechanisms.
-        weights: a `tfdp.training.weights_origin.WeightOrigin`, whose `states()` are stored with
+        weights: a `WeightOrigin`, whose `states()` are stored with
             the history, or None.
     """
 

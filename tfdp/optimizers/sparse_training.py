@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdp.clipping.surviving_rows import table_name
+from tfdp.clipping.sums.surviving_rows import table_name
 from tfdp.optimizers.rows import RowOptimizer
 from tfdp.runtime import replicas
 from tfdp.selection import FEST, NO_ROW, RowSelection, TableActivity

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp._validate import count, positive
-from tfdp.data.origins import Origin
+from tfdp.data.provenance.origins import Origin
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.top_k import MECHANISMS, private_top_k
 

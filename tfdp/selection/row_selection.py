@@ -1,6 +1,6 @@
 """What a rule that chooses rows tells the optimizer, the ledger and the statement."""
 
-from tfdp.accounting.participant import PrivacyParticipant
+from tfdp.accounting.charges.participant import PrivacyParticipant
 from tfdp.fixed_settings import FixedSettings
 
 
@@ -13,8 +13,8 @@ class RowSelection(FixedSettings, PrivacyParticipant):
 
     Attributes:
         step_mechanism: what choosing and noising together are, as for `training_event` in
-            `tfdp.accounting.composition`: "gaussian" if they cost exactly one Gaussian of noise
-            multiplier σ, "concentrated" if they only have its Rényi curve.
+            `accounting/events/composition.py`: "gaussian" if they cost exactly one Gaussian of
+            noise multiplier σ, "concentrated" if they only have its Rényi curve.
         capacity: the number of rows that a step may touch at most, or None: any number.
         is_static: whether the number of rows that a step touches is known before it, or has a
             capacity, so that XLA can compile the step.

@@ -10,16 +10,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._validate import count, positive
-from tfdp.data.charged_release import ChargedRelease
-from tfdp.data.origins import Origin
-from tfdp.data.periods import entered
-from tfdp.data.persons import Persons
+from tfdp.data.provenance.origins import Origin
+from tfdp.data.releases.base import ChargedRelease
+from tfdp.data.sampling.periods import entered
+from tfdp.data.sampling.persons import Persons
 from tfdp.noise import NoiseSource, draws, grid_of_counts, laplace_of_tail
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from tfdp.data.periods import Period
+    from tfdp.data.sampling.periods import Period
 
 MECHANISMS = ("laplace", "gumbel")
 _CHUNK = 1 << 22

@@ -1,4 +1,4 @@
-"""Taking a privately trained model into service."""
+"""Exports for TensorFlow Serving, with their statement; nothing trains here."""
 
 from tfdp.serving.export import export
 

@@ -9,11 +9,11 @@ import pathlib
 import keras
 
 from tfdp._compat.keras import all_layers
+from tfdp.experimental.tpu import resident_models
 from tfdp.layers import PrivateAttention
 from tfdp.models import DPModel
 from tfdp.optimizers import DPOptimizer
 from tfdp.serving.inference_releases import inference_releases
-from tfdp.training import tpu_resident_tables
 from tfdp.training.statements import is_protected
 
 STATEMENT = "privacy_statement.json"
@@ -63,7 +63,7 @@ def export(
             f"Argument `model` is not built, so it has nothing to export: train it first. "
             f"Received: model={model.name!r}"
         )
-    tpu_resident_tables.refuse_export(model)
+    resident_models.refuse_export(model)
     statement = _training_statement(model, delta)
     path = pathlib.Path(path)
     # An export that fails half way leaves no statement: certainly not that of another model.

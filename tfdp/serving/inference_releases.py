@@ -6,7 +6,7 @@ import dp_accounting
 import tensorflow as tf
 
 from tfdp._compat.keras import export_signature
-from tfdp.accounting.releases import release_epsilon
+from tfdp.accounting.release_series import release_epsilon
 from tfdp.serving.noise_reads import reads_in
 
 _REQUESTS = (
@@ -26,7 +26,7 @@ def inference_releases(layers, model, endpoint):
     Args:
         layers: the built `PrivateAttention` layers of the model.
         model: the model that `keras.Model.export` writes.
-        endpoint: the `tfdp.training.endpoint.Endpoint` that is written instead of it, or None.
+        endpoint: the `tfdp.models.endpoint.Endpoint` that is written instead of it, or None.
 
     Returns:
         A dict of plain values: "releases_at_inference", the `ReleaseStatement` of each layer with

@@ -1,3 +1,3 @@
-"""Private training: the model, what is checked before a run, the step, and its charge."""
+"""DPModel: `fit`, a run, a step. What they call is in the rooms above."""
 
 import keras  # noqa: F401 (first: what waits for it imports the modules below)

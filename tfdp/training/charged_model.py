@@ -6,18 +6,19 @@ import tensorflow as tf
 
 from tfdp import _validate, accounting
 from tfdp._compat.keras import ModelHooks, all_layers
-from tfdp.accounting import participant
-from tfdp.accounting.described import described
-from tfdp.accounting.sampling import PERSON
+from tfdp.accounting.charges import participant
+from tfdp.accounting.charges.described import described
+from tfdp.accounting.charges.sampling import PERSON
 from tfdp.clipping.recording import trained_variables
-from tfdp.data.provenance import origin_of
+from tfdp.data.provenance.dataset_tags import origin_of
+from tfdp.experimental.tpu import resident_models
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.run_charging import RunCharging
-from tfdp.training import preflight, tpu_resident_tables
-from tfdp.training.keras_files import HISTORY as _HISTORY
+from tfdp.training.checks import preflight
 from tfdp.training.plain_training import mechanism_outside_fit
 from tfdp.training.statements import statement_of
-from tfdp.training.weights_origin import WeightOrigin
+from tfdp.training.weights.keras_files import HISTORY as _HISTORY
+from tfdp.training.weights.weights_origin import WeightOrigin
 
 
 class ChargedModel(ModelHooks):
@@ -33,7 +34,7 @@ class ChargedModel(ModelHooks):
     @property
     def charge_history(self):
         """The `ChargeHistory` of these weights, whatever they are compiled with."""
-        return vars(self).setdefault("_charge_history", accounting.history.ChargeHistory())
+        return vars(self).setdefault("_charge_history", accounting.charges.history.ChargeHistory())
 
     @property
     def weight_origin(self):
@@ -118,7 +119,7 @@ class ChargedModel(ModelHooks):
         optimizer = getattr(self, "optimizer", None)
         if isinstance(optimizer, DPOptimizer):  # set without `compile`, perhaps
             optimizer.charging.share(self.charge_history, self.privacy_unit, self.join_histories)
-        for one in [*self.variables, *all_layers(self), *tpu_resident_tables.tables_of(self)]:
+        for one in [*self.variables, *all_layers(self), *resident_models.tables_of(self)]:
             if _HISTORY in vars(one):
                 self.charge_history.join(vars(one)[_HISTORY])
         # Variables that are frozen now carry no trace of this model's data.

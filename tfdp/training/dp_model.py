@@ -4,24 +4,27 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
-from tfdp.accounting import participant
-from tfdp.clipping import refusals
+from tfdp.accounting.charges import participant
+from tfdp.clipping import penalties
 from tfdp.clipping.losses import MeanExampleLoss, PerExampleLoss, of_all_replicas, share_of_mean
-from tfdp.clipping.planning import make_clipping_plan
+from tfdp.clipping.plan import refusals
+from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.clipping.recording import ensure_built, trained_variables
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.distribution import checks, host_selection, self_check
+from tfdp.distribution.multi_worker import MultiWorkerFit, as_results
+from tfdp.experimental.tpu import resident_models
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.run_charging import HistoryState
 from tfdp.runtime import replicas
 from tfdp.runtime.strategies import compiled_by_xla
 from tfdp.runtime.xla import compiling
-from tfdp.training import claims, own_steps, penalties, preflight, run, step, tpu_resident_tables
+from tfdp.training import claims, run, step
 from tfdp.training.building import build_ahead
 from tfdp.training.charged_model import ChargedModel
-from tfdp.training.clear_errors import explained
+from tfdp.training.checks import own_steps, preflight
+from tfdp.training.checks.clear_errors import explained
 from tfdp.training.executions import function_of_executions, prepared, results_of_steps
-from tfdp.training.multi_worker import MultiWorkerFit, as_results
 from tfdp.training.plain_training import count_step, mechanism_outside_fit
 from tfdp.training.present_rows import MetricsOfPresentRows, accept_no_weights
 from tfdp.training.row_selection import (
@@ -150,7 +153,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         )
 
     def serving_endpoint(self, k):
-        """How the exported model is asked: a `tfdp.training.endpoint.Endpoint`, or None for what
+        """How the exported model is asked: a `tfdp.models.endpoint.Endpoint`, or None for what
         `keras.Model.export` writes.
 
         Args:
@@ -227,7 +230,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
     def train_step(self, data):
         own_steps.reached(self, data)
         if not isinstance(self.optimizer, DPOptimizer):
-            tpu_resident_tables.refuse_training_otherwise(self)
+            resident_models.refuse_training_otherwise(self)
             run.refuse_other_variables(self)
             count_step(self, data)
             self.join_histories()
@@ -248,7 +251,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         replicas.refuse_shared_examples(tf.nest.flatten(x)[0])
         self.charge_releases()
         survivors = preselect_rows(self, chosen)
-        with tpu_resident_tables.looked_up(self, chosen):
+        with resident_models.looked_up(self, chosen):
             if self.optimizer.microbatch_size is None:
                 sums = step.sums_of_batch(self, x, y, sample_weight, survivors)
             else:
@@ -275,11 +278,11 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         return own_steps.known_function(self, self.train_function)
 
     def test_step(self, data):
-        tpu_resident_tables.refuse_reading(self)
+        resident_models.refuse_reading(self)
         return super().test_step(data)
 
     def predict_step(self, data):
-        tpu_resident_tables.refuse_reading(self)
+        resident_models.refuse_reading(self)
         return super().predict_step(data)
 
     def gather_results(self, logs, gather):

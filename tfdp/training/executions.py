@@ -14,9 +14,9 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from tfdp.distribution.multi_worker import as_results
 from tfdp.optimizers import DPOptimizer
-from tfdp.training import own_steps
-from tfdp.training.multi_worker import as_results
+from tfdp.training.checks import own_steps
 
 # A program gets so many batches at once, of so many bytes in all, at most.
 _MOST, _BYTES = 32, 1 << 26

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfdp import accounting
+from tfdp.clipping.plan.refusals import describe_tf_keras, is_tf_keras, refuse_named_layers
 from tfdp.clipping.recording import input_structure
-from tfdp.clipping.refusals import describe_tf_keras, is_tf_keras, refuse_named_layers
 from tfdp.errors import PrivacyError
 from tfdp.training.dp_model import DPModel
 
@@ -161,7 +161,7 @@ class _StepsWithoutPrivacy:
     def __init__(self, model, history):
         self._model = model
         self._history = history
-        self.run = history.start(accounting.mechanisms.NoPrivacy())
+        self.run = history.start(accounting.charges.mechanisms.NoPrivacy())
         self.public = self._steps()
         self._counted = -self.public  # by optimizers that were replaced since
         self._watch_compile(model.compile)

@@ -6,16 +6,16 @@ import keras
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp.accounting.notes import Notes
-from tfdp.data.releases import is_release, released_by
+from tfdp.accounting.charges.notes import Notes
+from tfdp.data.provenance.released_datasets import is_release, released_by
 from tfdp.distribution import checks
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.optimizers.from_data import steps_of
 from tfdp.runtime import replicas
-from tfdp.training import caveats, preflight
-from tfdp.training.data_paths import find_data_paths, forward_noise_layers
-from tfdp.training.first_rows import first_batch
-from tfdp.training.noise_inputs import validate_noise_inputs
+from tfdp.training.checks import caveats, preflight
+from tfdp.training.checks.data_paths import find_data_paths, forward_noise_layers
+from tfdp.training.checks.first_rows import first_batch
+from tfdp.training.checks.noise_inputs import validate_noise_inputs
 
 
 def mechanism_of_fit(model, x, y, notes, kwargs):
@@ -47,10 +47,10 @@ def mechanism_of_fit(model, x, y, notes, kwargs):
         notes |= Notes(assumptions=origin.assumptions)
         if not is_release(x):
             notes |= Notes(assumptions=("what was done to released data used no other data",))
-        return accounting.mechanisms.ReleasedData(notes)
+        return accounting.charges.mechanisms.ReleasedData(notes)
     if forward_noise_layers(model):
         return _forward_noise(model, x, y, kwargs, notes)
-    return accounting.mechanisms.NoPrivacy(notes)
+    return accounting.charges.mechanisms.NoPrivacy(notes)
 
 
 def refuse_beyond_budget(model, mechanism, kwargs):
@@ -94,7 +94,7 @@ def change_by_release(model, release, change):
         model.charge_history.charge(entry)
     assumptions = (*model.weight_origin.assumption(), *release.privacy_assumptions)
     step = model.charge_history.start(
-        accounting.mechanisms.ReleasedData(Notes(assumptions=assumptions))
+        accounting.charges.mechanisms.ReleasedData(Notes(assumptions=assumptions))
     )
     model.charge_history.count(step, 1)
     model.weight_origin.begin()
@@ -135,7 +135,7 @@ def mechanism_outside_fit(model):
     """What steps cost whose batches nobody knows."""
     layers = forward_noise_layers(model)
     if not layers:
-        return accounting.mechanisms.NoPrivacy(caveats.of_model(model))
+        return accounting.charges.mechanisms.NoPrivacy(caveats.of_model(model))
     return _mechanism(model, layers, None, (), (), caveats.of_model(model))
 
 
@@ -195,9 +195,9 @@ def _mechanism(model, layers, sampling, unprotected, bypasses, notes):
                 "run is a test, not a private one.",
             )
         )
-    return accounting.mechanisms.ForwardNoise(
+    return accounting.charges.mechanisms.ForwardNoise(
         noise_multiplier=precision**-0.5 if private else 0.0,
-        adjacency=accounting.adjacency.strongest(
+        adjacency=accounting.events.adjacency.strongest(
             ["zero_out", *(layer.adjacency for layer in layers)]
         ),
         sampling=sampling,

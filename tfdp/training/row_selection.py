@@ -6,7 +6,7 @@ import tensorflow as tf
 from tfdp._compat.keras import all_layers
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.rules.embed_reduce import is_embed_reduce
-from tfdp.clipping.surviving_rows import activated_rows, restrict, table_name
+from tfdp.clipping.sums.surviving_rows import activated_rows, restrict, table_name
 from tfdp.distribution.host_selection import rows_of_step
 from tfdp.errors import PrivacyError
 from tfdp.layers import SparseEmbedding

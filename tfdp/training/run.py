@@ -8,30 +8,24 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp._compat.keras import is_tracked
-from tfdp.accounting.notes import Notes
+from tfdp.accounting.charges.notes import Notes
 from tfdp.clipping.recording import trained_variables
-from tfdp.data import drawn_batches, provenance
-from tfdp.data.missing_values import warn_of_nan
-from tfdp.data.origins import Origin
+from tfdp.data.provenance import dataset_tags
+from tfdp.data.provenance.origins import Origin
+from tfdp.data.sampling import drawn_batches
+from tfdp.data.sources.missing_values import warn_of_nan
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
+from tfdp.experimental.tpu import resident_models
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.from_data import steps_of
 from tfdp.runtime.external_table import is_external
-from tfdp.training import (
-    advice,
-    caveats,
-    claims,
-    independence,
-    own_steps,
-    plain_training,
-    preflight,
-    tpu_resident_tables,
-)
+from tfdp.training import claims, plain_training
 from tfdp.training.budget_stop import BudgetStop, with_callbacks
 from tfdp.training.building import build_ahead
+from tfdp.training.checks import advice, caveats, independence, own_steps, preflight
+from tfdp.training.checks.first_rows import is_dataset
 from tfdp.training.claims import run_of
-from tfdp.training.first_rows import is_dataset
 from tfdp.training.row_selection import trace_again_if_chosen_anew
 from tfdp.training.whole_passes import refuse_longer_epochs, whole_passes
 
@@ -109,7 +103,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     notes |= caveats.of_model(model) | caveats.of_optimizer(optimizer)  # now it is built
     plain_training.refuse_noise_alone(model, x, y, kwargs)
     x = checks.padded(x, strategy.num_replicas_in_sync, optimizer.rows_per_unit)
-    x = tpu_resident_tables.prepare(model, x, callbacks, kwargs)
+    x = resident_models.prepare(model, x, callbacks, kwargs)
     model.join_histories()
     model.charge_releases(origin.releases)
     notes |= Notes(assumptions=model.weight_origin.assumption())
@@ -133,11 +127,11 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
 def _origin_of(x, y, kwargs):
     """The `Origin` of all that a run is given: what the data and their weights were made with."""
     given = [y, *map(kwargs.get, ("sample_weight", "class_weight"))]
-    return Origin.all_of([provenance.origin_of(x), Origin.of(given)])
+    return Origin.all_of([dataset_tags.origin_of(x), Origin.of(given)])
 
 
 def _begin_plain_run(model, x, y, callbacks, kwargs, notes):
-    tpu_resident_tables.refuse_training_otherwise(model)
+    resident_models.refuse_training_otherwise(model)
     origin = _origin_of(x, y, kwargs)
     notes |= Notes(assumptions=origin.assumptions)
     x = preflight.apply_class_weight(x, kwargs)
@@ -150,7 +144,7 @@ def _begin_plain_run(model, x, y, callbacks, kwargs, notes):
     model.weight_origin.begin()
     x = checks.padded(x, model.distribute_strategy.num_replicas_in_sync)
     build_ahead(model, x, y)
-    if isinstance(mechanism, accounting.mechanisms.ForwardNoise):
+    if isinstance(mechanism, accounting.charges.mechanisms.ForwardNoise):
         run_of(model).trained = _ids(trained_variables(model))
         callbacks = with_callbacks(callbacks, whole_passes(mechanism.sampling))
     return x, callbacks
@@ -254,7 +248,7 @@ def _refuse_other_steps(model, run, steps):
     if others <= 0:
         return
     mechanism = model.charging.mechanism
-    entries = [accounting.mechanisms.not_private()]
+    entries = [accounting.charges.mechanisms.not_private()]
     if getattr(mechanism, "sampling", None) is not None:
         unknown = dataclasses.replace(mechanism, sampling=None)
         entries = unknown.entries(others, secrets.token_hex(8))

@@ -1,9 +1,9 @@
 """The privacy statement of a model, from its ledger and from what trained it."""
 
 from tfdp import accounting
-from tfdp.accounting.notes import Notes
+from tfdp.accounting.charges.notes import Notes
 from tfdp.optimizers import DPOptimizer
-from tfdp.training import caveats
+from tfdp.training.checks import caveats
 
 
 def statement_of(model, delta, accountant):

@@ -5,13 +5,13 @@ import contextlib
 import tensorflow as tf
 
 from tfdp._compat.keras import means_of_losses
-from tfdp.clipping.counts import OfOneStep
 from tfdp.clipping.engine import backward, clipped_sums
 from tfdp.clipping.losses import example_mask_of
+from tfdp.clipping.plan.counts import OfOneStep
+from tfdp.clipping.plan.side_effects import no_writes
 from tfdp.clipping.recording import trained_variables
-from tfdp.clipping.side_effects import no_writes
-from tfdp.clipping.surviving_rows import SurvivorSums
-from tfdp.training import independence, preflight
+from tfdp.clipping.sums.surviving_rows import SurvivorSums
+from tfdp.training.checks import independence, preflight
 from tfdp.training.present_rows import MetricsOfPresentRows, has_metrics
 from tfdp.training.row_selection import restrict_to_survivors
 

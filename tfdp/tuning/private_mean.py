@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import _validate
-from tfdp.data.origins import Origin
-from tfdp.data.persons import checked_ids
+from tfdp.data.provenance.origins import Origin
+from tfdp.data.sampling.persons import checked_ids
 from tfdp.noise import Grid, NoiseSource
 
 if TYPE_CHECKING:

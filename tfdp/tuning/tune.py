@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdp.accounting import LedgerEntry
-from tfdp.accounting.composition import compose
-from tfdp.accounting.history import runs_begun
-from tfdp.accounting.ledger import Ledger
-from tfdp.accounting.sampling import PERSON
-from tfdp.data.origins import Origin
+from tfdp.accounting.charges.history import runs_begun
+from tfdp.accounting.charges.ledger import Ledger
+from tfdp.accounting.charges.sampling import PERSON
+from tfdp.accounting.events.composition import compose
+from tfdp.data.provenance.origins import Origin
 from tfdp.errors import PrivacyError
 from tfdp.tuning.alike_runs import AlikeRuns
 from tfdp.tuning.hyper_parameters import HyperParameters

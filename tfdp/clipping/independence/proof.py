@@ -1,7 +1,7 @@
 """The verdict on a step: each loss is proved to be one example's own, or the step is refused."""
 
 from tfdp.clipping.independence.values import Joined, Rows
-from tfdp.clipping.refusals import WAY_OUT
+from tfdp.clipping.plan.refusals import WAY_OUT
 from tfdp.errors import PrivacyError
 
 

@@ -1,4 +1,7 @@
-"""One file for each kind of layer; importing this package registers them all."""
+"""How each kind of layer contributes to gradients, one file each, and the fallback for the rest.
+
+Importing this package registers them all.
+"""
 
 from tfdp.clipping.rules import (
     convolution,

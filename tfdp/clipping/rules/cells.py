@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import ConvLSTMCell
-from tfdp.clipping.contributions import PerExampleGradients, reduce_to_shape
 from tfdp.clipping.rules.gate_kernels import ConvKernel, DenseKernel
+from tfdp.clipping.sums.contributions import PerExampleGradients, reduce_to_shape
 
 CELLS = {}
 

@@ -5,12 +5,12 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdp.clipping import cost
-from tfdp.clipping.contributions import Layout, OuterProduct, PerExampleGradients, flatten_time
-from tfdp.clipping.cost import LARGEST_PER_EXAMPLE
-from tfdp.clipping.patches import LARGEST_SLICED, patches, shifted
-from tfdp.clipping.registry import register_rule
 from tfdp.clipping.rules.dense import KernelAndBias
+from tfdp.clipping.rules.patches import LARGEST_SLICED, patches, shifted
+from tfdp.clipping.rules.registry import register_rule
+from tfdp.clipping.sums import cost
+from tfdp.clipping.sums.contributions import Layout, OuterProduct, PerExampleGradients, flatten_time
+from tfdp.clipping.sums.cost import LARGEST_PER_EXAMPLE
 
 
 def _geometry(layer):

@@ -5,14 +5,14 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.contributions import (
+from tfdp.clipping.rules.registry import Rule, register_rule
+from tfdp.clipping.sums.contributions import (
     Layout,
     OuterProduct,
     PerExampleGradients,
     flatten_time,
     reduce_to_shape,
 )
-from tfdp.clipping.registry import Rule, register_rule
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
-from tfdp.clipping import combiners
-from tfdp.clipping.registry import Rule, register_rule
-from tfdp.clipping.surviving_rows import mark_sparse_table
+from tfdp.clipping.rules import combiners
+from tfdp.clipping.rules.registry import Rule, register_rule
+from tfdp.clipping.sums.surviving_rows import mark_sparse_table
 
 
 class EmbedReduceRule(Rule):

@@ -3,8 +3,8 @@
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.contributions import OuterProduct, Rows, flatten_time
-from tfdp.clipping.registry import Rule, register_rule
+from tfdp.clipping.rules.registry import Rule, register_rule
+from tfdp.clipping.sums.contributions import OuterProduct, Rows, flatten_time
 
 
 def rows_of(layer, ids, s):

@@ -6,8 +6,8 @@ Shapes: B examples, T steps, p inputs, u units, g gates.
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.contributions import Layout, OuterProduct, PerExampleGradients, flatten_time
-from tfdp.clipping.patches import patches
+from tfdp.clipping.rules.patches import patches
+from tfdp.clipping.sums.contributions import Layout, OuterProduct, PerExampleGradients, flatten_time
 
 
 class DenseKernel:

@@ -2,9 +2,9 @@
 
 import keras
 
-from tfdp.clipping.contributions import PerExampleGradients, reduce_to_shape
 from tfdp.clipping.recording import paused
-from tfdp.clipping.registry import Rule, register_rule
+from tfdp.clipping.rules.registry import Rule, register_rule
+from tfdp.clipping.sums.contributions import PerExampleGradients, reduce_to_shape
 
 _LAYERS = [keras.layers.LayerNormalization, keras.layers.GroupNormalization]
 if hasattr(keras.layers, "RMSNormalization"):

@@ -7,8 +7,8 @@ import sys
 
 import tensorflow as tf
 
-from tfdp.clipping.contributions import PerExampleGradients
-from tfdp.clipping.registry import Rule, register_rule
+from tfdp.clipping.rules.registry import Rule, register_rule
+from tfdp.clipping.sums.contributions import PerExampleGradients
 
 
 class PositionRule(Rule):

@@ -4,9 +4,9 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping.recording import is_patched
-from tfdp.clipping.recurrence import recurrence
-from tfdp.clipping.registry import Rule, inherited, register_rule
 from tfdp.clipping.rules.cells import CELLS
+from tfdp.clipping.rules.recurrence import recurrence
+from tfdp.clipping.rules.registry import Rule, inherited, register_rule
 
 _ARGUMENTS = ("sequences", "initial_state", "mask", "training")
 
@@ -194,6 +194,7 @@ def _fits(layer, cells, states, x):
         and all(isinstance(s, tf.Tensor) and s.shape[0] == x.shape[0] for s in given)
         for given, cell in zip(by_cell, cells, strict=True)
     )
+
 
 def _arguments_of_cell(args, kwargs):
     given = dict(zip(("inputs", "states", "training"), args, strict=False)) | kwargs

@@ -1,1 +1,1 @@
-"""Data sets: readers of known files, and generated data."""
+"""Readers of known files, and generated data; what they give is not private."""

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from tfdp.data.origins import Origin
+from tfdp.data.provenance.origins import Origin
 
 _MADE_OF_NOTHING = Origin()
 NUM_INTEGERS = 13

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdp.data.origins import Origin
+from tfdp.data.provenance.origins import Origin
 
 _PARQUET = (".parquet", ".pq")
 

@@ -17,7 +17,7 @@ from tfdp.data.datasets.clicks import (
     feature_names,
     held_out_by_place,
 )
-from tfdp.data.origins import Origin
+from tfdp.data.provenance.origins import Origin
 
 if TYPE_CHECKING:
     from tfdp.data.datasets.clicks import ClickData

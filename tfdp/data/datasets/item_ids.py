@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfdp.data.origins import Origin
+from tfdp.data.provenance.origins import Origin
 
 #: Value of `items=` by which a user declares what occurs in the data to be public.
 FROM_DATA = "from_data"

@@ -12,7 +12,7 @@ import numpy as np
 from tfdp.data.datasets.columns import read_columns, read_lines
 from tfdp.data.datasets.item_ids import as_written, is_missing, item_ids
 from tfdp.data.datasets.sequences import SequenceData, split_sequences
-from tfdp.data.origins import Origin
+from tfdp.data.provenance.origins import Origin
 
 _LARGEST_ID = int(np.iinfo(np.int64).max)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfdp._validate import count
-from tfdp.data.origins import Origin
+from tfdp.data.provenance.origins import Origin
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

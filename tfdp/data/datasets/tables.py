@@ -14,7 +14,7 @@ from tfdp._validate import count
 from tfdp.data.datasets.clicks import ClickData, held_out_by_place
 from tfdp.data.datasets.columns import read_columns
 from tfdp.data.datasets.item_ids import as_integers, as_written, is_missing
-from tfdp.data.origins import Origin
+from tfdp.data.provenance.origins import Origin
 
 # Of the hash that splits texts; public. Texts that are chosen to be hashed alike are chosen by it.
 _SPLIT_KEY, _PARTS = [0x7466_6470, 0x7465_7874], 2**53

@@ -1,1 +1,1 @@
-"""Tables that live in a TPU embedding (experimental)."""
+"""Tables in TPU embeddings, from layer to run; tested with doubles of TPUs alone."""

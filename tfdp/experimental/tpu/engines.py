@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.tensorflow import shards_of_tables
-from tfdp.clipping.surviving_rows import place_among
+from tfdp.clipping.sums.surviving_rows import place_among
 from tfdp.experimental.tpu.optimizers import tpu_optimizer
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.selection import NO_ROW
@@ -280,7 +280,7 @@ def engine_for(feature):
     """The `Engine` class for a kind of hardware.
 
     Args:
-        feature: from `tfdp.layers.tpu_resident_table.embedding_feature`.
+        feature: from `tfdp.experimental.tpu.resident_table.embedding_feature`.
 
     Raises:
         NotImplementedError: for a kind that TensorFlow did not have when this was written.

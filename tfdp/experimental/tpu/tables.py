@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp.errors import PrivacyError
 from tfdp.experimental.tpu.engines import engine_for
-from tfdp.layers.tpu_resident_table import LookUps, looked_up
+from tfdp.experimental.tpu.resident_table import LookUps, looked_up
 from tfdp.runtime import replicas
 from tfdp.selection import NO_ROW
 
@@ -25,7 +25,7 @@ class TPUTables:
     Args:
         tables: list of `TPUResidentTable`.
         row_optimizer: a `RowOptimizer` that `tpu_optimizer` accepts.
-        feature: from `tfdp.layers.tpu_resident_table.embedding_feature`.
+        feature: from `tfdp.experimental.tpu.resident_table.embedding_feature`.
         shapes: as for `Engine`, of one replica.
         is_compiled: whether XLA compiles the step.
 

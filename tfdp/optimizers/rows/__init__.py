@@ -1,4 +1,4 @@
-"""Optimizers for tables of which a step touches a few rows."""
+"""Optimizers for tables of which a step touches a few rows; they know nothing of privacy."""
 
 from tfdp.optimizers.rows.lazy_adam import LazyAdam
 from tfdp.optimizers.rows.row_adagrad import RowAdagrad

@@ -1,0 +1,5 @@
+"""What is charged: sampling, mechanisms, the ledger and its history; nothing is printed here."""
+
+from tfdp._compat.imports import on_demand
+
+__getattr__ = on_demand(__name__, {})  # as in `tfdp.accounting`: modules when used

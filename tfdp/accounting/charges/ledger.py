@@ -1,0 +1,260 @@
+"""The ledger: every mechanism that touched the data, in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Iterable
+
+from tfdp import _validate
+from tfdp.accounting import accountants
+from tfdp.accounting.budget import check_delta
+from tfdp.accounting.charges.described import described
+from tfdp.accounting.charges.ledger_entry import LedgerEntry
+from tfdp.accounting.charges.sampling import PERSON
+from tfdp.accounting.events.adjacency import FEATURES as _FEATURES
+from tfdp.accounting.events.adjacency import strongest
+from tfdp.accounting.events.composition import compose
+from tfdp.accounting.losses.truncation import truncation_delta
+
+
+class Ledger:
+    """An ordered record of mechanisms; epsilon is what it composes to and nothing else.
+
+    Entries that differ in nothing but their count are one entry.
+
+    Args:
+        entries: `LedgerEntry` objects to start with.
+
+    Example:
+
+    >>> ledger = Ledger()
+    >>> ledger.add("frequencies", dp_accounting.LaplaceDpEvent(2.0), num_examples=1000)
+    >>> ledger.add("counts", dp_accounting.GaussianDpEvent(4.0), count=3, table="clicks")
+    >>> len(ledger)
+    2
+    """
+
+    def __init__(self, entries: Iterable[LedgerEntry] = ()):
+        self._entries, self._is_closed = [], False
+        for entry in entries:
+            self._append(entry)
+
+    def closed(self):
+        """The ledger itself, which takes nothing more: a model is charged otherwise."""
+        self._is_closed = True
+        return self
+
+    def add(self, label, event, count=1, *, num_examples=None, **details):
+        """Charges `count` runs of an event, for records, under add-or-remove-one adjacency.
+
+        Args:
+            label: its name in statements.
+            event: `dp_accounting.DpEvent` of one run.
+            count: how many runs.
+            num_examples: n of the data that it saw; δ must not exceed 1/n.
+            details: what describes it: plain values, which accounting does not read. A mechanism
+                that holds otherwise is a `LedgerEntry`, in `Ledger([entry])`.
+
+        Raises:
+            ValueError: for the ledger of a model, or a detail of a name that accounting reads.
+        """
+        self._refuse_if_closed()
+        self._append(LedgerEntry(label, event, count, described(details, num_examples)))
+
+    def merge(self, other):
+        """Charges everything in another ledger, too.
+
+        Raises:
+            ValueError: for the ledger of a model.
+        """
+        self._refuse_if_closed()
+        for entry in tuple(other.entries):
+            self._append(entry)
+
+    def _refuse_if_closed(self):
+        if self._is_closed:
+            raise ValueError(
+                "The ledger of a model is a copy of what was charged to its weights: what is added "
+                "here would be in no statement. Charge it to the model, `model.charge(label, "
+                "event)`, or make a ledger of your own, `Ledger(model.ledger.entries)`."
+            )
+
+    @property
+    def entries(self):
+        """The entries, oldest first, as a tuple."""
+        return tuple(self._entries)
+
+    def event(self):
+        """Everything in the ledger as one `dp_accounting.DpEvent`, in its smallest form."""
+        return compose((entry.event, entry.count) for entry in self._entries)
+
+    def parallel(self, adjacency):
+        """The mechanisms that saw one and the same person, in every way that is possible.
+
+        A person whose records lie in one of several disjoint periods was seen by the mechanisms of
+        that period, and by those that are of none (parallel composition, McSherry 2009): what
+        happened in the other periods has the same distribution with that person and without.
+        Replacing a person by one of another period changes two, so that nothing is left out under
+        replace-one.
+
+        Args:
+            adjacency: one of `tfdp.accounting.ADJACENCIES`.
+
+        Returns:
+            List of `Ledger`s, of which each holds under its own costs; ε is the largest of theirs.
+        """
+        periods = {}
+        for entry in self._entries:
+            if entry.period is not None:
+                registry, name = entry.period
+                periods.setdefault(registry, {})[name] = entry.period
+        if not periods or adjacency == "replace_one":
+            return [self]
+        choices = itertools.product(*(of_one.values() for of_one in periods.values()))
+        return [
+            Ledger(e for e in self._entries if e.period is None or e.period in chosen)
+            for chosen in choices
+        ]
+
+    def beside(self, period, adjacency):
+        """The mechanisms that may have seen a person of a period; of None, all of them."""
+        if period is None or adjacency == "replace_one":
+            return self
+        # Of other registries' periods a person may be in any.
+        return Ledger(
+            e for e in self._entries
+            if e.period is None or e.period[0] != period[0] or e.period == period
+        )  # fmt: skip
+
+    @property
+    def periods(self):
+        """(registry, name) of the disjoint periods of its mechanisms, in order."""
+        return tuple(dict.fromkeys(e.period for e in self._entries if e.period is not None))
+
+    @property
+    def adjacency(self):
+        """The weakest change of a record that everything in the ledger protects against."""
+        return strongest(e.adjacency for e in self._entries)
+
+    @property
+    def unit(self):
+        """One person, if any entry is about persons; else None: whatever a record is."""
+        return PERSON if any(e.details.get("unit") == PERSON for e in self._entries) else None
+
+    @property
+    def mixes_units(self):
+        """Whether some entries are about persons and others are not: no ε holds for all then."""
+        return self.unit is not None and any(e.details.get("unit") != PERSON for e in self._entries)
+
+    @property
+    def repeats_draws(self):
+        """Whether a draw made ahead trained in several runs, whose samples are then the same."""
+        draws = [(e.details.get("sampling") or {}).get("draw") for e in self._entries]
+        draws = [draw for draw in draws if draw is not None]
+        return len(set(draws)) < len(draws)
+
+    @property
+    def num_examples(self):
+        """n of the largest data that a mechanism in the ledger ran on, or None if none says."""
+        known = (entry.num_examples for entry in self._entries)
+        return max((n for n in known if n is not None), default=None)
+
+    def epsilon(self, delta, accountant=None, adjacency=None):
+        """The epsilon at which everything in the ledger is (epsilon, delta)-private.
+
+        Of disjoint periods it is that of the costliest (`parallel`).
+
+        Formal guarantees: with delta_M(.) the privacy curve of the composed events, and P_i the
+        probability that a batch of entry i was cut off,
+        delta_M(epsilon) + sum_i (1 + e^epsilon) count_i P_i <= delta (MATH.md section 7).
+
+        Args:
+            delta: a probability in (0, 1).
+            accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
+            adjacency: as for `tfdp.accounting.epsilon`; None is that of the ledger.
+
+        Returns:
+            A float; 0 for an empty ledger, infinite if delta does not even cover truncation, or
+            if the ledger mixes units or repeats a draw.
+
+        Raises:
+            ValueError: as for `tfdp.accounting.epsilon`; if an entry does not hold under the
+                adjacency; or for a delta above 1/n of the largest data in the ledger.
+        """
+        delta = _validate.open_unit("delta", delta)
+        if self.num_examples is not None:
+            check_delta(delta, self.num_examples)
+        adjacency = self.adjacency if adjacency is None else adjacency
+        if strongest([adjacency, self.adjacency]) != adjacency and adjacency not in _FEATURES:
+            raise ValueError(
+                f'Argument `adjacency` must be "{self.adjacency}" or stronger: a mechanism in this '
+                "ledger shows which records there are (forward noise). "
+                f"Received: adjacency={adjacency!r}"
+            )
+        if self.mixes_units or self.repeats_draws:
+            return math.inf
+        if accountant is None:
+            accountant = accountants.best_accountant(self.event(), adjacency, delta)
+        seen = {}
+        for ledger in self.parallel(adjacency):
+            key = tuple((repr(e.event), e.count, e.overflow_probability) for e in ledger.entries)
+            if key not in seen:
+                seen[key] = ledger._epsilon_of_all(delta, accountant, adjacency)
+        return max(seen.values(), default=0.0)
+
+    def _epsilon_of_all(self, delta, accountant, adjacency):
+        event = self.event()
+        epsilon = accountants.epsilon(event, delta, accountant, adjacency)
+        overflow = math.fsum(e.count * e.overflow_probability for e in self._entries)
+        # Reserve delta for truncation until the reserve covers what it costs at the epsilon
+        # that the rest of delta gives. Each reserve is a little too large, so that this ends.
+        reserve = 0.0
+        while math.isfinite(epsilon):
+            needed = truncation_delta(epsilon, 1, overflow) if overflow < 1 else math.inf
+            if needed <= reserve:
+                return epsilon
+            reserve = needed * 1.001
+            if reserve >= delta:
+                return math.inf
+            epsilon = accountants.epsilon(event, delta - reserve, accountant, adjacency)
+        return epsilon
+
+    def to_json(self):
+        """The ledger as JSON text; `from_json` restores it exactly."""
+        return json.dumps({"version": 1, "entries": [e.to_dict() for e in self._entries]})
+
+    @classmethod
+    def from_json(cls, text):
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: if the text is no ledger of a known version.
+        """
+        encoded = json.loads(text)
+        if not isinstance(encoded, dict) or encoded.get("version") != 1:
+            raise ValueError(
+                f"Argument `text` must be a ledger of version 1. Received: text={text[:80]!r}"
+            )
+        return cls(LedgerEntry.from_dict(entry) for entry in encoded["entries"])
+
+    def _append(self, entry):
+        for i, known in enumerate(self._entries):
+            if dataclasses.replace(known, count=entry.count) == entry:
+                total = known.count + entry.count
+                self._entries[i] = dataclasses.replace(known, count=total)
+                return
+        self._entries.append(entry)
+
+    def __len__(self):
+        return len(self._entries)
+
+    def __eq__(self, other):
+        return isinstance(other, Ledger) and self._entries == other._entries
+
+    __hash__ = None
+
+    def __repr__(self):
+        return f"Ledger({self._entries!r})"

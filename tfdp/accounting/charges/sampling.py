@@ -1,0 +1,251 @@
+"""How batches were drawn: a description that travels with the data."""
+
+import dataclasses
+
+from tfdp import _validate
+from tfdp.accounting.losses import truncation
+
+_POISSON_KINDS = ("poisson", "declared_poisson", "microbatches")
+_SHUFFLED_KINDS = ("shuffled", "declared_shuffled")
+_ALLOCATED = "allocated"
+KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, _ALLOCATED, "full_batch")
+_COUNTS = ("num_examples", "microbatches", "workers")
+_COUNTS_OR_NONE = (
+    "max_batch_size", "steps_per_epoch", "passes", "max_records_per_unit", "num_records"
+)  # fmt: skip
+#: The unit of privacy where batches are drawn by whose records they are.
+PERSON = "one person with all of its records"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How batches were drawn. All fields are public information.
+
+    With `max_records_per_unit` what is drawn are persons, each with at most so many of its
+    records; n, B and the capacity then count persons, and a batch has so many rows for each.
+    With `num_records`, too, single records are drawn, of which no person has more than k; B and
+    the capacity then count records, and n still counts persons, the unit of privacy.
+
+    Args:
+        kind: "poisson" (each record joins each batch independently with probability q),
+            "shuffled" (each record appears at most once per epoch), "allocated" (each record in
+            one of n/B batches of an epoch, independently and uniformly), "full_batch" (every
+            record in every batch), "microbatches" (M independent Poisson samples make one batch,
+            in which a record may appear several times), or "declared_poisson" /
+            "declared_shuffled", where the user says so and tfdp did not draw the batches itself.
+        num_examples: n, the number of records.
+        expected_batch_size: q n; a float is allowed.
+        max_batch_size: capacity at which a Poisson or allocated batch is cut off, or `None` if it
+            never is.
+        seeded: whether a fixed seed chose the batches, which only a test should do.
+        steps_per_epoch: batches in one pass over the data, or `None` if that is not known.
+        passes: the most passes over shuffled or allocated data that a run begins, where the
+            batches of a pass are not known.
+        microbatches: M, for kind "microbatches".
+        workers: number of workers that draw a Poisson batch together, each from its own share of
+            the records and with its own share of the capacity.
+        max_records_per_unit: k, for persons; None where each record is a unit of privacy.
+        num_records: N, where single records are drawn and persons are the unit of privacy: a
+            public number that the records which may be drawn do not exceed. q is B/N.
+        period: (name of a registry, name of a period in it), where no person has records in
+            another of its periods; None for data that may overlap with any other.
+        draw: name of a draw that was made ahead and trains once; None where every pass is drawn
+            anew.
+
+    Raises:
+        ValueError: if a field is out of range or the fields contradict each other.
+    """
+
+    kind: str
+    num_examples: int
+    expected_batch_size: float
+    max_batch_size: int | None = None
+    seeded: bool = False
+    steps_per_epoch: int | None = None
+    microbatches: int = 1
+    workers: int = 1
+    passes: int | None = None
+    max_records_per_unit: int | None = None
+    period: tuple | None = None
+    draw: str | None = None
+    num_records: int | None = None
+
+    def __post_init__(self):
+        _validate.one_of("kind", self.kind, KINDS)
+        for name in (*_COUNTS, *_COUNTS_OR_NONE):
+            if name in _COUNTS or getattr(self, name) is not None:
+                object.__setattr__(self, name, _validate.count(name, getattr(self, name)))
+        _validate.positive("expected_batch_size", self.expected_batch_size)
+        object.__setattr__(self, "expected_batch_size", _validate.plain(self.expected_batch_size))
+        if self.kind != "microbatches" and self.microbatches != 1:
+            raise ValueError(
+                'Argument `microbatches` is for kind="microbatches". '
+                f"Received: microbatches={self.microbatches}, kind={self.kind!r}"
+            )
+        if self.period is not None:
+            object.__setattr__(self, "period", checked_period(self.period))
+            if self.max_records_per_unit is None:
+                raise ValueError(
+                    "Argument `period` is for batches of persons: only of persons it is known that "
+                    "they are in no other period. Received: max_records_per_unit=None"
+                )
+        if self.num_records is not None:
+            self._check_records()
+        elif self.expected_batch_size > self.num_examples:
+            raise ValueError(
+                "Argument `expected_batch_size` must be at most `num_examples`. Received: "
+                f"expected_batch_size={self.expected_batch_size}, num_examples={self.num_examples}"
+            )
+        if self.is_allocated:
+            self._check_allocation()
+        if self.kind == "full_batch" and self.expected_batch_size != self.num_examples:
+            raise ValueError(
+                'Argument `expected_batch_size` must equal `num_examples` for kind="full_batch". '
+                f"Received: expected_batch_size={self.expected_batch_size}, "
+                f"num_examples={self.num_examples}"
+            )
+
+    def _check_records(self):
+        drawn = (self.kind, self.workers, self.draw)
+        if drawn != ("poisson", 1, None) or self.max_records_per_unit is None:
+            raise ValueError(
+                "Argument `num_records` is for Poisson samples of single records by one worker, of "
+                "which a person has at most `max_records_per_unit`: nothing else is accounted for. "
+                f"Received: kind={self.kind!r}, workers={self.workers}, draw={self.draw!r}, "
+                f"max_records_per_unit={self.max_records_per_unit}"
+            )
+        most = self.num_examples * self.max_records_per_unit
+        if not self.expected_batch_size <= self.num_records <= most:
+            raise ValueError(
+                "Argument `num_records` must be at least `expected_batch_size`, and at most "
+                "`max_records_per_unit` for each of `num_examples` persons. Received: "
+                f"num_records={self.num_records}, expected_batch_size={self.expected_batch_size}, "
+                f"num_examples={self.num_examples}, "
+                f"max_records_per_unit={self.max_records_per_unit}"
+            )
+
+    def _check_allocation(self):
+        steps = self.num_examples / self.expected_batch_size
+        if abs(steps - round(steps)) > 1e-9 * steps:
+            raise ValueError(
+                "Argument `expected_batch_size` must be `num_examples` over the number of steps of "
+                'an epoch for kind="allocated": records are allocated to a whole number of them. '
+                f"Received: expected_batch_size={self.expected_batch_size}, "
+                f"num_examples={self.num_examples}"
+            )
+        if self.steps_per_epoch is not None and self.steps_per_epoch > round(steps):
+            raise ValueError(
+                "Argument `steps_per_epoch` must be at most num_examples / expected_batch_size = "
+                f'{round(steps)} for kind="allocated": an epoch has no more steps. '
+                f"Received: steps_per_epoch={self.steps_per_epoch}"
+            )
+
+    @property
+    def sampling_probability(self):
+        """q, the expected share of what may be drawn in one batch."""
+        drawn_from = self.num_examples if self.num_records is None else self.num_records
+        return self.expected_batch_size / drawn_from
+
+    @property
+    def draw_probability(self):
+        """The probability of a record in one draw: q, or q/M in one of M micro-batches."""
+        return self.sampling_probability / self.microbatches
+
+    @property
+    def is_poisson(self):
+        """Whether Poisson accounting at q is true of these batches (a full batch has q = 1)."""
+        return self.kind not in (*_SHUFFLED_KINDS, _ALLOCATED)
+
+    @property
+    def is_allocated(self):
+        """Whether each record takes part in one step of an epoch, uniformly and independently."""
+        return self.kind == _ALLOCATED
+
+    @property
+    def allocation_steps(self):
+        """T, the steps that records are allocated to; `steps_per_epoch` may be fewer (`take`)."""
+        return round(self.num_examples / self.expected_batch_size)
+
+    @property
+    def rows_per_unit(self):
+        """How many rows after each other are one person's; None where rows are drawn by them."""
+        return None if self.num_records is not None else self.max_records_per_unit
+
+    @property
+    def draws_per_unit(self):
+        """The most draws of one step that are about one and the same unit of privacy."""
+        return 1 if self.num_records is None else self.max_records_per_unit
+
+    @property
+    def rows(self):
+        """Rows of every batch, padding included; None if that is not fixed."""
+        if self.max_batch_size is None:
+            return None
+        return self.max_batch_size * (self.rows_per_unit or 1)
+
+    @property
+    def is_declared(self):
+        """Whether the user vouches for the kind and tfdp did not draw the batches."""
+        return self.kind.startswith("declared_")
+
+    @property
+    def overflow_probability(self):
+        """P[a Poisson batch exceeds `max_batch_size`]; 0 for other kinds and without a maximum.
+
+        It bounds that of both neighbours: the larger one has a unit of privacy more. For several
+        workers, the sum over their shares, an upper bound. For allocated batches, of an epoch: the
+        sum over its steps, whose sizes are binomial and not independent.
+        """
+        if self.kind in _SHUFFLED_KINDS or self.kind == "full_batch" or self.max_batch_size is None:
+            return 0.0
+        parts = self.allocation_steps if self.is_allocated else self.workers
+        of_one = truncation.overflow_probability(
+            -(-self.most_drawn_from // self.workers) * self.microbatches,
+            self.draw_probability,
+            self.max_batch_size // self.workers,
+        )
+        return min(1.0, parts * of_one)
+
+    @property
+    def most_drawn_from(self):
+        """How many records or persons may be drawn in the larger of two neighbouring data sets."""
+        if self.num_records is not None:
+            return self.num_records + self.max_records_per_unit
+        return self.num_examples + 1
+
+    def appearances(self, steps):
+        """The most often that one record can be used in `steps` steps of one run.
+
+        Of shuffled or allocated batches, once in each pass that was begun. Where it is not known
+        how many batches a pass has, each step may begin one, up to `passes`.
+        """
+        if self.is_poisson:
+            return steps * self.microbatches
+        if self.steps_per_epoch is None:
+            return steps if self.passes is None else min(steps, self.passes)
+        return -(-steps // self.steps_per_epoch)
+
+    def to_dict(self):
+        """The fields as a JSON-able dict."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields):
+        """The inverse of `to_dict`."""
+        return cls(**fields)
+
+
+def checked_period(period):
+    """(name of a registry, name of a period) as a tuple of two strings.
+
+    Args:
+        period: such a tuple, or list, or a `tfdp.data.Period`, whose `key` it is.
+    """
+    key = getattr(period, "key", period)
+    pair = isinstance(key, (tuple, list)) and len(key) == 2
+    if not pair or not all(isinstance(part, str) and part for part in key):
+        raise ValueError(
+            "Argument `period` must be a period of a `tfdp.data.DisjointPeriods`, or None. "
+            f"Received: period={period!r}"
+        )
+    return tuple(key)

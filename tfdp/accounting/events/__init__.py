@@ -1,0 +1,5 @@
+"""Events of single mechanisms, their composition and adjacency; no ledger."""
+
+from tfdp._compat.imports import on_demand
+
+__getattr__ = on_demand(__name__, {})  # as in `tfdp.accounting`: modules when used

@@ -1,0 +1,5 @@
+"""Privacy losses as numbers and arrays; no events, no ledger."""
+
+from tfdp._compat.imports import on_demand
+
+__getattr__ = on_demand(__name__, {})  # as in `tfdp.accounting`: modules when used

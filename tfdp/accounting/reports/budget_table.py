@@ -1,0 +1,120 @@
+"""Tables and plots of epsilon against noise multiplier for a planned training."""
+
+import dataclasses
+import math
+
+from tfdp import _validate
+from tfdp.accounting.accountants import epsilon
+from tfdp.accounting.budget import PrivacyBudget, check_delta
+from tfdp.accounting.calibration import calibrate_noise_multiplier
+from tfdp.accounting.events.composition import compose, training_event
+from tfdp.accounting.reports.statement_text import round_up_to
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPlan:
+    """A training that is Poisson sampled, before it has run.
+
+    Args:
+        num_examples: n.
+        sampling_probability: q in (0, 1].
+        steps: number of steps.
+        delta: at most 1/n.
+        accountant: "pld" or "rdp".
+        adjacency: as for `tfdp.accounting.epsilon`.
+    """
+
+    num_examples: int
+    sampling_probability: float
+    steps: int
+    delta: float
+    accountant: str
+    adjacency: str
+
+    @classmethod
+    def of(cls, *, num_examples, batch_size, steps, epochs, delta, accountant, adjacency):
+        """A plan from a batch size and either `steps` or `epochs` (the other is `None`)."""
+        num_examples = _validate.count("num_examples", num_examples)
+        batch_size = _validate.positive("batch_size", batch_size)
+        if batch_size > num_examples:
+            raise ValueError(
+                "Argument `batch_size` must be at most `num_examples`. Received: "
+                f"batch_size={batch_size}, num_examples={num_examples}"
+            )
+        if steps is None:
+            epochs = _validate.positive("epochs", epochs)
+            steps = math.ceil(epochs * num_examples / batch_size - 1e-9)
+        check_delta(delta, num_examples)
+        return cls(
+            num_examples,
+            batch_size / num_examples,
+            _validate.count("steps", steps),
+            delta,
+            accountant,
+            adjacency,
+        )
+
+    def epsilon(self, noise_multiplier, steps):
+        """epsilon after some of the steps."""
+        event = compose([(training_event(noise_multiplier, self.sampling_probability), steps)])
+        return epsilon(event, self.delta, self.accountant, self.adjacency)
+
+    def row_for_noise_multiplier(self, noise_multiplier):
+        """(epsilon, noise multiplier)."""
+        return self.epsilon(noise_multiplier, self.steps), noise_multiplier
+
+    def row_for_epsilon(self, target):
+        """(epsilon really reached, noise multiplier calibrated for `target`)."""
+        sigma = calibrate_noise_multiplier(
+            PrivacyBudget(target, self.delta),
+            self.sampling_probability,
+            self.steps,
+            self.accountant,
+            self.adjacency,
+        )
+        return self.row_for_noise_multiplier(sigma)
+
+    def format(self, rows):
+        """The plan and its rows as text."""
+        lines = [
+            f"n = {self.num_examples}, q = {self.sampling_probability:.6g}, "
+            f"steps = {self.steps}, delta = {self.delta:g}",
+            f"accountant {self.accountant}, adjacency {self.adjacency}, Poisson sampling",
+            "",
+            f"{'epsilon':>12}  {'noise multiplier':>16}",
+        ]
+        # Both are rounded up: neither may promise more than holds.
+        lines += [
+            f"{round_up_to(reached, 4):12.4f}  {round_up_to(sigma, 6):16.6f}"
+            for reached, sigma in rows
+        ]
+        return "\n".join(lines)
+
+
+def plot(plan, rows, path, points=12):
+    """Draws epsilon against the number of steps, one curve per row, into an image file.
+
+    Raises:
+        ValueError: if matplotlib is missing.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError(
+            "Argument `path` needs matplotlib to draw into: pip install 'tfdp[plot]'. "
+            f"Received: path={path}"
+        ) from error
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.add_subplot(
+        xlabel="steps",
+        ylabel=f"epsilon at delta = {plan.delta:g}",
+        title="Privacy cost of training",
+    )
+    steps = sorted({max(1, round(plan.steps * (i + 1) / points)) for i in range(points)})
+    for _, sigma in rows:
+        curve = [plan.epsilon(sigma, t) for t in steps]
+        axes.plot(steps, curve, marker="o", markersize=3, label=f"noise multiplier {sigma:.4g}")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,308 @@
+"""Deciding, before a step is traced, how each variable's per-example gradient is obtained.
+
+The forward pass is traced twice on paper, for batches of 3 and of 5 examples. A tensor whose
+leading axis is 3 in one trace and 5 in the other has the batch axis; one that has the same size
+in both is shared by the whole batch, whatever its size. Nothing is computed.
+"""
+
+import dataclasses
+import math
+
+import keras
+import tensorflow as tf
+
+from tfdp.clipping.plan.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
+from tfdp.clipping.plan.draws import Draws
+from tfdp.clipping.plan.refusals import CALLS_DIFFER, refuse_named_layers
+from tfdp.clipping.plan.tracing import kind, loop_steps, refuse_corrupting_derivatives, trace
+from tfdp.clipping.recording import ensure_built, trained_variables
+from tfdp.clipping.rules import fallback
+from tfdp.clipping.rules.embed_reduce import register_keras_rs
+from tfdp.clipping.rules.position import register_keras_hub
+from tfdp.clipping.rules.registry import Rule
+from tfdp.clipping.sums import cost
+from tfdp.errors import PrivacyError
+from tfdp.runtime.external_table import is_external
+
+# A length that depends on the data, for estimates.
+_UNKNOWN = 64
+
+
+@dataclasses.dataclass(eq=False)
+class PlannedCall:
+    """A layer call whose parameters' per-example gradients are taken together.
+
+    Attributes:
+        key: the call's place in the call tree.
+        layer: the layer.
+        rule: its rule, or None for the exact fallback.
+        variables: the trainable variables covered, in the order they were read.
+        broadcast: the output lacks the batch axis and is broadcast to it.
+        aligned: for each tensor among the arguments, whether it has the batch axis.
+        seeds: states of the random generators used inside (fallback only).
+        draws_at_once: whether what they give is drawn for all examples at once (fallback only).
+        slowdown: about how often as long a step takes for want of a rule (fallback only).
+        work: what one example is to the call.
+    """
+
+    key: tuple
+    layer: keras.Layer
+    rule: Rule | None
+    variables: list
+    broadcast: bool = False
+    aligned: list = dataclasses.field(default_factory=list)
+    seeds: list = dataclasses.field(default_factory=list)
+    draws_at_once: bool = False
+    slowdown: float = 1.0
+    work: cost.Work | None = None
+
+
+@dataclasses.dataclass
+class ClippingPlan:
+    """Which calls of a model are recorded and how, and the variables that no call reads.
+
+    Attributes:
+        calls: dict of a call's place in the call tree to `PlannedCall`.
+        unused: variables that no call reads.
+        aligned: dict of the same places, of all calls, to (for each tensor among the arguments,
+            whether it has the batch axis; the same for the outputs).
+        reads: the tf.Variables that the forward pass reads, trained or not.
+        advances: the variables that it moves on by itself (`counts.py`).
+    """
+
+    calls: dict
+    unused: list
+    aligned: dict
+    reads: list
+    advances: list
+
+
+def make_clipping_plan(model, x):
+    """Plans the per-example gradients of a model.
+
+    Args:
+        model: a built Keras model.
+        x: a batch of its inputs (tensors or specs), any nesting.
+
+    Returns:
+        A `ClippingPlan`.
+
+    Raises:
+        PrivacyError: for a layer that mixes examples, an activity regularizer, a loss added to
+            the batch, a state updated from the batch, an output without the batch axis, or a
+            layer that trains past the optimizer.
+    """
+    ensure_built(model, x)
+    register_keras_hub()
+    register_keras_rs(model)
+    refuse_named_layers(model)
+    (first, advances), (second, _) = (trace(model, x, size) for size in BATCH_SIZES)
+    pairs = _pairs(model, first, second)
+    flow = DataFlow(first, trained_variables(model))
+    flow.refuse_unseen_reads()
+    calls = _choose(first, pairs, flow)
+    if not all(_alignment(first, pairs, lambda c: c.outputs)):
+        raise PrivacyError(
+            f"The outputs of model {model.name!r} lack the batch axis as their first axis, so "
+            "the gradients of its examples cannot be told apart. Return outputs of shape "
+            "(batch, ...)."
+        )
+    if calls is None:
+        raise PrivacyError(
+            f"Layers of model {model.name!r} that have no clipping rule need its inputs one "
+            "example at a time. Give dense tensors of shape (batch, ...), padded where their "
+            "lengths differ, instead of ragged or sparse ones or others without the batch axis. "
+            f"Received: inputs {[kind(t) for t in tf.nest.flatten(x)]}"
+        )
+    draws = Draws(first.graph) if any(planned.rule is None for planned in calls) else None
+    for planned in calls:
+        if planned.rule is None:
+            call, twin = pairs[planned.key]
+            refuse_corrupting_derivatives(call)
+            fallback.refuse_other_computations(planned, call)
+            draws.refuse_unrepeatable(call, planned.seeds)
+            planned.draws_at_once = draws.of_each_example(call, twin)
+    _estimate_work(calls, pairs)
+    covered = {id(v) for planned in calls for v in planned.variables}
+    unused = [v for v in trained_variables(model) if id(v) not in covered]
+    aligned = {
+        call.key: tuple(
+            _alignment(call, pairs, get)
+            for get in (lambda c: (c.args, c.kwargs), lambda c: c.outputs)
+        )
+        for call in first.subtree()
+        if call.graph is first.graph
+    }
+    return ClippingPlan(
+        {planned.key: planned for planned in calls},
+        unused,
+        aligned,
+        list(first.graph.variables),
+        advances,
+    )
+
+
+def _estimate_work(calls, pairs):
+    """Notes what the calls cost, and about how much those without a rule slow a step down."""
+    for planned in calls:
+        planned.work = _work(planned, pairs[planned.key][0])
+    for planned in calls:
+        if planned.rule is None:
+            apart = bool(planned.seeds) and not planned.draws_at_once
+            planned.slowdown = cost.slowdown(planned.work, apart, [c.work for c in calls])
+
+
+def _work(planned, call):
+    operations = call.graph.get_operations()[call.operations.start : call.operations.stop]
+    steps = loop_steps(operations)
+    places = [
+        math.prod(size or _UNKNOWN for size in t.shape[1:-1])
+        for t in _tensors(call.outputs)
+        if t.shape.rank
+    ]
+    return cost.Work(
+        sum(math.prod(v.shape) for v in planned.variables),
+        max(places, default=1),
+        max(1, int(steps) if math.isfinite(steps) else _UNKNOWN),
+    )
+
+
+def _pairs(model, first, second):
+    """Dict of a call's place in the call tree to that call in both traces."""
+    calls, others = ({call.key: call for call in root.subtree()} for root in (first, second))
+    tensors = [
+        {key: len(_tensors((c.args, c.kwargs, c.outputs))) for key, c in found.items()}
+        for found in (calls, others)
+    ]
+    if tensors[0] != tensors[1]:
+        raise PrivacyError(f"Model {model.name!r} {CALLS_DIFFER}")
+    return {key: (call, others[key]) for key, call in calls.items()}
+
+
+def _choose(call, pairs, flow):
+    """Units that cover every read below a call, or None if only a call further up can."""
+    graph = flow.graph
+    if not call.subtree_reads():
+        return []
+    calls = []
+    if call.reads:
+        planned = _by_rule(call, pairs, flow) if call.graph is graph else None
+        calls = None if planned is None else [planned]
+    if calls is not None:
+        for child in call.children:
+            below = _choose(child, pairs, flow) if child.graph is graph else (
+                None if child.subtree_reads() else [])  # fmt: skip
+            if below is None:
+                calls = None
+                break
+            calls += below
+    if calls is not None:
+        return calls
+    outputs = _alignment(call, pairs, lambda c: c.outputs)
+    if call.graph is not graph or not outputs or not all(outputs):
+        return None
+    for variable in call.subtree_reads().values():
+        if is_external(variable):
+            raise PrivacyError(
+                f"Table {variable.name!r} is in a TPU embedding and is looked up inside layer "
+                f"{call.layer.name!r}, for whose gradients there is no rule. Call the "
+                "SparseEmbedding directly in the model, or leave its `placement` out."
+            )
+    if _composites(call.outputs) or not _divides_by_example(pairs[call.key]):
+        return None
+    if flow.leaves(call, whole=True) is not None:
+        return None
+    if flow.takes_rows_from_elsewhere(pairs[call.key]):
+        return None
+    return [
+        PlannedCall(
+            call.key,
+            call.layer,
+            None,
+            list(call.subtree_reads().values()),
+            aligned=_alignment(call, pairs, lambda c: (c.args, c.kwargs)),
+            seeds=list(call.subtree_seeds().values()),
+        )
+    ]
+
+
+def _by_rule(call, pairs, flow):
+    rule = call.rule
+    if rule is None:
+        return None
+    known = {id(v) for v in rule.variables(call.layer, call.args, call.kwargs)}
+    if not set(call.reads) <= known:
+        return None
+    if flow.leaves(call, whole=False) is not None:
+        return None
+    outputs = _alignment(call, pairs, lambda c: c.outputs)
+    aligned = bool(outputs) and all(outputs) and not _composites(call.outputs)
+    if not aligned and not (rule.broadcasts_shared_outputs and _is_shared(call, pairs)):
+        return None
+    return PlannedCall(call.key, call.layer, rule, list(call.reads.values()), broadcast=not aligned)
+
+
+def _alignment(call, pairs, get):
+    """Whether each tensor has the batch axis first."""
+    return [
+        has_batch_axis(a, b)
+        for a, b in zip(*(_tensors(get(c)) for c in pairs[call.key]), strict=True)
+    ]
+
+
+def _divides_by_example(calls):
+    """Whether every argument has the batch axis first, or is the same for batches of any size.
+
+    The fallback hands each example its part of the first and all of the second. What holds several
+    examples in another way (ragged, sparse, transposed, flattened, of unknown length) would mix
+    their gradients.
+    """
+    first, second = (tf.nest.flatten((c.args, c.kwargs)) for c in calls)
+    tensors = [(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, tf.Tensor)]
+    return not _composites(first) and all(
+        has_batch_axis(a, b) or (a.shape.is_fully_defined() and a.shape == b.shape)
+        for a, b in tensors
+    )
+
+
+def _composites(structure):
+    """Ragged tensors, sparse ones, and others that hold several."""
+    return [
+        t for t in tf.nest.flatten(structure)
+        if tf.is_tensor(t) and not isinstance(t, (tf.Tensor, tf.Variable, keras.Variable))
+    ]  # fmt: skip
+
+
+def _is_shared(call, pairs):
+    """Whether an output (T, d) or (1, T, d), the same for any batch, may be copied per example.
+
+    Only if all that happens to it is elementwise arithmetic with tensors (B, T, d): there the
+    copies meet the examples one by one. Anything else (an index, a mean, a transposition) would
+    mean something else on the copies.
+    """
+    a, b = (_tensors(c.outputs) for c in pairs[call.key])
+    if len(a) != 1 or a[0].shape != b[0].shape:
+        return False
+    shape = a[0].shape
+    if len(shape) != 2 and not (len(shape) == 3 and shape[0] == 1):
+        return False
+    pending, met = [t for t in (a[0], b[0])], []
+    while pending:
+        tensor = pending.pop()
+        for op in tensor.consumers():
+            if op.type in ("Identity", "Cast"):
+                pending += op.outputs
+            elif op.type in ("AddV2", "Add", "Sub", "Mul"):
+                if all(t is tensor for t in op.inputs):
+                    return False
+                met += [(t.shape, tensor.shape) for t in op.inputs if t is not tensor]
+            else:
+                return False
+    # Two traces, so half of what it met has the first batch size and half the second.
+    sizes = [other[0] for other, own in met
+             if len(other) == 3 and other[1:] == own[len(own) - 2 :]]  # fmt: skip
+    return len(sizes) == len(met) > 0 and sorted(set(sizes)) == sorted(BATCH_SIZES)
+
+
+def _tensors(structure):
+    return [t for t in tf.nest.flatten(structure) if isinstance(t, tf.Tensor)]

@@ -1,0 +1,79 @@
+"""What a rule returns, checked for its form when a step is traced."""
+
+from tfdp.clipping.sums.contributions import OuterProduct, PerExampleGradients, Rows
+from tfdp.errors import PrivacyError
+
+_KINDS = (OuterProduct, Rows, PerExampleGradients)
+
+
+def contributions_of(recorded, gradients):
+    """The (variable, contribution) pairs of a call by its rule, for what the rule covers.
+
+    Args:
+        recorded: a `RecordedCall` with a rule.
+        gradients: of the summed losses at its probes.
+
+    Raises:
+        PrivacyError: for anything but one or more contributions of the right shapes to each of the
+            variables that the rule says it covers.
+    """
+    planned = recorded.planned
+    rule, layer = planned.rule, planned.layer
+    where = f"Rule {type(rule).__name__} of layer {layer.name!r}"
+    pairs = rule.contributions_from(layer, recorded.args, recorded.kwargs, gradients, recorded.kept)
+    if not isinstance(pairs, (list, tuple)) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[1], _KINDS)
+        for pair in pairs
+    ):
+        raise PrivacyError(
+            f"{where} must return a list of pairs (variable, contribution), each contribution an "
+            f"OuterProduct, Rows or PerExampleGradients. Received: {pairs}"
+        )
+    wanted = {id(v) for v in planned.variables}
+    found = [(v, contribution) for v, contribution in pairs if id(v) in wanted]
+    missing = wanted - {id(v) for v, _ in found}
+    if missing:
+        raise PrivacyError(
+            f"{where} says in `variables` that it covers "
+            f"{[v.path for v in planned.variables if id(v) in missing]}, but returned no "
+            "contribution for it. Return one for each variable, or leave it out of `variables`: "
+            "the layer then takes the exact fallback."
+        )
+    for variable, contribution in found:
+        _check_shapes(where, variable, contribution)
+    return found
+
+
+def _check_shapes(where, variable, contribution):
+    if isinstance(contribution, OuterProduct):
+        axes = contribution.layout.rows + contribution.layout.columns
+        if sorted(axes) != list(range(len(variable.shape))):
+            raise PrivacyError(
+                f"{where} gives an OuterProduct for variable {variable.path!r} of shape "
+                f"{tuple(variable.shape)}, which is no matrix laid out as {contribution.layout}. "
+                "Give a `layout` that names each axis once, or PerExampleGradients."
+            )
+    for name, wanted in _shapes(variable, contribution).items():
+        shape = getattr(contribution, name).shape
+        if not shape.is_compatible_with([None, *wanted]):
+            sizes = ", ".join("positions" if size is None else str(size) for size in wanted)
+            advice = " Without positions use 1." if None in wanted else ""
+            raise PrivacyError(
+                f"{where} must give {type(contribution).__name__} of variable {variable.path!r} "
+                f"`{name}` of shape (batch, {sizes}).{advice} Received: {shape}"
+            )
+
+
+def _shapes(variable, contribution):
+    """Dict of attribute to its shape without the batch axis; None is a number of positions."""
+    shape = tuple(variable.shape)
+    if isinstance(contribution, PerExampleGradients):
+        return {"values": shape}
+    if isinstance(contribution, Rows):
+        return {"ids": (None,), "values": (None, *shape[1:])}
+    layout = contribution.layout
+    sizes = [1, 1]
+    for i, axes in enumerate((layout.rows, layout.columns)):
+        for axis in axes:
+            sizes[i] *= shape[axis]
+    return {"left": (None, sizes[0]), "right": (None, sizes[1])}

@@ -1,0 +1,216 @@
+"""How batches were drawn, carried by the dataset itself to whoever accounts for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdp._compat.tensorflow import ancestors, hides_others, inputs_of
+from tfdp.accounting import Sampling
+from tfdp.data.provenance.origins import ORIGIN, Origin
+from tfdp.data.provenance.released_datasets import is_release, released_by
+
+_ATTRIBUTE = "_tfdp_sampling"
+
+# Transformations that hand on every batch they get, once, or stop early. `cache` and `repeat`
+# replay draws; `shuffle`, `filter`, `batch`, `unbatch`, `rebatch` and `zip` make other batches.
+_BATCH_PRESERVING = frozenset(
+    {
+        "_AssertCardinalityDataset",
+        "_MapDataset",
+        "_OptionsDataset",
+        "_ParallelMapDataset",
+        "_PrefetchDataset",
+        "_TakeDataset",
+    }
+)
+
+_WAY_OUT = (
+    "They cannot be declared otherwise: declare data that tfdp did not draw. Do what is to be done "
+    "to records before they are sampled, and give `fit` what the sampler returns; `map`, "
+    "`prefetch`, `take` and `with_options` alone may follow."
+)
+
+
+def tag(dataset, sampling, origin=None):
+    """Attaches how it was drawn, and where it comes from, to a dataset; returns the dataset.
+
+    Args:
+        dataset: `tf.data.Dataset` of batches.
+        sampling: `tfdp.accounting.Sampling`, how they are drawn.
+        origin: the `Origin` of the records.
+    """
+    setattr(dataset, _ATTRIBUTE, sampling)
+    setattr(dataset, ORIGIN, Origin() if origin is None else origin)
+    return dataset
+
+
+def releases_of(dataset):
+    """`LedgerEntry` tuple of the releases that the records of a dataset were made with."""
+    return origin_of(dataset).releases
+
+
+def assumptions_of(dataset):
+    """Sentences about what was taken to be public in the making of the records of a dataset."""
+    return origin_of(dataset).assumptions
+
+
+def origin_of(dataset):
+    """The `Origin` of the records of a dataset, whatever was done to it since, or of arrays."""
+    for made_from in walk(dataset):
+        if getattr(made_from, _ATTRIBUTE, None) is not None:
+            return getattr(made_from, ORIGIN, Origin())
+    # How batches are drawn is not known any more; what their records cost is.
+    found = [Origin.of(dataset)]
+    if isinstance(dataset, tf.data.Dataset):
+        for made_from in ancestors(dataset):
+            found.append(released_by(made_from) if is_release(made_from) else Origin.of(made_from))
+    return Origin.all_of(found)
+
+
+def refuse_drawn(name, dataset, way_out):
+    """Refuses a dataset that is made of batches which were drawn or declared before.
+
+    `cache` and `repeat` give the same draws again, `skip` and `shuffle` others than were said: what
+    a draw was is true of the batches alone, and of nothing that is made of them.
+
+    Args:
+        name: of the argument.
+        dataset: a `tf.data.Dataset`.
+        way_out: a sentence that says what to do instead.
+
+    Raises:
+        ValueError: if it is, or if it cannot be followed whether it is.
+    """
+    for made_from in ancestors(dataset):
+        drawn = getattr(made_from, _ATTRIBUTE, None)
+        if drawn is not None:
+            raise ValueError(
+                f"Argument `{name}` is made of batches that were drawn already, by tfdp, or as "
+                f"they were declared: that is what they are, whatever was done since. {way_out} "
+                f"Received: a dataset made of {drawn.kind} batches, {dataset}"
+            )
+        if hides_others(made_from):
+            raise ValueError(
+                f"Argument `{name}` is made of another dataset, or of an iterator, in a function "
+                "or as an element, where it cannot be followed how its batches were drawn and what "
+                "its records cost. Make that dataset inside of the function, or join datasets by "
+                f"their methods. {way_out} Received: {dataset}, made by a "
+                f"{type(made_from).__name__}"
+            )
+
+
+def sampling_of(dataset: tf.data.Dataset) -> Sampling:
+    """How the batches of `dataset` were drawn, or `None` where that is not known.
+
+    The tag is found on the dataset itself, or on the dataset it was made from by `map`,
+    `prefetch`, `with_options`, `take` and `assert_cardinality` alone. Any other transformation
+    hides it: `cache` and `repeat` would replay draws, `shuffle`, `filter`, `batch`, `unbatch` and
+    `zip` make other batches. Put those before the batches are drawn, or say what you know with
+    `declare_sampling`.
+
+    Args:
+        dataset: anything; what is not a `tf.data.Dataset` has no known sampling.
+
+    Returns:
+        A `tfdp.accounting.Sampling`, or `None`. Its `steps_per_epoch` is that of `dataset`: fewer
+        than were drawn after `take`.
+    """
+    if isinstance(dataset, tf.distribute.DistributedDataset):
+        return getattr(dataset, _ATTRIBUTE, None)
+    for made_from in walk(dataset):
+        sampling = getattr(made_from, _ATTRIBUTE, None)
+        if sampling is not None:
+            return _with_steps_of(dataset, sampling)
+    return None
+
+
+def walk(dataset):
+    """A dataset, and those that it was made from without making other batches, newest first."""
+    while isinstance(dataset, tf.data.Dataset):
+        yield dataset
+        if type(dataset).__name__ not in _BATCH_PRESERVING:
+            return
+        (dataset,) = inputs_of(dataset)
+
+
+def _with_steps_of(dataset, sampling):
+    # After `take`, passes are shorter: shuffled records come back after fewer steps, and the
+    # number of their appearances is what is charged.
+    steps = int(dataset.cardinality())
+    if steps > 0:
+        longest = sampling.steps_per_epoch
+        return dataclasses.replace(sampling, steps_per_epoch=min(steps, longest or steps))
+    if sampling.is_poisson or _has_all_batches(dataset):
+        return sampling
+    return dataclasses.replace(sampling, steps_per_epoch=None)
+
+
+def _check_pass(dataset, sampling):
+    """Refuses a dataset that is too long for one pass over shuffled records."""
+    longest = -(-sampling.num_examples // max(1, int(sampling.expected_batch_size)))
+    count = int(dataset.cardinality())
+    if not sampling.is_poisson and (count > longest or count == tf.data.INFINITE_CARDINALITY):
+        raise ValueError(
+            "Argument `dataset` must be one pass over the records, each once: leave `repeat` out, "
+            "and give `fit` the number of epochs. Received: a dataset of "
+            f"{'endless' if count < 0 else count} batches, where {longest} hold all records"
+        )
+
+
+def _has_all_batches(dataset):
+    """Whether no `take` stands between a dataset and the one that was sampled."""
+    for made_from in walk(dataset):
+        if getattr(made_from, _ATTRIBUTE, None) is not None:
+            return True
+        if type(made_from).__name__ == "_TakeDataset":
+            return False
+    return True
+
+
+def is_as_sampled(dataset):
+    """Whether a dataset is the one that was sampled, with nothing done to it since."""
+    return getattr(dataset, _ATTRIBUTE, None) is not None
+
+
+def declare_sampling(
+    dataset: tf.data.Dataset, kind: str, num_examples: int, expected_batch_size: float
+) -> tf.data.Dataset:
+    """States how a dataset of the user's own draws its batches.
+
+    It is for data that tfdp did not draw, and nothing is verified: the privacy statement lists it
+    among what is assumed. Batches of tfdp's samplers know how they were drawn; what is made of them
+    by `cache`, `repeat`, `skip`, `zip` and the like cannot be declared.
+
+    Args:
+        dataset: `tf.data.Dataset` of batches `(x, y)` or `(x, y, sample_weight)`.
+        kind: `"poisson"` (every batch holds each record independently with probability
+            expected_batch_size / num_examples) or `"shuffled"` (each record once an epoch).
+        num_examples: number of records n.
+        expected_batch_size: mean number of records of a batch.
+
+    Returns:
+        The same dataset, tagged as `"declared_poisson"` or `"declared_shuffled"`.
+
+    Raises:
+        ValueError: `dataset` is not a `tf.data.Dataset`, or is made of batches that were drawn or
+            declared before; or `kind` is neither of the two.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise ValueError(
+            "Argument `dataset` must be a `tf.data.Dataset`; wrap a Python generator with "
+            f"`tf.data.Dataset.from_generator`. Received: dataset of type {type(dataset).__name__}"
+        )
+    if kind not in ("poisson", "shuffled"):
+        raise ValueError(
+            f"Argument `kind` must be 'poisson' or 'shuffled'. Received: kind={kind!r}"
+        )
+    refuse_drawn("dataset", dataset, _WAY_OUT)
+    sampling = Sampling(
+        kind=f"declared_{kind}",
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+    )
+    _check_pass(dataset, sampling)
+    return tag(dataset, sampling, origin_of(dataset))

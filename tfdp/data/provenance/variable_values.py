@@ -1,0 +1,83 @@
+"""What is known of the values of variables: what they are to be, and what they cost.
+
+It is kept on the variables themselves, whatever models they are in.
+"""
+
+import copy
+import hashlib
+
+import numpy as np
+import tensorflow as tf
+
+#: Attribute of a variable: the fingerprint of the values that are accounted for.
+STATE = "_tfdp_state"
+#: Attribute of a variable: once true of it, it stays true of what its values become.
+FOREIGN = "_tfdp_from_elsewhere"
+#: Attribute of a variable: fingerprints of values that came from a file with their charges.
+RESTORED = "_tfdp_restored"
+#: Attribute of a variable, and of its layer: the `ChargeHistory` of the weights.
+HISTORY = "_tfdp_charges"
+#: Instead of a fingerprint, while a charged run changes the values.
+TRAINING = "training"
+_RELEASED = "_tfdp_released"
+_WHOLE = 1 << 22  # larger variables are known by some of their rows
+ROWS = 4096
+
+
+def mark_released(variable):
+    """Says that a variable holds a release, which its layer charges; other values are not known."""
+    with tf.init_scope():
+        vars(variable)[STATE] = fingerprint(variable)
+    vars(variable)[_RELEASED] = True
+
+
+def is_released(variable):
+    """Whether a variable holds a release."""
+    return _RELEASED in vars(variable)
+
+
+def hand_on(pairs):
+    """Notes what is known of variables on others that were given the same values.
+
+    Args:
+        pairs: (variable, the one that was given its value); histories of charges are copied.
+    """
+    from tfdp.accounting.charges.history import (
+        ChargeHistory,  # here: needed for private weights only
+    )
+
+    copies = {}
+    for old, new in pairs:
+        for name in (STATE, FOREIGN, RESTORED):
+            known = vars(old).get(name)
+            if known is not None and known != TRAINING:
+                vars(new)[name] = copy.copy(known)
+        history = vars(old).get(HISTORY)
+        if history is None:
+            continue
+        if id(history) not in copies:
+            copies[id(history)] = ChargeHistory()
+            copies[id(history)].merge_json(history.to_json())
+        vars(new)[HISTORY] = copies[id(history)]
+
+
+def is_large(variable):
+    """Whether a variable is known by some of its rows."""
+    return int(np.prod(variable.shape)) > _WHOLE
+
+
+def fingerprint(variable):
+    """A digest of the values of a variable; of a large one, of some of its rows."""
+    rows = _some_rows(variable)
+    digest = hashlib.blake2b(str((variable.shape, rows.dtype)).encode(), digest_size=12)
+    digest.update(np.ascontiguousarray(rows).tobytes())
+    return digest.hexdigest()
+
+
+def _some_rows(variable):
+    if not is_large(variable):
+        return np.asarray(variable.value)
+    # Never the whole table: reading it would copy it.
+    count = variable.shape[0]
+    rows = np.unique(np.linspace(0, count - 1, min(count, ROWS)).astype(np.int64))
+    return np.asarray(tf.gather(variable.value, rows))

@@ -1,0 +1,1 @@
+"""Private releases of data, each drawn once and charged once; no training."""

@@ -1,0 +1,180 @@
+"""How many sequences contain each item, released once with differential privacy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+
+from tfdp._validate import positive
+from tfdp.data.releases.base import ChargedRelease
+from tfdp.data.releases.gaussian_cost import gaussian_cost
+from tfdp.data.sampling.arguments import check_sequences, known_num_items
+from tfdp.data.sampling.periods import entered
+from tfdp.data.sampling.persons import Persons
+from tfdp.noise import NoiseSource, grid_of_counts, laplace_of_tail, normal_of_tail
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from tfdp.data.sampling.periods import Period
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FrequencyRelease(ChargedRelease):
+    """Item frequencies that are private: they may be kept, shown and built into a model.
+
+    Whoever uses one charges `privacy_releases`: its `event` of `dp_accounting`, with `label`,
+    `details` and `num_examples`, and what its `origin` says that the records were made with.
+    A model that is given the release does so.
+
+    Attributes:
+        probabilities: float32 (num_items + 1,): the noisy share of sequences that contain each
+            item, within [1/n, 1]. Index 0, the padding item, is 1.
+        details: dict of public parameters: mechanism, epsilon, delta, sensitivity, noise_stddev.
+    """
+
+    probabilities: np.ndarray = dataclasses.field(repr=False)
+
+
+def private_frequency(
+    train: Any,
+    epsilon: float,
+    delta: float | None = None,
+    mechanism: str = "gaussian",
+    num_items: int | None = None,
+    *,
+    privacy_ids: ArrayLike | None = None,
+    max_records_per_unit: int | None = None,
+    period: Period | None = None,
+) -> FrequencyRelease:
+    """Releases the probability p_j that a sequence contains item j (MATH.md section 4).
+
+    Counts, for every item, the records that contain it; adds noise once; divides by n; clips to
+    [1/n, 1]. A record's items are those of its L inputs and of its last label, which in a record
+    of `SequenceData` are all of its items.
+
+    Formal guarantees: a record changes at most L + 1 counts by 1, whatever it holds: under
+    add-or-remove-one, ℓ2 sensitivity √(L+1) and ℓ1 sensitivity L + 1. (ε, δ)-DP for
+    `"gaussian"`, (ε, 0)-DP for `"laplace"`. n is public. The noise is fresh on every call: two
+    calls are two releases, and both cost. With `privacy_ids` the same of a person, which is what
+    at most k of its records hold together, in place of a record: k·(L + 1) in place of L + 1.
+
+    Args:
+        train: `SequenceData.train`, or a pair `(x, y)` of integer arrays (n, L); 0 is padding.
+        epsilon: ε of this release, positive.
+        delta: δ of this release, for `"gaussian"` only. Default: 1/(10·n).
+        mechanism: `"gaussian"` or `"laplace"`. Gaussian needs less noise unless L is very small.
+        num_items: size of the vocabulary. Default: that of `train`. It is public, and never read
+            from the ids that occur.
+        privacy_ids, max_records_per_unit: as for `poisson_batches`: the share of persons that
+            have an item, private for persons.
+        period: a `Period` of `DisjointPeriods` that none of these persons is outside of: of
+            releases of disjoint periods, and trainings, the costliest counts.
+
+    Returns:
+        A `FrequencyRelease`; its `num_examples` is the number of persons, with `privacy_ids`.
+
+    Raises:
+        ValueError: an argument is out of its range, `num_items` is not known, or an id is outside
+            0 … num_items.
+    """
+    (x, y), origin = check_sequences(train, privacy_ids)
+    num_items = known_num_items(train, num_items)
+    positive("epsilon", epsilon)
+    # Of y only the last column: L + 1 ids bound what a record changes, whatever it holds.
+    items = np.concatenate([x, y[:, -1:]], axis=1).astype(np.int64)
+    with entered(period, privacy_ids) as key:
+        persons = Persons.of(privacy_ids, len(items), max_records_per_unit, key)
+        if persons is not None:
+            (items,) = persons.matrices([items])
+        details = {} if persons is None else persons.details
+        counts = _count_records(items, num_items)
+        return release_counts(counts, *items.shape, epsilon, delta, mechanism, details, origin)
+
+
+def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, details, origin):
+    """The release of counts; the same for wherever they were made.
+
+    Args:
+        counts: float64 (num_items,), whole numbers: of records, or persons, that have each item.
+        n: number of records, or persons; public.
+        items_per_record: how many counts one of them changes by 1, at most.
+        epsilon, delta, mechanism: as for `private_frequency`.
+        details: of the persons, for the ledger.
+        origin: `Origin` of the records.
+    """
+    if mechanism == "gaussian":
+        delta = 1 / (10 * n) if delta is None else delta
+        if not 0 < delta < 1:
+            raise ValueError(f"Argument `delta` must be between 0 and 1. Received: delta={delta!r}")
+        sensitivity = math.sqrt(items_per_record)
+        noise_multiplier, _ = gaussian_cost(epsilon, delta, None, n)
+        event = dp_accounting.GaussianDpEvent(noise_multiplier)
+        quantile = normal_of_tail
+        scale = stddev = noise_multiplier * sensitivity
+    elif mechanism == "laplace":
+        if delta is not None:
+            raise ValueError(
+                "Argument `delta` must be None with mechanism='laplace', whose δ is 0. "
+                f"Received: delta={delta!r}"
+            )
+        delta = 0.0
+        sensitivity = items_per_record
+        event = dp_accounting.LaplaceDpEvent(1 / epsilon)
+        quantile, scale = laplace_of_tail, sensitivity / epsilon
+        stddev = math.sqrt(2) * scale
+    else:
+        raise ValueError(
+            "Argument `mechanism` must be 'gaussian' or 'laplace'. "
+            f"Received: mechanism={mechanism!r}"
+        )
+    noisy = _noisy(counts, scale, quantile, items_per_record, n)
+    probabilities = np.clip(noisy / n, 1 / n, 1.0)
+    return FrequencyRelease(
+        probabilities=np.concatenate([[1.0], probabilities]).astype(np.float32),
+        event=event,
+        label="item frequencies",
+        num_examples=n,
+        details={
+            "mechanism": mechanism,
+            "epsilon": float(epsilon),
+            "delta": float(delta),
+            "sensitivity": float(sensitivity),
+            "noise_stddev": float(stddev),
+            "release": secrets.token_hex(8),
+            **details,
+        },
+        origin=origin,
+    )
+
+
+def _count_records(items, num_items):
+    """float64 (num_items,): rows that contain each item; each row counts an item once."""
+    counts = np.bincount(distinct_items(items, num_items), minlength=num_items + 1)
+    return counts[1:].astype(np.float64)
+
+
+def distinct_items(items, num_items):
+    """Items of the rows of an int array (n, length), each once for each row; 0 is padding."""
+    items = np.sort(items, axis=1)
+    if items[:, 0].min() < 0 or items[:, -1].max() > num_items:
+        raise ValueError(
+            f"Argument `train` must hold ids from 0 (padding) to num_items={num_items}. "
+            f"Received: ids from {items[:, 0].min()} to {items[:, -1].max()}"
+        )
+    first = np.ones(items.shape, bool)
+    first[:, 1:] = items[:, 1:] != items[:, :-1]
+    return items[first]
+
+
+def _noisy(counts, scale, quantile, moved, n):
+    """float64 counts with noise, on a grid of which whole numbers are a part."""
+    grid = grid_of_counts(scale, moved, n)
+    (noisy,) = NoiseSource().release([tf.constant(counts)], grid, quantile, tf.float64)
+    return noisy.numpy()

@@ -1,0 +1,1 @@
+"""How batches are drawn, by record or by person; it never looks into a record."""

@@ -1,0 +1,289 @@
+"""Periods of a stream whose persons are in one of them only, so that their costs do not add up."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pathlib
+import secrets
+import threading
+
+import numpy as np
+
+from tfdp.data.sampling.persons import checked_ids
+from tfdp.errors import PrivacyError
+
+_CLAIMING = threading.Lock()  # of registries in memory; a file has a lock of its own
+
+
+class DisjointPeriods:
+    """Knows whose records lie in which period, and refuses a person who is in two.
+
+    What trains on one period learns nothing of the persons of the others: of disjoint periods the
+    ledger states the costliest, and not their sum (parallel composition).
+
+    Example, of weeks that are trained on one after the other:
+
+    ```python
+    periods = tfdp.data.DisjointPeriods("periods.npz")
+    for name, (x, y, user_ids) in weeks:
+        week = periods.period(name)
+        batches = tfdp.data.poisson_batches(
+            (x, y), 256, privacy_ids=user_ids, max_records_per_unit=10, period=week)
+        n = tfdp.data.sampling_of(batches).num_examples
+        model.compile(tfdp.optimizers.DPOptimizer(
+            keras.optimizers.Adam(1e-3), budget=tfdp.PrivacyBudget(3, 1e-6), num_examples=n,
+            expected_batch_size=256, max_records_per_unit=10, steps=100, period=week))
+        model.fit(batches)
+    ```
+
+    Formal guarantees: the ids of all periods of one registry are disjoint, as they are written:
+    the integer 7 and the string "7" are the same id. That one person has one id, in all periods, is
+    for the user to see to. A registry of which there are two copies that go on by themselves is
+    two registries under one name: keep one file. A restored backup of it is a copy. A registry in
+    memory cannot be copied or pickled, and refuses claims in a forked process.
+
+    Args:
+        path: file that the registry is kept in, read if it exists; it holds keyed digests of the
+            ids, and is as private as they are. `None` keeps it in this process alone.
+
+    Raises:
+        ValueError: if the file is no registry.
+    """
+
+    def __init__(self, path: str | os.PathLike | None = None):
+        # Of a link, what it leads to: replaced by a file, it would be a second registry.
+        self._path = None if path is None else pathlib.Path(os.path.realpath(path))
+        self._name, self._owners = secrets.token_hex(8), {}
+        self._process = os.getpid()
+        with self._locked():
+            stored = self._load()
+            if stored is None:
+                self._save()
+            else:
+                self._name, self._owners = stored
+
+    def __reduce_ex__(self, protocol):
+        # Of copy.copy, copy.deepcopy and pickle alike. A copy would keep the name, and not see who
+        # is entered here.
+        if self._path is None:
+            raise TypeError(
+                "A `DisjointPeriods` in memory cannot be copied or pickled: two copies of one "
+                "registry do not see each other's persons. Keep it in a file: "
+                "DisjointPeriods(path)."
+            )
+        return super().__reduce_ex__(protocol)
+
+    @property
+    def name(self):
+        """The random name of the registry, by which ledgers know its periods."""
+        return self._name
+
+    def period(self, name):
+        """The `Period` of a name; the same one for the same name.
+
+        Raises:
+            ValueError: if the name is no string, empty, or has a NUL character.
+        """
+        return Period(self, _checked_name(name))
+
+    def claim(self, name, privacy_ids):
+        """Enters the persons of a period; called when batches are made.
+
+        Args:
+            name: of the period.
+            privacy_ids: array of integers or strings; repetitions allowed.
+
+        Raises:
+            ValueError: for a wrong name, or wrong ids.
+            PrivacyError: if a person is in another period already, if the file is gone or holds
+                another registry, or in a fork of the process of a registry in memory. Nothing is
+                entered then.
+        """
+        _checked_name(name)
+        if self._path is None and os.getpid() != self._process:
+            raise PrivacyError(
+                "This `DisjointPeriods` is in the memory of another process, which would not see "
+                "who is entered here. Keep it in a file: DisjointPeriods(path)."
+            )
+        ids = np.unique(checked_ids(privacy_ids, len(privacy_ids))).tolist()
+        key = bytes.fromhex(self._name)
+        digests = {hashlib.blake2b(_written(i), digest_size=16, key=key).digest() for i in ids}
+        with self._locked():
+            owners = self._current_owners()
+            elsewhere = sum(owners.get(digest, name) != name for digest in digests)
+            if elsewhere:
+                raise PrivacyError(
+                    f"{elsewhere} of {len(digests)} persons of period {name!r} are in another "
+                    "period of this registry: what was learned of them there adds up with what "
+                    "this period would learn, so that the periods are not disjoint. Leave their "
+                    "records out of one of the periods, or leave `period` out: costs are added up "
+                    "then."
+                )
+            self._owners = owners | dict.fromkeys(digests, name)
+            self._save()
+
+    def _current_owners(self):
+        """Who is where now, by the file if there is one.
+
+        Raises:
+            PrivacyError: if the file is gone, or holds another registry.
+        """
+        if self._path is None:
+            return self._owners
+        stored = self._load()
+        # What this process remembers may lack what others entered: without the file it is nothing.
+        if stored is None or stored[0] != self._name:
+            found = "is gone" if stored is None else "holds another registry"
+            raise PrivacyError(
+                f"The file {str(self._path)!r} {found}, not the one it was opened as: nothing is "
+                "known of who is in the periods of this one. Put the file back, or make the "
+                "`DisjointPeriods`, and its periods, anew."
+            )
+        return stored[1]
+
+    @contextlib.contextmanager
+    def _locked(self):
+        if self._path is None:
+            with _CLAIMING:
+                yield
+            return
+        with open(self._path.with_name(self._path.name + ".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _load(self):
+        """(name, owners) of the file, which another process may have written; None without one."""
+        if self._path is None or not self._path.exists():
+            return None
+        links = self._path.stat().st_nlink
+        if links > 1:
+            raise PrivacyError(
+                f"The file {str(self._path)!r} has {links} names (hard links): it is written anew "
+                "under one of them, and the others would go on as a second registry. Keep one."
+            )
+        try:
+            with np.load(self._path, allow_pickle=False) as stored:
+                name, names = str(stored["registry"]), stored["names"].tolist()
+                digests, owners = stored["digests"], stored["owners"].tolist()
+        except (ValueError, KeyError, OSError) as error:
+            raise ValueError(
+                "Argument `path` must name a file of a `tfdp.data.DisjointPeriods`, or none that "
+                f"exists. Received: path={str(self._path)!r}"
+            ) from error
+        rows = (row.tobytes() for row in digests)
+        return name, {row: names[i] for row, i in zip(rows, owners, strict=True)}
+
+    def _save(self):
+        if self._path is None:
+            return
+        names = list(dict.fromkeys(self._owners.values()))
+        places = {name: i for i, name in enumerate(names)}
+        digests = np.frombuffer(b"".join(self._owners), np.uint8).reshape(-1, 16)
+        written = self._path.with_name(self._path.name + ".new")
+        with open(written, "wb") as file:
+            np.savez(
+                file,
+                registry=self._name,
+                names=np.array(names, dtype=str),
+                digests=digests,
+                owners=np.array([places[n] for n in self._owners.values()], np.int64),
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(written, self._path)
+        # The new name is only lasting when the directory is.
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+class Period:
+    """One period of a `DisjointPeriods`; what samplers and `DPOptimizer` take as `period`.
+
+    Args:
+        periods: the `DisjointPeriods`.
+        name: of the period.
+
+    Attributes:
+        key: (name of the registry, name of the period), as the ledger has it.
+    """
+
+    def __init__(self, periods: DisjointPeriods, name: str):
+        self._periods, self._name = periods, name
+        self.key = (periods.name, name)
+
+    def claim(self, privacy_ids):
+        """As `DisjointPeriods.claim`."""
+        if self.key != (self._periods.name, self._name):  # the ledger has the key
+            raise PrivacyError(
+                f"The registry of {self!r} is another one than when the period was made. Ask the "
+                "registry for its period anew."
+            )
+        self._periods.claim(self._name, privacy_ids)
+
+    def __repr__(self):
+        return f"Period({self._name!r})"
+
+
+def claimed(period, privacy_ids):
+    """The key of a period in which the persons were entered, or None for none.
+
+    Raises:
+        ValueError: for a period without `privacy_ids`, or of another kind.
+        PrivacyError: if a person is in another period.
+    """
+    with entered(period, privacy_ids) as key:
+        return key
+
+
+@contextlib.contextmanager
+def entered(period, privacy_ids):
+    """Context of a release: the period's key; the persons are entered where it ends well.
+
+    A release that is refused enters nobody; one that is made is given out only when its persons
+    are entered.
+
+    Raises:
+        As `claimed`.
+    """
+    if period is None:
+        yield None
+        return
+    if not isinstance(period, Period):
+        raise ValueError(
+            "Argument `period` must be what `DisjointPeriods.period(name)` returns. Received: "
+            f"period={period!r}"
+        )
+    if privacy_ids is None:
+        raise ValueError(
+            "Argument `period` needs `privacy_ids`: only by them it is seen that nobody is in two "
+            "periods. Give records that are nobody's an id each, with max_records_per_unit=1. "
+            f"Received: period={period!r}, privacy_ids=None"
+        )
+    yield period.key
+    period.claim(privacy_ids)
+
+
+def _checked_name(name):
+    # The file is written by numpy, which drops NULs at the end: two periods would become one.
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise ValueError(
+            "Argument `name` must be a string of one or more characters, none of them NUL. "
+            f"Received: name={name!r}"
+        )
+    return name
+
+
+def _written(one):
+    """An id as bytes, alike for the same id as a number, a string and bytes."""
+    if isinstance(one, bytes):
+        return one
+    try:
+        return str(one).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a character that is no byte either
+        return str(one).encode("utf-8", "surrogatepass")

@@ -1,0 +1,1 @@
+"""Where records lie: in memory, in files, behind `parse`; nothing here draws."""

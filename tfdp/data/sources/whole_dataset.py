@@ -1,0 +1,102 @@
+"""Records of a tf.data.Dataset, read into memory: a Poisson batch may need any of them."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp._compat.tensorflow import ancestors, inputs_of, may_reorder
+from tfdp.data.provenance.dataset_tags import assumptions_of, refuse_drawn, releases_of
+from tfdp.data.provenance.origins import Origin
+from tfdp.data.sources.in_memory import Records
+
+_ITS_OWN = "each element of the tf.data.Dataset is one record, whose content no other record has"
+_IN_ORDER = "the tf.data.Dataset gives its records in the order of `privacy_ids`"
+_BATCHES = (
+    "BatchDataset",
+    "ParallelBatchDataset",
+    "PaddedBatchDataset",
+    "WindowDataset",
+    "GroupByWindowDataset",
+)
+
+# Datasets whose elements come in an order that chance, or another dataset, decides.
+_RANDOM = ("Shuffle", "DirectedInterleave", "RandomDataset")
+
+
+def records_of_dataset(dataset, in_order=False):
+    """The elements of a finite dataset of (x, y) or (x, y, sample_weight), as `Records`.
+
+    Args:
+        dataset: `tf.data.Dataset` of single records, all of the same shapes, without a batch axis.
+        in_order: whether it matters at which place a record comes.
+
+    Raises:
+        ValueError: for batches, a dataset that repeats or has no end, or shapes that vary; or one
+            in a random order, if that matters.
+    """
+    refuse_drawn("data", dataset, "Give the records themselves, or these batches to `fit`.")
+    _refuse_batches_and_repetitions(dataset)
+    if in_order:
+        _refuse_random_order(dataset)
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        raise ValueError(
+            "Argument `data` must be a dataset of (x, y) or (x, y, sample_weight). A model without "
+            f"targets still needs a `y`: `map` to (x, 0). Received: elements of spec {spec}"
+        )
+    leaves = tf.nest.flatten(spec)
+    if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in leaves):
+        raise ValueError(
+            "Argument `data` must be a dataset of single records of one known shape: `unbatch()` "
+            "batches, and pad to a length that does not come from the data. "
+            f"Received: elements of spec {spec}"
+        )
+    columns = [[] for _ in leaves]
+    for element in dataset.as_numpy_iterator():
+        for column, value in zip(columns, tf.nest.flatten(element), strict=True):
+            column.append(value)
+    if not columns[0]:
+        raise ValueError("Argument `data` must hold at least one record. Received: none")
+    # Byte strings stay objects: numpy's own would lose trailing zeros.
+    arrays = [
+        np.array(column, object if s.dtype == tf.string else s.dtype.as_numpy_dtype)
+        for column, s in zip(columns, leaves, strict=True)
+    ]
+    records = Records(tf.nest.pack_sequence_as(spec, arrays))
+    order = (_IN_ORDER,) if in_order else ()
+    records.origin = Origin(releases_of(dataset), (*assumptions_of(dataset), _ITS_OWN, *order))
+    return records
+
+
+def _refuse_batches_and_repetitions(dataset):
+    endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    pending, unbatched = [(dataset, False)], False
+    while pending:
+        made, unbatched = pending.pop()
+        name = type(made).__name__.lstrip("_")
+        if endless or name == "RepeatDataset":
+            raise ValueError(
+                "Argument `data` must be a dataset that gives each record once: leave `repeat` "
+                "out. Copies of a record would count as several, and ε would hold for a copy. "
+                f"Received: {dataset}"
+            )
+        if name in _BATCHES and not unbatched:
+            raise ValueError(
+                "Argument `data` must be a dataset of single records: a batch of them would count "
+                f"as one. Leave `batch` out, or call `unbatch()`. Received: {dataset}"
+            )
+        unbatched = (unbatched or name == "UnbatchDataset") and name not in _BATCHES
+        pending += [(one, unbatched) for one in inputs_of(made)]
+
+
+def _refuse_random_order(dataset):
+    """Else an id would name another person than the one whose record it is."""
+    free = dataset.options().deterministic is False
+    for made in ancestors(dataset):
+        name = type(made).__name__
+        if free or may_reorder(made) or any(kind in name for kind in _RANDOM):
+            raise ValueError(
+                "Argument `data` must give its records in the order of `privacy_ids`, or they "
+                "would be taken for other persons' records: leave `shuffle`, "
+                "`choose_from_datasets`, `sample_from_datasets` and `deterministic=False` out; "
+                f"batches are drawn at random as it is. Received: {dataset}, made by a {name}"
+            )

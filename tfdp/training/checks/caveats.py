@@ -1,0 +1,109 @@
+"""What a privacy statement must add about a run: not covered, assumed, remarks."""
+
+import keras
+
+from tfdp._compat.keras import all_layers, schedule_of
+from tfdp.accounting.charges.notes import Notes
+from tfdp.accounting.charges.participant import assumptions_of
+from tfdp.training.checks import own_steps
+
+_ADAPTED = (
+    "Tokenizer", "Normalization", "Discretization", "StringLookup", "IntegerLookup",
+    "TextVectorization",
+)  # fmt: skip
+TRAINING_METRICS = "the losses and metrics shown during training: they are computed on raw data"
+
+
+def of_model(model):
+    """What was taken to be public in the making of a model."""
+    declared = assumptions_of(all_layers(model))
+    own = (*_adapted(model), *_of_weights(model), *own_steps.assumptions(model))
+    return Notes(assumptions=(*declared, *own))
+
+
+def of_optimizer(optimizer):
+    """What was taken to be public by a `DPOptimizer`, and whether its noise is a test's."""
+    assumptions = assumptions_of([optimizer.selection])
+    inner = optimizer.inner_optimizer
+    schedule = schedule_of(inner)
+    if not _is_known(inner):
+        name = type(inner).__name__
+        assumptions += (f"optimizer {name} knows the records by their noised gradients alone",)
+    if schedule is not None and not _is_known(schedule):
+        name = getattr(schedule, "__name__", type(schedule).__name__)
+        assumptions += (f"the schedule {name} follows no losses or metrics",)
+    if optimizer.seed is None:
+        return Notes(assumptions=assumptions)
+    return Notes(
+        assumptions=assumptions,
+        remarks=(
+            f"The noise was drawn from the fixed seed {optimizer.seed}: whoever knows it can "
+            "remove the noise. This run is a test, not a private one.",
+        ),
+    )
+
+
+def _of_weights(model):
+    """Regularizers and constraints of the user's, which act on weights past the noise."""
+    found = {}
+    for variable in model.trainable_variables:
+        for kind in ("regularizer", "constraint"):
+            one = getattr(variable, kind, None)
+            if one is not None and not _is_known(one):
+                name = getattr(one, "__name__", type(one).__name__)
+                found[f"{kind} {name} knows no records"] = None
+    return tuple(found)
+
+
+def _is_known(one):
+    """Whether this is the code of Keras or of tfdp."""
+    own = one if hasattr(one, "__qualname__") else type(one)
+    return own.__module__.startswith(("keras.", "tfdp."))
+
+
+def _adapted(model):
+    """Layers whose state was read from data, or that come with a vocabulary (keras_hub)."""
+    return tuple(
+        f"the {_state(layer)} layer {layer.name!r} ({type(layer).__name__}) is public"
+        for layer in all_layers(model)
+        if any(base.__name__ in _ADAPTED for base in type(layer).__mro__)
+    )
+
+
+def _state(layer):
+    config = layer.get_config()
+    given = [name for name in ("vocabulary", "mean") if config.get(name) is not None]
+    if config.get("bin_boundaries") is not None and config.get("num_bins") is None:
+        given.append("bin_boundaries")
+    return f"{given[0]} given to" if given else "adapted state of"
+
+
+def _is_of_the_user(callback):
+    own = isinstance(callback, keras.callbacks.LambdaCallback)  # Keras' class, the user's code
+    return own or not type(callback).__module__.startswith(("keras.", "tfdp."))
+
+
+def of_callbacks(callbacks):
+    """Decisions that callbacks take from metrics of private data, and what is assumed of others."""
+    found, trusted = [], []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        if callback is not None and _is_of_the_user(callback):
+            trusted.append(
+                f"callback {type(callback).__name__} gives the model nothing that learned from "
+                "these records"
+            )
+        if isinstance(callback, keras.callbacks.LearningRateScheduler):
+            trusted.append("the schedule of LearningRateScheduler follows no losses or metrics")
+        nan = isinstance(callback, keras.callbacks.TerminateOnNaN)
+        monitor = "loss" if nan else getattr(callback, "monitor", None)
+        if not isinstance(monitor, str):
+            continue
+        if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
+            continue
+        source = "validation data" if monitor.startswith("val_") else "the training data"
+        found.append(
+            f"decisions of {type(callback).__name__}, which follows {monitor!r} (from {source})"
+        )
+    return Notes(not_covered=tuple(dict.fromkeys(found)), assumptions=tuple(dict.fromkeys(trusted)))

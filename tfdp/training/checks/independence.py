@@ -1,0 +1,278 @@
+"""That each example's loss is its own, proved from the graph of a step before it runs.
+
+Every trace of a step is walked through (`clipping/independence`) as soon as its forward pass and
+its losses are there: it is the graph that runs. Gradients of losses that hold of one example each
+are that example's own (MATH.md section 2). Where a step has no such graph (it runs eagerly, or its
+data leave sizes open), forward pass and losses are traced on paper, at sizes that are known.
+"""
+
+import tensorflow as tf
+
+from tfdp._compat.tensorflow import tapes_record
+from tfdp.accounting.charges.notes import Notes
+from tfdp.clipping import penalties
+from tfdp.clipping.independence import proof
+from tfdp.clipping.independence.values import Joined, Rows
+from tfdp.clipping.independence.walk import Walk
+from tfdp.clipping.plan.counts import advances_of
+from tfdp.clipping.plan.dataflow import handles_of
+from tfdp.clipping.plan.side_effects import (
+    known_inside,
+    refuse_results_of_metrics,
+    refuse_side_effects,
+)
+from tfdp.clipping.plan.tracing import variables_of_metrics
+from tfdp.clipping.recording import Recorder, call_model, trained_variables
+from tfdp.errors import PrivacyError
+from tfdp.experimental.tpu.resident_models import tables_of
+from tfdp.experimental.tpu.resident_table import nothing_looked_up
+from tfdp.training.checks import searched_layers
+
+#: What the statement says of the examples of a batch: one of these.
+PROVED = (
+    "That the examples of a batch do not change each other's gradients was proved from the graph "
+    "of the step."
+)
+SEARCHED = (
+    "the examples of a batch do not change each other's gradients in operation {operation}: it has "
+    "no rule, and this was searched by values, not proved"
+)
+NOT_CHECKED = (
+    "the examples of a batch do not depend on each other, in the model and in its loss: this was "
+    "not checked"
+)
+# Of batches whose size is not known, and of axes whose size is not known: what is a whole number of
+# parts in one of them is none in another.
+_BATCH_SIZES = (32, 96)
+_SIZES = (32, 17, 256)
+_OUTSIDE = "is no part of the step's examples, and was there before the forward pass"
+
+
+def notes_of(found):
+    """What the statement says of the steps of a run.
+
+    Args:
+        found: for each step that was examined the names of what was searched by values, or None
+            if it was not looked at.
+    """
+    found = list(found)
+    names = dict.fromkeys(name for searched in found for name in searched or ())
+    assumptions = [SEARCHED.format(operation=name) for name in names]
+    if None in found:
+        assumptions.append(NOT_CHECKED)
+    proved = (PROVED,) if found and not assumptions else ()
+    return Notes(assumptions=tuple(assumptions), remarks=proved)
+
+
+def examine_on_paper(model, x, y, sample_weight):
+    """Traces a step's forward pass and losses, and refuses what they must not do.
+
+    Args:
+        model: a built `DPModel` that is compiled.
+        x, y, sample_weight: tensors or specs of a batch.
+
+    Returns:
+        Types of operations that were searched by values, or None if independence is not looked at.
+
+    Raises:
+        PrivacyError: for losses of another shape than (B,), that read weights, write to variables
+            or follow metrics; for examples that change each other's losses.
+    """
+    data = x, y, sample_weight
+    kind = tuple((t.dtype, tuple(t.shape)) for t in tf.nest.flatten(data) if t is not None)
+    if tf.executing_eagerly() and kind in model.examined_eagerly:
+        return model.examined[kind]
+    with tf.init_scope():  # what is run on random values runs now, and in no graph
+        with nothing_looked_up():
+            steps = _traced(model, data)
+        found = [step.found() for step in steps]
+    names = None if None in found else tuple(dict.fromkeys(n for one in found for n in one))
+    _note(model, kind, names)
+    model.examined_eagerly.add(kind)  # the next step of this run would be the same on paper
+    return names
+
+
+def _note(model, kind, found):
+    """Notes what was found for steps of a kind, in the run that goes on, too."""
+    before = notes_of(model.examined.values())
+    model.examined[kind] = found
+    after = notes_of(model.examined.values())
+    if after != before:
+        model.optimizer.charging.note(after, in_place_of=before)
+
+
+def _traced(model, data):
+    """A step on paper for each of some sizes, where the data leave sizes open."""
+    batch_size = tf.nest.flatten(data[0])[0].shape[0]
+    sizes = _BATCH_SIZES if batch_size is None else (max(2, batch_size),)
+    error, steps = None, []
+    for batch in sizes:
+        for size in _SIZES if _has_unknown_sizes(data) else _SIZES[:1]:
+            try:
+                steps.append(_on_paper(model, data, batch, size))
+            except ValueError as failed:  # what is too small for the model's windows, perhaps
+                error = error or failed
+    if not steps:
+        raise error
+    return steps
+
+
+def _on_paper(model, data, batch_size, size):
+    recorder, steps = Recorder(model), []
+    specs = tf.nest.map_structure(lambda t: None if t is None else _spec(t, batch_size, size), data)
+
+    def forward(*data):
+        steps.append(Step(model, *data))
+        with recorder.recording() as scope:
+            outputs = call_model(model, data[0])
+        advances_of(model, scope)  # refuses what else is assigned
+        losses = steps[0].losses_of(outputs)
+        steps[0].end(recorder.root, losses)
+        return losses
+
+    with tapes_record():  # those in the model: this is traced in `tf.init_scope`
+        tf.function(forward, autograph=False).get_concrete_function(*specs)
+    return steps[0]
+
+
+class Step:
+    """Forward pass and losses of a step, in the graph that runs them or on paper.
+
+    Args:
+        model: the `DPModel`.
+        x, y, sample_weight: tensors of the examples.
+
+    Attributes:
+        is_known: whether they are in a graph, and all its sizes are known.
+        graph, root, losses: the graph, the root of the calls of the forward pass, (B,) the losses.
+        places: range of the places of the operations of the losses in the graph.
+    """
+
+    def __init__(self, model, x, y, sample_weight):
+        self.model = model
+        self.data = (x, y, sample_weight)
+        self.inputs = [t for t in tf.nest.flatten(self.data) if t is not None]
+        self.name = f"The loss of model {model.name!r}"
+        self._can_be_walked = all(isinstance(t, tf.Tensor) for t in self.inputs)
+        self.batch_size = tf.nest.flatten(x)[0].shape[0]
+        self.is_known = (
+            self._can_be_walked
+            and not tf.executing_eagerly()
+            and all(t.shape.is_fully_defined() for t in self.inputs)
+            and self.batch_size > 1
+            and not tables_of(model)
+        )
+
+    def losses_of(self, outputs):
+        """(B,) the losses, without weight penalties."""
+        x, y, sample_weight = self.data
+        if not tf.executing_eagerly():
+            self.graph = tf.compat.v1.get_default_graph()
+            self.places = range(self.graph.version, 0)
+        with penalties.apart():
+            return self.model.compute_loss(x, y, outputs, sample_weight, training=True)
+
+    def end(self, root, losses):
+        """Called after the losses, with the root of the calls of the forward pass."""
+        self.root, self.losses = root, losses
+        self.places = range(self.places.start, self.graph.version)
+
+    def examine(self, root, losses):
+        """Refuses what a step must not do, and notes what was found; see `examine_on_paper`."""
+        self.end(root, losses)
+        kind = tuple((t.dtype, tuple(t.shape)) for t in self.inputs)
+        with tf.init_scope():
+            _note(self.model, kind, self.found())
+
+    def found(self):
+        """Names of what was searched by values, None if this step is not looked at."""
+        self._refuse_side_effects()
+        self._refuse_reads()
+        if not (self.model.validate_independence and self._can_be_walked):
+            self._refuse_other_shapes()
+            return None
+        given = self._from_outside() | {t.name: Rows(0) for t in self.inputs}
+        walk = Walk(self.batch_size, self._generators())
+        searched = proof.examine(
+            walk, self.graph, given, self.losses, self.where, searched_layers.units_of(self),
+            start=self.root.operations.start,
+        )  # fmt: skip
+        self._refuse_other_shapes()
+        return searched
+
+    def _from_outside(self):
+        """Tensors that were there before the forward pass: they may hold of any example."""
+        operations = self.graph.get_operations()[: self.root.operations.start]
+        tensors = [t for op in operations if op.type != "Const" for t in op.outputs]
+        captures = getattr(self.graph, "captures", ())
+        tensors += [inner for outer, inner in captures if tf.is_symbolic_tensor(outer)]
+        return {t.name: Joined(t.op, _OUTSIDE) for t in tensors if t.dtype != tf.resource}
+
+    def _generators(self):
+        """Names of the placeholders of the states of random generators."""
+        states = [v.handle for v in self.graph.variables if "seed_generator_state" in v.name]
+        return known_inside(self.graph, set(map(id, states)))
+
+    def where(self, op):
+        """The layer that an operation belongs to, or the loss, for messages."""
+        place = {o.name: i for i, o in enumerate(self.graph.get_operations())}[op.name]
+        if place in self.places:
+            return self.name
+        inner = None
+        for call in self.root.subtree():  # calls inside come later
+            if call.graph is self.graph and place in call.operations:
+                inner = call.layer
+        if inner in (None, self.model):
+            return f"Model {self.model.name!r}"
+        return f"Layer {inner.name!r} ({type(inner).__name__})"
+
+    def _operations(self):
+        """Those of the forward pass and those of the losses; between them generators advance."""
+        operations, forward = self.graph.get_operations(), self.root.operations
+        return (
+            operations[forward.start : forward.stop],
+            operations[self.places.start : self.places.stop],
+        )
+
+    def _refuse_side_effects(self):
+        shown = variables_of_metrics(self.model)
+        forward, losses = self._operations()
+        refuse_side_effects(self.graph, self.name, shown, forward + losses)
+        refuse_results_of_metrics(self.graph, [self.losses], shown, self.name)
+
+    def _refuse_reads(self):
+        """Refuses a loss that reads weights: gradients are taken at the calls of layers alone."""
+        plan = self.model.clipping_plan(self.data[0])
+        unused = {id(v) for v in plan.unused}  # not trained at all, of which the plan warns
+        read = {t.op.name for op in self._operations()[1] for t in op.inputs}
+        for variable in trained_variables(self.model):
+            handles = known_inside(self.graph, {id(h) for h in handles_of(variable)})
+            if id(variable) not in unused and handles & read:
+                raise PrivacyError(
+                    f"{self.name} reads the trained variable {variable.path!r}, whose gradient for "
+                    "each example is not seen there. Compute what needs weights in the `call` of "
+                    "the model, and return it as an output that the loss reads."
+                )
+
+    def _refuse_other_shapes(self):
+        shape = tuple(self.losses.shape)
+        if shape != (self.batch_size,):
+            raise PrivacyError(
+                "The loss must give one number for each example, of shape (batch,): what it gives "
+                "cannot be clipped per example. Use a `keras.losses.Loss` that reduces over the "
+                f"axes of one example only. Received: shape {shape} for a batch of "
+                f"{self.batch_size}"
+            )
+
+
+def _has_unknown_sizes(data):
+    return any(None in t.shape[1:] for t in tf.nest.flatten(data) if t is not None)
+
+
+def _spec(tensor, batch_size, size):
+    """What a step is traced with; sizes that the data decide have a value."""
+    if isinstance(tensor, (tf.RaggedTensor, tf.RaggedTensorSpec)):
+        shape = (batch_size, *tensor.shape[1:])
+        return tf.RaggedTensorSpec(shape, tensor.dtype, tensor.ragged_rank)
+    rest = [size if known is None else known for known in tensor.shape[1:]]
+    return tf.TensorSpec((batch_size, *rest), tensor.dtype)

@@ -1,0 +1,1 @@
+"""Where weights come from, and the charges in their files; no step runs here."""
