@@ -331,7 +331,7 @@ attention_mask auto_scale_loss backbone backup_dir balanced batch batch_size bat
 bits bound budget callbacks calls canaries capacity cell claim clicks clip_norm clipping cls
 columns combiner confidence config contribution_norm contributions coordinates copies correct
 count counter counts dataset decay delete_checkpoint delimiter delta details dev dim directory
-distinct double_checkpoint draw dropout dtype embedded embedding_dim embedding_optimizer
+distinct divisor double_checkpoint draw dropout dtype embedded embedding_dim embedding_optimizer
 embedding_stddev embeddings_initializer entries entry epoch epochs epsilon error_scale event
 example_mask exclude_seen expected_batch_size expected_size extra_delta false_alarms filepath
 first_is_user folder force gap_power gate gather gradient gradients grads grid groups guesses

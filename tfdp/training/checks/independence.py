@@ -122,12 +122,13 @@ def _on_paper(model, data, batch_size, size):
     specs = tf.nest.map_structure(lambda t: None if t is None else _spec(t, batch_size, size), data)
 
     def forward(*data):
-        steps.append(Step(model, *data))
+        step = Step(model, *data)
         with recorder.recording() as scope:
             outputs = call_model(model, data[0])
         advances_of(model, scope)  # refuses what else is assigned
-        losses = steps[0].losses_of(outputs)
-        steps[0].end(recorder.root, losses)
+        losses = step.losses_of(outputs)
+        step.end(recorder.root, losses)
+        steps[:] = [step]  # where variables are made, it is traced twice
         return losses
 
     with tapes_record():  # those in the model: this is traced in `tf.init_scope`
