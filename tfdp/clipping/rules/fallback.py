@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import logits_of, mask_of, set_logits, set_mask
+from tfdp._compat.tensorflow import tapes_record
 from tfdp._compat.vectorized import draws_of_a_batch, vectorized_map
 from tfdp.clipping.probes import differentiable
 from tfdp.clipping.recording import called_in_python, paused
@@ -112,7 +113,7 @@ def refuse_other_computations(planned, call):
     first = graph.get_operations()[call.operations.start : call.operations.stop]
     start = len(graph.get_operations())
     run = types.SimpleNamespace(planned=planned, training=call.training, counts=[])
-    with graph.as_default():
+    with graph.as_default(), tapes_record():  # those in the layer: a plan is made in `init_scope`
         scope = _scope(run, [state.value for state in planned.seeds])
         _call(run, (call.args, call.kwargs), scope)
     kinds, numbers = _computation(first)
