@@ -114,13 +114,14 @@ class Recorder:
         else:
             parent.children.append(call)
         self._stack.append(call)
-        start = 0 if graph is None else graph.version
+        if graph is not None:
+            call.operations = range(graph.version, graph.version)
         try:
             call.outputs = _rows_of_texts(call, self.run(call, run))
         finally:
             self._stack.pop()
         if graph is not None:
-            call.operations = range(start, graph.version)
+            call.operations = range(call.operations.start, graph.version)
         return call.outputs
 
     def run(self, call, run):

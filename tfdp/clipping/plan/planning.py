@@ -15,7 +15,7 @@ from tfdp.clipping.plan.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
 from tfdp.clipping.plan.draws import Draws
 from tfdp.clipping.plan.refusals import CALLS_DIFFER, refuse_named_layers
 from tfdp.clipping.plan.tracing import kind, loop_steps, refuse_corrupting_derivatives, trace
-from tfdp.clipping.recording import ensure_built, trained_variables
+from tfdp.clipping.recording import Recorder, ensure_built, trained_variables
 from tfdp.clipping.rules import fallback
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
@@ -119,9 +119,9 @@ def make_clipping_plan(model, x):
         if planned.rule is None:
             call, twin = pairs[planned.key]
             refuse_corrupting_derivatives(call)
-            fallback.refuse_other_computations(planned, call)
             draws.refuse_unrepeatable(call, planned.seeds)
             planned.draws_at_once = draws.of_each_example(call, twin)
+    _refuse_other_computations(model, x, calls, pairs)
     _estimate_work(calls, pairs)
     covered = {id(v) for planned in calls for v in planned.variables}
     unused = [v for v in trained_variables(model) if id(v) not in covered]
@@ -140,6 +140,17 @@ def make_clipping_plan(model, x):
         list(first.graph.variables),
         advances,
     )
+
+
+def _refuse_other_computations(model, x, calls, pairs):
+    """Refuses calls on the fallback that compute something else when they are run again."""
+    traced = {p.key: pairs[p.key][0] for p in calls if p.rule is None}
+    if any(below.rule is not None for call in traced.values() for below in call.subtree()):
+        root, _ = trace(model, x, BATCH_SIZES[0], Recorder)  # by no rules
+        traced = {call.key: call for call in root.subtree()}
+    for planned in calls:
+        if planned.rule is None:
+            fallback.refuse_other_computations(planned, traced[planned.key])
 
 
 def _estimate_work(calls, pairs):

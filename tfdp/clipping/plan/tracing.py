@@ -33,16 +33,19 @@ class _Tracer(Recorder):
             call.rule = rule
             outputs = rule.call(call.layer, run, call.args, call.kwargs, Probe(mark))
         else:
+            at = call.graph.version  # what a rule made of the arguments, to refuse them, is before
+            call.operations = range(at, at)
             outputs = run(*call.args, **call.kwargs)
         return with_probes(outputs, copy_of)
 
 
-def trace(model, x, batch_size):
+def trace(model, x, batch_size, tracer=_Tracer):
     """The call tree of a forward pass on `batch_size` symbolic examples.
 
     Args:
         model: a built Keras model.
         x: a batch of its inputs (tensors or specs), any nesting.
+        tracer: the class of its `Recorder`.
 
     Returns:
         (`LayerCall` of the model, variables that the pass moves on by itself).
@@ -51,7 +54,7 @@ def trace(model, x, batch_size):
         PrivacyError: for what the pass does beside computing.
     """
     specs = tf.nest.map_structure(lambda t: _spec(t, batch_size), x)
-    tracer, advances = _Tracer(model), []
+    tracer, advances = tracer(model), []
 
     def forward(x):
         with tracer.recording() as scope:
