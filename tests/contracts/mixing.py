@@ -179,7 +179,9 @@ def own_places(x):
 
 def own_loops(x):
     def until_positive(row):
-        return tf.while_loop(lambda h: tf.reduce_any(h < 0), lambda h: (h + 1.0,), (row,))[0]
+        return tf.while_loop(  # -inf is among what it is tried with
+            lambda h: tf.reduce_any(h < 0), lambda h: (h + 1.0,), (row,), maximum_iterations=20
+        )[0]
 
     return tf.map_fn(until_positive, x)
 
