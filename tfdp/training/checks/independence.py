@@ -210,9 +210,9 @@ class Step:
         return {t.name: Joined(t.op, _OUTSIDE) for t in tensors if t.dtype != tf.resource}
 
     def _generators(self):
-        """Names of the placeholders of the states of random generators."""
-        states = [v.handle for v in self.graph.variables if "seed_generator_state" in v.name]
-        return known_inside(self.graph, set(map(id, states)))
+        """Names of the placeholders of the states of random generators that the pass moves on."""
+        states = self.root.subtree_seeds().values()
+        return known_inside(self.graph, {id(h) for state in states for h in handles_of(state)})
 
     def where(self, op):
         """The layer that an operation belongs to, or the loss, for messages."""
