@@ -163,12 +163,14 @@ class Step:
             and self.batch_size > 1
             and not tables_of(model)
         )
+        if not tf.executing_eagerly():
+            self.graph = tf.compat.v1.get_default_graph()
+            self._begin = self.graph.version
 
     def losses_of(self, outputs):
         """(B,) the losses, without weight penalties."""
         x, y, sample_weight = self.data
         if not tf.executing_eagerly():
-            self.graph = tf.compat.v1.get_default_graph()
             self.places = range(self.graph.version, 0)
         with penalties.apart():
             return self.model.compute_loss(x, y, outputs, sample_weight, training=True)
@@ -196,14 +198,14 @@ class Step:
         walk = Walk(self.batch_size, self._generators())
         searched = proof.examine(
             walk, self.graph, given, self.losses, self.where, searched_layers.units_of(self),
-            start=self.root.operations.start,
+            start=self._begin,
         )  # fmt: skip
         self._refuse_other_shapes()
         return searched
 
     def _from_outside(self):
         """Tensors that were there before the forward pass: they may hold of any example."""
-        operations = self.graph.get_operations()[: self.root.operations.start]
+        operations = self.graph.get_operations()[: self._begin]
         tensors = [t for op in operations if op.type != "Const" for t in op.outputs]
         captures = getattr(self.graph, "captures", ())
         tensors += [inner for outer, inner in captures if tf.is_symbolic_tensor(outer)]
@@ -229,9 +231,9 @@ class Step:
 
     def _operations(self):
         """Those of the forward pass and those of the losses; between them generators advance."""
-        operations, forward = self.graph.get_operations(), self.root.operations
+        operations = self.graph.get_operations()
         return (
-            operations[forward.start : forward.stop],
+            operations[self._begin : self.root.operations.stop],
             operations[self.places.start : self.places.stop],
         )
 
