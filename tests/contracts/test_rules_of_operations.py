@@ -268,7 +268,7 @@ EXPRESSIONS = [
 
 #: Rules of operations that cannot be run by themselves: lists, resources, calls, random numbers,
 #: sizes that depend on values; that take indices by place, which are compared as a whole below;
-#: and Cholesky, which leaves what it likes where a matrix is not positive.
+#: StringToNumber, which refuses most texts; and Cholesky, which leaves what it likes where a matrix is not positive.
 NOT_RUN = set("""
     TensorListFromTensor TensorListStack TensorListLength TensorListElementShape TensorListResize
     TensorListGetItem TensorListPopBack TensorListSetItem TensorListPushBack IdentityN
@@ -276,7 +276,7 @@ NOT_RUN = set("""
     StatelessShuffle Multinomial StatelessMultinomial BiasAddGrad L2Loss CheckNumerics
     CheckNumericsV2 DenseBincount FusedBatchNormV3 ScatterNd TensorScatterAdd Cholesky
     ScatterNdNonAliasingAdd
-    OnesLike ZerosLike
+    OnesLike ZerosLike StringToNumber
 """.split())  # fmt: skip
 
 
