@@ -268,7 +268,8 @@ EXPRESSIONS = [
 
 #: Rules of operations that cannot be run by themselves: lists, resources, calls, random numbers,
 #: sizes that depend on values; that take indices by place, which are compared as a whole below;
-#: StringToNumber, which refuses most texts; and Cholesky, which leaves what it likes where a matrix is not positive.
+#: StringToNumber, which refuses most texts; and Cholesky, which leaves what it likes where a matrix
+#: is not positive.
 NOT_RUN = set("""
     TensorListFromTensor TensorListStack TensorListLength TensorListElementShape TensorListResize
     TensorListGetItem TensorListPopBack TensorListSetItem TensorListPushBack IdentityN
