@@ -53,8 +53,8 @@ def test_the_sensitivity_is_never_below_brute_force(rest, steps, most, separatio
         assert found == pytest.approx(true)
 
 
-@pytest.mark.parametrize("steps, most, separation", [(12, 1, 1), (12, 2, 5), (12, 3, 4), (12, 4, 1)])
-def test_the_sensitivity_is_exact_where_coefficients_fall(steps, most, separation):
+@pytest.mark.parametrize("most, separation", [(1, 1), (2, 5), (3, 4), (4, 1)])
+def test_the_sensitivity_is_exact_where_coefficients_fall(most, separation, steps=12):
     m = correlation.square_root(steps)
     found = sensitivity(m, steps, most, separation)
     assert found == pytest.approx(by_brute_force(m, steps, most, separation))
