@@ -226,6 +226,21 @@ def test_the_statement_says_what_was_proved_searched_or_not_looked_at():
     assert independence.NOT_CHECKED in trained(compiled(Unchecked()))
 
 
+def test_what_was_not_checked_in_a_step_that_ran_stays_in_the_statement():
+    class Checks(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch:
+                self.model.validate_independence = True
+                self.model.make_train_function(force=True)
+
+    model = compiled(Own(False))
+    model.validate_independence = False
+    data = tfdp.data.poisson_batches((X, Y[:, :1]), 32, steps_per_epoch=1)
+    model.fit(data, epochs=2, verbose=0, callbacks=[Checks()])
+    said = statement_of(model)
+    assert independence.NOT_CHECKED in said and independence.PROVED not in said
+
+
 def test_an_operation_that_no_search_can_tell_is_refused_with_the_way_out():
     def without_rule(x):
         return x + tf.reduce_sum(tf.cast(tf.where(x > 0), tf.float32))

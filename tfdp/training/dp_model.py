@@ -54,9 +54,9 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
 
     #: What one record is, for the statement.
     privacy_unit = "one example"
-    #: Whether the first `fit` or `train_on_batch` after `compile` checks by numbers that the
-    #: examples of a batch do not change each other's gradients. Set it to False in a subclass, or
-    #: on a model, to leave the check out: the statement then lists it as assumed.
+    #: Whether each step, when it is traced, is proved not to let the examples of a batch change
+    #: each other's gradients. Set it to False in a subclass, or on a model, to leave the proof
+    #: out: the statement then lists that as assumed.
     validate_independence = True
 
     def __init__(self, *args, **kwargs):

@@ -22,9 +22,8 @@ def make_private(model: keras.Model, validate: bool = True) -> DPModel:
 
     Args:
         model: any `keras.Model` that treats the examples of a batch independently.
-        validate: check by numbers that it does, on a few examples of the first batch after every
-            `compile` (`DPModel.validate_independence`). Without, the statement lists it as
-            assumed.
+        validate: whether to prove that it does, from the graph of each step
+            (`DPModel.validate_independence`). Without, the statement lists it as assumed.
 
     Returns:
         A `tfdp.models.DPModel`; the same one for the same model, so that its ledger is kept.

@@ -94,8 +94,10 @@ def examine_on_paper(model, x, y, sample_weight):
 
 def _note(model, kind, found):
     """Notes what was found for steps of a kind, in the run that goes on, too."""
-    before = notes_of(model.examined.values())
-    model.examined[kind] = found
+    before, known = notes_of(model.examined.values()), model.examined.get(kind, ())
+    # Steps that an earlier trace made have run: what was not proved of them stays.
+    both = None if None in (known, found) else tuple(dict.fromkeys((*known, *found)))
+    model.examined[kind] = both
     after = notes_of(model.examined.values())
     if after != before:
         model.optimizer.charging.note(after, in_place_of=before)
