@@ -121,7 +121,7 @@ def same(found, wanted):
     found, wanted = ([v for k, v in one.items() if "loss" not in k] for one in (found, wanted))
     assert len(found) == len(wanted) > 0
     for f, w in zip(found, wanted, strict=True):
-        # A mean of float32 numbers around 0 (R2, cosine) is known to their rounding, not to its own.
+        # A mean of numbers around 0 (R2, cosine) is known to their rounding, not to its own.
         np.testing.assert_allclose(f, w, rtol=2e-5, atol=1e-6)
 
 
