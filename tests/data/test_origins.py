@@ -54,7 +54,15 @@ WAYS = {
     "assignment": written(lambda a, b: a.__setitem__(slice(5), b[:5])),
     "copyto": written(np.copyto),
     "put": written(lambda a, b: np.put(a, [0, 1], b)),
+    "putmask": written(lambda a, b: np.putmask(a, np.ones(a.shape, bool), b)),
+    "put along an axis": written(
+        lambda a, b: np.put_along_axis(a, np.zeros((1, WIDTH), int), b[:1], 0)
+    ),
+    "diagonal": written(lambda a, b: np.fill_diagonal(a, b[0])),
+    "assigned list": written(lambda a, b: a.__setitem__(0, [b[0, 0], 1, 2])),
     "at": written(lambda a, b: np.add.at(a, [0, 0], b[:2])),
+    "where": lambda a, b: a.sum(where=b > 0),
+    "taken": lambda a, b: a.take(b.argsort()),
 }
 
 
@@ -84,9 +92,17 @@ SCALARS = {
     "norm": lambda p: np.linalg.norm(p),
     "median": lambda p: np.median(p),
     "take": lambda p: p.take(2),
+    "taken by": lambda p: np.arange(9).view(type(p)).take(p.argsort())[0],
+    "argmin": lambda p: p.argmin(),
+    "choose": lambda p: p.argsort().choose(np.eye(9))[0],
+    "searchsorted": lambda p: p.searchsorted(0.5),
+    "trace": lambda p: np.outer(p, p).trace(),
+    "singular": lambda p: np.linalg.svd(np.outer(p, p)).S[0],
+    "parted at": lambda p: np.split(np.arange(9.0), p.argsort()[:1])[0],
     "arithmetic": lambda p: 2.0 * abs(p[0]) + 1,
     "round": lambda p: round(p[0], 1),
     "chosen by": lambda p: np.arange(9).view(type(p))[p.argsort()][0],
+    "chosen by a pair": lambda p: np.eye(9).view(type(p))[p.argsort(), 0][0],
     "found": lambda p: p.nonzero()[0],
     "vectorize": lambda p: np.vectorize(lambda one: one + 1)(p)[0],
     "fitted": lambda p: np.full_like(p, 3.0) + p[0],
@@ -98,6 +114,12 @@ def test_single_numbers_of_a_release_carry_it(release, way):
     made = SCALARS[way](release.features[:, 0][:9].copy())
     assert charged(made) == names(release)
     assert charged([made * 2]) == charged({"a": (1, made)}) == names(release)
+
+
+def test_an_origin_is_put_beside_that_of_an_array(release, other):
+    made = Origin.of(other.features).on(release.features)
+    assert charged(made) == names(release, other)
+    assert type(Origin().on(X)) is np.ndarray
 
 
 def test_single_numbers_are_used_as_numbers(release):
