@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.framework import ops
 
 import tfdp
 
@@ -20,7 +21,7 @@ class Everything(tf.Module):
 
     def __init__(self):
         super().__init__()
-        self.scale = tf.Variable(2.0)
+        self.scale, self.shift = tf.Variable(2.0, name="v_3"), tf.Variable(0.0, name="v_1")
         pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([0, 2]), tf.constant([5, 7]))
         self.table = tf.lookup.StaticHashTable(pairs, -1)
         pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([0, 2]), tf.constant([50, 70]))
@@ -36,7 +37,7 @@ class Everything(tf.Module):
         counted = (
             tf.data.Dataset.range(4).map(lambda i: i * self.factor).reduce(np.int64(0), tf.add)
         )
-        return looped + found + self.offset + tf.cast(counted, tf.float32)
+        return looped + found + self.offset + self.shift + tf.cast(counted, tf.float32)
 
     @tf.function(input_signature=[tf.TensorSpec([3])])
     def turn(self, x):
@@ -55,14 +56,23 @@ def with_gradient(function):
     return y.numpy(), tape.gradient(y, x).numpy()
 
 
+def count_by(steps):
+    """Moves the counter of the process."""
+    for _ in range(steps):
+        ops.uid()
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Two folders of one module, made and saved anew after other work; and what it gives."""
+    """Folders of one module, made and saved anew after other work; and what it gives.
+
+    The numbers of the last one pass a power of ten: as texts, larger ones come first there.
+    """
     assert tfdp.serving  # which makes it so
     folders, modules = [], []
-    for work in (0, 300):
-        for _ in range(work):
-            tf.constant(1.0) + 1.0
+    for place in range(3):
+        now = ops.uid()
+        count_by(300 if place < 2 else 10 ** len(str(now + 200)) - now - 150)
         folders.append(tmp_path_factory.mktemp("saved"))
         modules.append(Everything())
         expected = with_gradient(modules[-1].serve)
@@ -71,9 +81,11 @@ def saved(tmp_path_factory):
 
 
 def test_what_else_the_process_computed_is_not_in_a_saved_model(saved):
-    one, other = ((folder / "saved_model.pb").read_bytes() for folder in saved[0])
-    assert one == other
-    library = saved_model_pb2.SavedModel.FromString(one).meta_graphs[0].graph_def.library
+    one, other, third = ((folder / "saved_model.pb").read_bytes() for folder in saved[0])
+    assert one == other == third
+    graph = saved_model_pb2.SavedModel.FromString(one).meta_graphs[0].graph_def
+    assert {"v_1", "v_3"} <= {node.name for node in graph.node if node.op == "VarHandleOp"}
+    library = graph.library
     numbers = [int(f.signature.name.rsplit("_", 1)[1]) for f in library.function]
     assert numbers == list(range(len(numbers))) and len(numbers) > 10
 
