@@ -6,12 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DATA ?=
 
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+test test-lowest evidence bench: export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: demo test test-lowest evidence lint bench beam peers tpu docs notebooks retrieval wheels clean
 
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
+	@$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
 
 # Three workers on two cores: tests wait now and then, for processes that they start.
 test: $(STAMP)

@@ -5,15 +5,17 @@ make demo DATA=path/ml-1m.txt    on a file of `user item` lines
 """
 
 import argparse
-import os
 import shutil
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from tfdp.commands.startup_log import started_quietly
+
+with started_quietly():
+    import tensorflow as tf
 
 import keras
+import matplotlib.pyplot as plt
 import numpy as np
-import tensorflow as tf
 
 import tfdp
 from tfdp.accounting.reports.statement_text import round_up
@@ -67,10 +69,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="a file of `user item` lines, in time order per user")
     parser.add_argument("--export", default="exported", help="folder for the SavedModel")
-    parser.add_argument("--epochs", type=int, help="of the transformers; 5, or 2 with a file")
+    parser.add_argument("--epochs", type=int, default=2, help="of the transformers")
     args = parser.parse_args()
     start = time.time()
-    epochs = args.epochs or (5 if args.data is None else 2)
+    epochs = args.epochs
     if args.data is None:
         print("Generating long-tailed sequences (give DATA=file for your own).")
     long, data = load(args.data, 500), load(args.data, POSITIONS)
@@ -87,10 +89,11 @@ def main():
     recommenders = {
         "transitions": model,
         "transitions, votes by odds": tfdp.models.TransitionRecommender(odds, long.max_length),
-        "the same, seen items left out": tfdp.models.TransitionRecommender(
-            odds, long.max_length, exclude_seen=True
-        ),
     }
+    if args.data is not None:  # people who rate films do not rate one twice
+        recommenders["the same, seen items left out"] = tfdp.models.TransitionRecommender(
+            odds, long.max_length, exclude_seen=True
+        )
     rows = []
     for name, one in recommenders.items():
         epsilon = round_up(one.privacy_statement(delta).epsilon)
@@ -101,7 +104,7 @@ def main():
         print(f"\nFor comparison, training: {name}, {epochs} epochs")
         trained = transformer(data, delta, epochs, private)
         epsilon = round_up(trained.privacy_statement(delta).epsilon) if private else "infinite"
-        rows.append((name, epsilon, *evaluate(trained, data)))
+        rows.append((f"{name}, {epochs} epochs", epsilon, *evaluate(trained, data)))
     print()
     show(rows)
 
@@ -114,13 +117,27 @@ def main():
     print(f"\nWritten: {args.export}/ (a SavedModel and privacy_statement.json).")
     print(f"Asked for the items after {history[0, -5:].tolist()}, it answers "
           f"{np.asarray(answer['items'])[0, :5].tolist()}.")  # fmt: skip
-    print(f"{time.time() - start:.0f} seconds in all.")
+    print(f"{time.time() - start:.0f} seconds in all.\n")
+    print(f"The comparison as a picture: {draw(rows, 'demo.png')}")
+    print(f"Next: .venv/bin/tfdp statement {args.export} --html statement.html")
 
 
 def show(rows):
-    print(f"{'model':34}{'epsilon':>10}{'NDCG@10 %':>12}{'HIT@10 %':>12}")
+    print(f"{'model':36}{'epsilon':>10}{'NDCG@10 %':>12}{'HIT@10 %':>12}")
     for name, epsilon, ndcg, hit in rows:
-        print(f"{name:34}{epsilon:>10}{ndcg:>12.2f}{hit:>12.2f}")
+        print(f"{name:36}{epsilon:>10}{ndcg:>12.2f}{hit:>12.2f}")
+
+
+def draw(rows, path):
+    figure, axis = plt.subplots(figsize=(7, 0.6 * len(rows) + 1))
+    names = [f"{n}{'' if e == 'infinite' else f', ε = {e}'}" for n, e, *_ in rows]
+    colors = ["gray" if epsilon == "infinite" else "tab:blue" for _, epsilon, *_ in rows]
+    bars = axis.barh(names[::-1], [ndcg for *_, ndcg, _ in rows][::-1], color=colors[::-1])
+    axis.bar_label(bars, fmt="%.1f", padding=3)
+    axis.set(xlabel="NDCG@10 in %: the next item of each user, ranked among all")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    return path
 
 
 if __name__ == "__main__":

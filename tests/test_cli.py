@@ -1,6 +1,7 @@
 """`tfdp budget` prints the library's own numbers, without TensorFlow."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ from tfdp.accounting.events.composition import compose
 from tfdp.accounting.events.composition import training_event as step
 from tfdp.accounting.reports import budget_table
 from tfdp.accounting.reports.statement import Statement
+from tfdp.commands.startup_log import started_quietly
 
 _COMMON = ["--num-examples", "2000", "--batch-size", "100", "--delta", "1e-4"]
 
@@ -145,3 +147,23 @@ def test_a_statement_is_printed_from_its_file(tmp_path, capsys):
         assert cli.main(["statement", str(tmp_path / "other.json")]) == 2
         assert "`path`" in capsys.readouterr().err
     assert cli.main(["statement", str(tmp_path / "nothing.json")]) == 2
+
+
+def test_only_lines_of_tensorflow_are_kept_from_the_terminal(capfd, monkeypatch):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    lines = (b"WARNING: All log messages before absl::InitializeLog() is called\n"
+             b"E0000 00:00:17.8 3091 cuda_platform.cc:52] failed call to cuInit\n"
+             b"Information about a budget\n")  # fmt: skip
+    with started_quietly():
+        os.write(2, lines)
+    assert capfd.readouterr().err == "Information about a budget\n"
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    with started_quietly():
+        os.write(2, lines)
+    assert capfd.readouterr().err == lines.decode()
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    with pytest.raises(ZeroDivisionError), started_quietly():
+        os.write(2, lines)
+        raise ZeroDivisionError
+    os.write(2, b"later\n")
+    assert capfd.readouterr().err == "Information about a budget\nlater\n"

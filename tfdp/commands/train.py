@@ -5,6 +5,7 @@ import os
 import pathlib
 
 from tfdp.commands.serving_hint import how_to_serve
+from tfdp.commands.startup_log import started_quietly
 
 _UNITS = {"dpformer": "user", "transitions": "user", "ctr": "impression", "text": "text"}
 _ADDS_UP = (
@@ -84,9 +85,9 @@ def add(subparsers) -> None:
 
 def _run(arguments) -> int:
     _check(arguments)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from tfdp import serving
-    from tfdp.commands import recipes
+    with started_quietly():
+        from tfdp import serving
+        from tfdp.commands import recipes
 
     model, delta, items = recipes.train(arguments)
     print(f"\n{model.privacy_statement(delta)}\n")
