@@ -8,7 +8,7 @@ DATA ?=
 
 test test-lowest evidence bench: export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-lowest evidence lint bench beam peers tpu docs notebooks retrieval wheels clean
+.PHONY: demo test test-lowest evidence lint bench beam peers tpu docs notebooks retrieval package wheels clean
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
@@ -103,6 +103,13 @@ PYTHONS ?= python3.11 python3.12 python3.13
 wheels:
 	.ci/wheels $(PYTHONS)
 
+# The wheel and the source archive in dist/, checked as a package index would.
+package:
+	test -x .venv-package/bin/python || $(PYTHON) -m venv .venv-package
+	.venv-package/bin/python -m pip install --quiet build twine
+	rm -rf dist && .venv-package/bin/python -m build --outdir dist .
+	.venv-package/bin/python -m twine check --strict dist/*
+
 # libtpu and TensorFlow exclude each other in one process: libtpu has an environment of its own.
 tpu: $(STAMP)
 	test -x .venv-tpu/bin/python || $(PYTHON) -m venv .venv-tpu
@@ -119,4 +126,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs .venv-beam .venv-retrieval .venv-wheels .venv-peers-* site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) .venv-tpu .venv-lowest .venv-docs .venv-beam .venv-retrieval .venv-package .venv-wheels .venv-peers-* site exported build dist *.egg-info .pytest_cache .hypothesis .ruff_cache

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.utils import rng_utils
 
 from tfdp._compat.process_state import count_names_from, name_counts
 from tfdp.tuning.alike_runs import AlikeRuns
@@ -26,6 +27,7 @@ def draws():
 
 def a_run(layers=1):
     """Names and numbers of a run that draws and names as many layers."""
+    assert rng_utils.get_random_seed() is None  # what Keras shuffles by
     return [keras.layers.Dense(1).name for _ in range(layers)], draws()
 
 
@@ -52,6 +54,7 @@ def after(runs):
             a_run(layers=2 if number == 1 else 5)
             if number == 1:
                 alike.keep()
+    assert rng_utils.get_random_seed() == 7
     return before, draws(), keras.layers.Dense(1).name
 
 

@@ -81,7 +81,7 @@ class Origin:
 
 
 # Functions of numpy that write into their first argument.
-_WRITING = (np.copyto, np.put, np.place, np.putmask, np.put_along_axis, np.fill_diagonal)
+_WRITING = (np.copyto, np.put, np.place, np.putmask, np.fill_diagonal)
 
 
 class OriginArray(np.ndarray):
