@@ -1,5 +1,8 @@
 """SavedModels get numbers of their own, and compute what they did."""
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +10,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.framework import ops
 
 import tfdp
+from tfdp._compat import saved_model
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
 
@@ -107,3 +111,11 @@ def test_debug_information_with_the_numbers_of_the_process_is_refused(tmp_path):
         options = tf.saved_model.SaveOptions(save_debug_info=True)
         tf.saved_model.save(Everything(), str(tmp_path), options=options)
     assert not (tmp_path / "saved_model.pb").exists()
+
+
+def test_variables_of_one_name_come_in_the_order_in_which_functions_read_them_first():
+    first, second, unread = (SimpleNamespace(handle=object(), name="kernel") for _ in range(3))
+    one = SimpleNamespace(captured_inputs=[first.handle])
+    other = SimpleNamespace(captured_inputs=[second.handle, first.handle])
+    for given in itertools.permutations([first, second, unread]):
+        assert saved_model._in_order_of_reading(given, [one, other]) == [first, second, unread]
