@@ -11,6 +11,7 @@ import tables_clicks
 import tables_data
 import tables_paper
 import tables_peers
+import tables_short
 import tables_transitions
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -41,6 +42,7 @@ BENCHMARKS = {
 }
 #: The tables of each page, by their marks.
 PAGES = {
+    "../README.md": {"in short": tables_short.in_short},
     "benchmarks.md": BENCHMARKS,
     "sparse_embeddings.md": {
         "what a step costs": tables.sparse_step,

@@ -87,16 +87,24 @@ def steps():
     return [*lines, "", *remarks, "", f"Versions: {versions}. {rounds}.", ""]
 
 
+def fastest_steps():
+    """(architecture, tfdp's fastest private step, that of all others), rows of one run."""
+    cells = _cells(read("peers"))
+    pairs = [(n, _fastest(cells, n, True), _fastest(cells, n, False)) for n in _names(cells)]
+    return [(name, ours, theirs) for name, ours, theirs in pairs if ours and theirs]
+
+
+def factor(ours, theirs):
+    """How many times as long the other step takes."""
+    return theirs["fastest_seconds"] / ours["fastest_seconds"]
+
+
 def fastest():
     """The fastest step of another library against tfdp's, in the same run."""
-    cells = _cells(read("peers"))
     lines = table("", "fastest of the others", "its time / tfdp's")
-    for name in _names(cells):
-        ours, theirs = (_fastest(cells, name, own) for own in (True, False))
-        if ours and theirs:
-            factor = theirs["fastest_seconds"] / ours["fastest_seconds"]
-            lines.append(row(SHORT[name], f"{theirs['library']}, {theirs['method']}",
-                             f"{factor:.2f} ({ours['method']})"))  # fmt: skip
+    for name, ours, theirs in fastest_steps():
+        lines.append(row(SHORT[name], f"{theirs['library']}, {theirs['method']}",
+                         f"{factor(ours, theirs):.2f} ({ours['method']})"))  # fmt: skip
     return [*lines, ""]
 
 

@@ -20,6 +20,16 @@ def sine(x):
     return tf.sin(x), lambda upstream: 3.0 * upstream * tf.cos(x)
 
 
+class Twin(tf.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    @tf.function(input_signature=[tf.TensorSpec([3])])
+    def twin(self, x):
+        return x * self.factor
+
+
 class Everything(tf.Module):
     """What TensorFlow numbers: functions, branches, loops, gradients, tables, captured tensors."""
 
@@ -30,6 +40,7 @@ class Everything(tf.Module):
         self.table = tf.lookup.StaticHashTable(pairs, -1)
         pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([0, 2]), tf.constant([50, 70]))
         self.other = tf.lookup.StaticHashTable(pairs, -4)
+        self.one, self.two = Twin(3.0), Twin(5.0)
         self.offset, self.factor = tf.range(3.0) * 2.0, tf.constant(2, tf.int64) * 2
 
     @tf.function(input_signature=[tf.TensorSpec([3])])
@@ -70,15 +81,19 @@ def count_by(steps):
 def saved(tmp_path_factory):
     """Folders of one module, made and saved anew after other work; and what it gives.
 
-    The numbers of the last one pass a power of ten: as texts, larger ones come first there.
+    The numbers of the last one pass a power of ten between two functions of one name: as texts, the
+    larger number comes first there.
     """
     assert tfdp.serving  # which makes it so
     folders, modules = [], []
     for place in range(3):
-        now = ops.uid()
-        count_by(300 if place < 2 else 10 ** len(str(now + 200)) - now - 150)
+        count_by(300)
         folders.append(tmp_path_factory.mktemp("saved"))
         modules.append(Everything())
+        modules[-1].one.twin.get_concrete_function()
+        now = ops.uid()
+        count_by(10 ** len(str(now)) - now if place == 2 else 1)
+        modules[-1].two.twin.get_concrete_function()
         expected = with_gradient(modules[-1].serve)
         tf.saved_model.save(modules[-1], str(folders[-1]), signatures=modules[-1].serve)
     return folders, expected, modules
