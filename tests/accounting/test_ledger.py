@@ -56,6 +56,12 @@ def test_json_round_trip_is_exact(entries):
     assert [e.count for e in restored.entries] == [e.count for e in ledger.entries]
 
 
+def test_what_is_done_to_an_encoded_entry_changes_none():
+    entry = LedgerEntry("a", training_event(1.3, 0.02), 1, {"sampling": {"n": 1}})
+    entry.to_dict()["details"]["sampling"]["n"] = 2
+    assert entry.details == {"sampling": {"n": 1}}
+
+
 def _example():
     ledger = Ledger()
     ledger.add("frequencies", dp_accounting.LaplaceDpEvent(3.0))

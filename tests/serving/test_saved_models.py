@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 
 import tfdp
@@ -103,7 +104,9 @@ def test_what_else_the_process_computed_is_not_in_a_saved_model(saved):
     one, other, third = ((folder / "saved_model.pb").read_bytes() for folder in saved[0])
     assert one == other == third
     graph = saved_model_pb2.SavedModel.FromString(one).meta_graphs[0].graph_def
-    assert {"v_1", "v_3"} <= {node.name for node in graph.node if node.op == "VarHandleOp"}
+    variables = [node for node in graph.node if node.op == "VarHandleOp"]
+    assert {"v_1", "v_3"} <= {node.name for node in variables}
+    assert {b"v_1", b"v_3"} <= {node.attr["shared_name"].s for node in variables}
     library = graph.library
     numbers = [int(f.signature.name.rsplit("_", 1)[1]) for f in library.function]
     assert numbers == list(range(len(numbers))) and len(numbers) > 10
@@ -134,3 +137,12 @@ def test_variables_of_one_name_come_in_the_order_in_which_functions_read_them_fi
     other = SimpleNamespace(captured_inputs=[second.handle, first.handle])
     for given in itertools.permutations([first, second, unread]):
         assert saved_model._in_order_of_reading(given, [one, other]) == [first, second, unread]
+
+
+def test_resources_of_one_number_stay_one_and_anonymous_ones_stay_many():
+    meta_graph, anonymous = meta_graph_pb2.MetaGraphDef(), context.anonymous_name()
+    for name in (b"table_17", anonymous.encode(), b"table_17", b"table_9"):
+        meta_graph.graph_def.node.add(op="HashTableV2").attr["shared_name"].s = name
+    saved_model.renumber(meta_graph)
+    names = [node.attr["shared_name"].s for node in meta_graph.graph_def.node]
+    assert names == [b"table_0", anonymous.encode(), b"table_0", b"table_1"]
