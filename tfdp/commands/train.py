@@ -98,7 +98,7 @@ def _run(arguments) -> int:
     print(_ADDS_UP)
     print(f"Written: {folder}/, a SavedModel and privacy_statement.json.\n")
     print(how_to_serve(folder, arguments.model))
-    print(f"\nNext: tfdp statement {folder} --html statement.html   # the promise as a page")
+    print(f"\nNext: tfdp statement {folder} --html > privacy.html   # a page for readers")
     return 0
 
 
