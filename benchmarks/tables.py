@@ -55,12 +55,12 @@ def sparse_step():
     return [
         *lines,
         "",
-        f"At {sizes[-1]:,} rows AdaFEST is {dense / adafest:,.0f} times as fast as a dense step, "
-        f"{cut / adafest:,.0f} times by the noise of other libraries, and takes "
-        f"{adafest / tf_data:.2f} of a step without privacy on a shuffled `tf.data.Dataset`, "
-        f"{adafest / arrays:.2f} on arrays, {adafest / drawn:.2f} on the same Poisson batches; "
-        f"compiled, with a `capacity` of 32 rows, {compiled / tf_data:.2f}, "
-        f"{compiled / arrays:.2f} and {compiled / drawn:.2f}.",
+        f"At {sizes[-1]:,} rows an AdaFEST step is {dense / adafest:,.0f} times as fast as a dense "
+        f"step, and {cut / adafest:,.0f} times as fast as a dense step with the noise of other "
+        f"libraries. Its time is {adafest / tf_data:.2f} of a step without privacy on a shuffled "
+        f"`tf.data.Dataset`, {adafest / arrays:.2f} of one on arrays, and {adafest / drawn:.2f} of "
+        f"one on the same Poisson batches. Compiled, with a `capacity` of 32 rows, it is "
+        f"{compiled / tf_data:.2f}, {compiled / arrays:.2f} and {compiled / drawn:.2f}.",
         "",
     ]
 
@@ -69,15 +69,15 @@ def click_step():
     found = read("click_step")
     names = {"plain": "not private, tf.data", "plain, arrays": "not private, arrays",
              "plain, drawn": "not private, Poisson batches", "adafest": "AdaFEST"}  # fmt: skip
-    lines = table("", "milliseconds a step", "AdaFEST takes so many times as long")
+    lines = table("", "milliseconds a step", "time of AdaFEST / time of this step")
     for method, name in names.items():
         seconds = 1e3 * statistics.median(found["seconds"][method])
         lines.append(row(name, f"{seconds:.0f}", f"{found['adafest / plain'][method]:.2f}"))
     return [
         *lines,
         "",
-        f"{found['rows']:,} rows × {found['width']} in all, {found['dense_parameters']:,} dense "
-        f"parameters, batches of {found['batch']:,}.",
+        f"The model has {found['rows']:,} rows × {found['width']} in total and "
+        f"{found['dense_parameters']:,} dense parameters. Batches have {found['batch']:,} records.",
         "",
     ]
 
@@ -97,16 +97,16 @@ def step_time():
     most = []
     if largest:
         most = [
-            f"Largest batch of it whose steps stay within 8 GiB: {largest['private']}, of the "
-            f"plain step {largest['plain']} ({largest['ratio']:.2f}).",
+            f"The largest batch whose private step stays within 8 GiB is {largest['private']}; for "
+            f"the plain step it is {largest['plain']} ({largest['ratio']:.2f}).",
             "",
         ]
     return [
         *lines,
         "",
-        f"Peak memory at batch 512, vocabulary 23,715, 50 positions, tied: {peak['ratio']:.2f} "
-        f"times the plain step's ({peak['private'] / 2**30:.2f} GiB). Measured with TensorFlow "
-        f"{found['tensorflow']} and Keras {found['keras']}.",
+        f"At batch 512, vocabulary 23,715 and 50 positions with a tied head, the peak memory of a "
+        f"private step is {peak['private'] / 2**30:.2f} GiB, {peak['ratio']:.2f} times that of a "
+        f"plain step. Measured with TensorFlow {found['tensorflow']} and Keras {found['keras']}.",
         "",
         *most,
     ]
@@ -182,7 +182,7 @@ def start_and_noise():
     return [
         *lines,
         "",
-        f"The noise of a budget is found in {slowest['seconds']:.2f} s at most, over "
+        f"Computing the noise of a budget takes {slowest['seconds']:.2f} s at most, over "
         f"{len(found['budgets'])} settings (ε from 0.5 to 8, 10 to 20,000 steps). `import tfdp` "
         f"takes {1e3 * imports['tfdp']:.0f} ms, the first use of an optimizer and of batches "
         f"{imports['with the optimizer']:.2f} s, and the first charge, which loads dp-accounting "

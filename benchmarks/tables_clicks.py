@@ -37,9 +37,9 @@ def click_statistics():
     return [
         *lines,
         "",
-        f"The release has {100 * share:g}% of the 1/σ² that ε buys. Log loss of {names[0]} at "
-        f"ε = 3: {_shown(losses, 4)}. ± is half a 95% interval of the mean over runs (fresh noise, "
-        "batches and initial weights); single numbers are single runs.",
+        f"The release gets {100 * share:g}% of the 1/σ² that ε buys. The log loss of {names[0]} at "
+        f"ε = 3 is {_shown(losses, 4)}. ± is half a 95% interval of the mean over runs (fresh "
+        "noise, batches and initial weights). A number without ± is a single run.",
         "",
     ]
 

@@ -28,9 +28,10 @@ def files():
         for model, times in found["step"].items()
     )
     said = (
-        f"Sizes in records of {found['record_bytes']} bytes; the largest are of "
-        f"{grown['memmap'][-1]['size']}. Steps of `fit` by steps from memory, of all kinds in "
-        f"turns: batches of {found['batch']:,}, from memory {', '.join(steps)}. "
+        f"Sizes are numbers of records of {found['record_bytes']} bytes; the largest files have "
+        f"{grown['memmap'][-1]['size']}. The last three columns are the time of a step of `fit` "
+        f"divided by that of a step from memory, all kinds in turns, with batches of "
+        f"{found['batch']:,}. A step from memory takes {', '.join(steps)}. "
         f"{found['machine']}."
     )
     return [*lines, "", said]
@@ -58,7 +59,8 @@ def persons_or_records():
         lines.append(row(*cells, *(f"{ratio:.2f}" for ratio in ratios)))
     said = (
         f"{found['persons']:,} persons of k records each, {found['steps']:,} steps, "
-        f"ε = {found['epsilon']:g}, δ = {found['delta']:g}. Unrelated, alike: noise of single "
-        "records over that of persons, each over what the mean gradient holds of its signal."
+        f"ε = {found['epsilon']:g}, δ = {found['delta']:g}. The last two columns are noise / "
+        "signal of the mean gradient if records are sampled, divided by the same if persons are "
+        "sampled: once for unrelated gradients of a person, once for alike ones."
     )
     return [*lines, "", said]

@@ -66,7 +66,7 @@ def repeated():
     summary = found["summary"]
     lines = table(f"{summary['ndcg_10']['runs']} paired runs, ε = 8", "NDCG@10 %", "HIT@10 %")
     for key, text in (("dpformer", "DPFormer"), ("transformer", "transformer (vanilla)"),
-                      ("difference", "what Re-Attention adds, paired")):  # fmt: skip
+                      ("difference", "gain from Re-Attention, paired")):  # fmt: skip
         lines.append(row(text, *(with_interval(summary[m][key]) for m in ("ndcg_10", "hit_10"))))
     return [*lines, "", *curves(found["runs"]), ""]
 

@@ -79,7 +79,7 @@ def steps():
         lines.append(row(f"{library}, {method}", *texts))
     remarks = [f"({i}) `{_shortened(reason)}`  " for i, reason in enumerate(reasons, 1)]
     if noted:
-        remarks.insert(0, "\\* without fast gradient clipping: a layer has no rule of it.  ")
+        remarks.insert(0, "\\* without fast gradient clipping, because a layer lacks a rule.  ")
     versions = "; ".join(
         ", ".join(f"{k} {v}" for k, v in of.items()) for of in found["versions"].values()
     )
@@ -121,11 +121,11 @@ def checks():
 def memory():
     rows = read("peers").get("peaks", ())
     if not rows:
-        return ["Peak memory of the others has not been measured yet.", ""]
+        return ["The peak memory of the other libraries has not been measured yet.", ""]
     peaks = {tuple(r[k] for k in KEY): r["peak_bytes"] for r in rows}
     names = _names(peaks)
     lines = [
-        "Peak memory in GiB of a process of its own after a few steps, the library itself included:"
+        "Peak memory in GiB of a separate process after a few steps, including the library itself:"
     ]
     lines += ["", *table("", *[SHORT[name] for name in names])]
     for library, method in dict.fromkeys(key[1:] for key in peaks):

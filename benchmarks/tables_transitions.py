@@ -52,9 +52,9 @@ def dpformer():
         return []
     arguments, summary = found["arguments"], found["summary"]
     lines = [
-        f"DPFormer around the release, ε = {arguments['epsilon']:g} in all; the release has "
-        f"{100 * arguments['share']:g}% of 1/σ² and {arguments['steps']} steps of "
-        f"{arguments['batch_size']:,} expected users the rest; {len(found['runs'])} paired runs.",
+        f"DPFormer around the release, ε = {arguments['epsilon']:g} in total, {len(found['runs'])} "
+        f"paired runs. The release gets {100 * arguments['share']:g}% of 1/σ², and "
+        f"{arguments['steps']} steps of {arguments['batch_size']:,} expected users get the rest.",
         "",
         "| NDCG@10 %, MovieLens-1M | mean |",
         "|---|---|",
@@ -63,7 +63,7 @@ def dpformer():
         "release_alone": "the release alone",
         "re_attention": "DPFormer around it",
         "vanilla": "the same without Re-Attention",
-        "re_attention - vanilla": "what Re-Attention adds, paired",
+        "re_attention - vanilla": "gain from Re-Attention, paired",
     }
     return [
         *lines,
@@ -80,10 +80,11 @@ def release():
     return [
         f"One release with {found['arguments']['items']:,} items, "
         f"{found['arguments']['users']:,} users and {found['pairs']:,} pairs "
-        f"({found['distinct_pairs']:,} distinct): {found['seconds']:.0f} s on two cores{busy} "
-        f"(load {found['load']:.1f}), {found['seconds_of_computing']:.0f} s of computing; "
-        f"at most {found['peak_gib']:.1f} GiB held, {found['gib_before']:.1f} of them "
-        f"before it began; {found['survivors']:,} survivors at {found['threshold']:.2f}σ.",
+        f"({found['distinct_pairs']:,} distinct) takes {found['seconds']:.0f} s on two cores{busy} "
+        f"(load {found['load']:.1f}), with {found['seconds_of_computing']:.0f} s of computing. The "
+        f"process holds at most {found['peak_gib']:.1f} GiB, {found['gib_before']:.1f} of them "
+        f"before the release begins. {found['survivors']:,} entries survive at "
+        f"{found['threshold']:.2f}σ.",
         "",
     ]
 
