@@ -132,7 +132,7 @@ def test_a_curve_holds_the_ledgers_epsilon_and_what_is_private_and_nothing_else(
 def test_a_curve_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     curve, model = tfdp.callbacks.PrivacyCurve(), private_model()
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(ValueError, match="has recorded no steps"):
         curve.plot(tmp_path / "a.png")
     model.fit(batches(), verbose=0, callbacks=[curve])
     model.fit(batches(), verbose=0, callbacks=[curve])

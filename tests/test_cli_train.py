@@ -181,7 +181,7 @@ def test_texts(tmp_path, capsys):
         (["--epsilon", "1", "--delta", "0.5", "--items", "from_data"], "--delta must be at most"),
         (["--epsilon", "1", "--unit", "text"], "protects one user"),
         (["--epsilon", "1", "--data", "none.csv"], "--data must name a file"),
-        (["--epsilon", "1"], 'Give the public catalogue, items=[...]'),
+        (["--epsilon", "1"], 'Pass the public catalogue, items=[...]'),
         (["--epsilon", "1", "--user", "buyer"], "'buyer'"),
         (["--epsilon", "1", "--items", "none.txt"], "none.txt"),
         (["--epsilon", "1", "--epochs", "0"], "--epochs must be positive"),

@@ -39,9 +39,9 @@ def charging_and_delta(model, delta, name):
     ledger = None if charging is None else charging.history.ledger()
     if num_examples is None and (ledger is None or ledger.num_examples is None):
         raise ValueError(
-            f"{name} needs a model compiled with a tfdp.optimizers.DPOptimizer, or one "
-            "with DPForwardNoise layers or trained on released data. "
-            f"Received: optimizer={getattr(model, 'optimizer', None)}"
+            f"{name} needs a model with a privacy cost: compile it with a "
+            "tfdp.optimizers.DPOptimizer, give it DPForwardNoise layers, or train it on released "
+            f"data. Received: optimizer={getattr(model, 'optimizer', None)}"
         )
     largest = max(n for n in (num_examples, ledger.num_examples) if n is not None)
     if delta is None:
@@ -91,9 +91,9 @@ class PrivacyMeter(keras.callbacks.Callback):
             self._allowed = self._charging.steps_within(self.max_epsilon, self._delta)
             if self._allowed < self.model.steps_per_execution:
                 raise ValueError(
-                    "Argument `max_epsilon` is spent already: the next step would end at ε = "
-                    f"{self._charging.epsilon_after(1, self._delta):.4g}. "
-                    f"Received: max_epsilon={self.max_epsilon}"
+                    "Argument `max_epsilon` is already spent: the next step would end at ε = "
+                    f"{self._charging.epsilon_after(1, self._delta):.4g}. Raise it. Received: "
+                    f"max_epsilon={self.max_epsilon}"
                 )
 
     def _steps(self):
@@ -195,7 +195,9 @@ class PrivacyCurve(keras.callbacks.Callback):
             ValueError: if nothing was trained, or matplotlib is missing.
         """
         if not self.points:
-            raise ValueError("PrivacyCurve has nothing to draw: give it to `fit` first.")
+            raise ValueError(
+                "PrivacyCurve has recorded no steps. Pass it to `fit` as a callback first."
+            )
         curves.plot(self.points, self._delta, path)
 
     def _keep(self, logs):

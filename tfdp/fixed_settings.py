@@ -9,7 +9,7 @@ class FixedSettings:
     def __setattr__(self, name, value):
         if name in self.fixed and name in vars(self):
             raise AttributeError(
-                f"`{name}` of a {type(self).__name__} is fixed: what is charged depends on it. "
-                f"Make a new one. Received: {name}={value}"
+                f"`{name}` of a {type(self).__name__} cannot be changed, because the charges "
+                f"depend on it. Make a new object. Received: {name}={value}"
             )
         super().__setattr__(name, value)

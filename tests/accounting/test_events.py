@@ -99,7 +99,7 @@ def test_a_name_can_be_registered_once_only():
     class GaussianDpEvent(dp_accounting.DpEvent):
         noise_multiplier: float
 
-    with pytest.raises(ValueError, match="a name of its own"):
+    with pytest.raises(ValueError, match="a unique name"):
         register_event(GaussianDpEvent)
     with pytest.raises(ValueError, match="subclass of dp_accounting.DpEvent"):
         register_event(dict)

@@ -182,7 +182,9 @@ def test_where_nothing_is_proven_it_is_refused():
     with pytest.raises(ValueError, match="no rule for this event under adjacency"):
         epsilon(Allocation(10, 1.0), 1e-6, accountant="rdp", adjacency="replace_one")
     sampling = Sampling("allocated", 100, 10)
-    with pytest.raises(ValueError, match="Random allocation is accounted for where a step is"):
+    with pytest.raises(
+        ValueError, match="Random allocation can be accounted for only if each step is"
+    ):
         PrivateTraining(1.0, 1.0, sampling, 100, mechanism="concentrated")
 
 
@@ -238,7 +240,7 @@ def test_overflow_is_charged_for_all_steps_of_an_epoch():
 
 
 def test_a_share_that_is_no_whole_number_of_steps_is_refused():
-    with pytest.raises(ValueError, match="records are allocated to a whole number of them"):
+    with pytest.raises(ValueError, match="records are allocated to a whole number of steps"):
         Sampling("allocated", 100, 30)
     with pytest.raises(ValueError, match="an epoch has no more steps"):
         Sampling("allocated", 100, 10, steps_per_epoch=11)

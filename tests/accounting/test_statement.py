@@ -79,7 +79,7 @@ def test_shuffled_batches_cost_what_they_cost_without_amplification(kind):
     assert statement.assumed_epsilon == _ledger().epsilon(_DELTA) < statement.epsilon
     assert (statement.adjacency, statement.appearances) == ("zero_out", 3)
     text = _text(statement)
-    assert "assumes Poisson sampling, which the pipeline did not do" in text
+    assert "The pipeline did not sample in this way" in text
     assert "Batches: shuffled" in text and "not Poisson sampled" in text
     assert "Poisson sampled with probability" not in text
 
@@ -102,7 +102,7 @@ def test_batches_of_unknown_origin_cost_infinity():
     statement = _state(_sampling(), None)
     assert statement.epsilon == math.inf == _ledger(None).epsilon(_DELTA)
     assert "NO FINITE EPSILON CAN BE STATED" in str(statement)
-    assert "not known how the batches of some training steps were drawn" in _text(statement)
+    assert "does not know how the batches of some training steps were drawn" in _text(statement)
     assert statement.to_dict()["epsilon"] == "infinity"
 
 
@@ -132,7 +132,7 @@ def test_an_epsilon_that_cut_off_batches_make_infinite_says_so_and_what_it_would
     cut, whole = (_ledger(_sampling(max_batch_size=size), sigma=0.25) for size in (150, _N))
     statement = _state(ledger=cut)
     assert math.isinf(statement.epsilon) and math.isfinite(whole.epsilon(_DELTA))
-    assert f"{round_up(whole.epsilon(_DELTA))} if nothing were cut off" in _text(statement)
+    assert f"{round_up(whole.epsilon(_DELTA))} without cutting" in _text(statement)
     assert "larger `max_batch_size`" in _text(statement)
     assert not any("cut off" in why for why in _state(ledger=_ledger(sigma=0.0)).unstated)
 
@@ -143,7 +143,7 @@ def test_assumptions_gaps_and_fixed_seeds_are_said():
     assert "Not covered by this guarantee: - labels" in text
     assert "- item frequencies are public" in text
     assert "drawn as declared (poisson)" in text
-    assert "A fixed seed drew the batches" in text
+    assert "The batches were drawn from a fixed seed" in text
     assert "- microbatches of 16" in text
     assert "fixed seed" not in _text(_state())
 

@@ -251,7 +251,7 @@ def test_ledger_of_training_is_refused():
         (dp_accounting.PoissonSampledDpEvent(0.1, gaussian), {}),
     ):
         training = Ledger([LedgerEntry("training", event, 1, details)])
-        with pytest.raises(ValueError, match="ledger of its own"):
+        with pytest.raises(ValueError, match="must be a separate ledger"):
             layer.charge(training)
 
 
@@ -384,7 +384,7 @@ def test_calls_must_match_what_was_built():
         PrivateAttention(BUDGET, 1.0, "feature").build((None, None, 16))
     with pytest.raises(ValueError, match="query's shape"):
         PrivateAttention(BUDGET, 1.0, "feature").build((None, 8, 16), (None, 9, 16))
-    with pytest.raises(ValueError, match="must be built first"):
+    with pytest.raises(ValueError, match="is not built"):
         PrivateAttention(BUDGET, 1.0).event()
 
 

@@ -85,7 +85,7 @@ def test_a_mask_that_a_loss_has_no_positions_for_is_named():
     output = tf.zeros((2, 3, 1))
     set_mask(output, tf.ones((2, 3), tf.bool))
     loss = PerExampleLoss(lambda y, p: tf.reduce_mean(y - p, axis=[1, 2]))
-    with pytest.raises(ValueError, match="outputs have a mask.*Let it return the losses of all"):
+    with pytest.raises(ValueError, match="outputs have a mask.*Return the losses of all"):
         loss(output, output)
 
 

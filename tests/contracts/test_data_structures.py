@@ -132,7 +132,7 @@ def test_weights_of_each_output_weigh_its_loss(microbatch_size):
         model.compile(optimizer, loss={"u": "mse", "v": "mae"}, run_eagerly=True)
         data = (X, {"u": Y, "v": Y}, *weights)
         batches = tfdp.data.poisson_batches(data, B, seed=1, steps_per_epoch=2)
-        with pytest.warns(UserWarning, match="nothing will be learned"):
+        with pytest.warns(UserWarning, match="will learn nothing"):
             return model.fit(batches, verbose=0).history["loss"][0]
 
     ones, zeros = np.ones(N), np.zeros(N)

@@ -60,7 +60,7 @@ def test_every_detail_that_is_read_is_known():
 def test_no_field_that_accounting_reads_can_be_described(model, setter):
     arguments = {"num_examples", "unit"}  # of their own, which are checked
     for name in sorted(READ_BY_ACCOUNTING - arguments):
-        with pytest.raises(ValueError, match=f"{name}.* names that accounting uses itself"):
+        with pytest.raises(ValueError, match=f"{name}.* names that accounting itself reads"):
             SETTERS[setter](model, **{name: "2026-W47"})
     for name, wrong in (("num_examples", -1), ("unit", "one person with all of its records")):
         with pytest.raises(ValueError, match=name):

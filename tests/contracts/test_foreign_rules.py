@@ -143,7 +143,7 @@ def test_without_the_check_the_statement_says_that_the_rule_is_trusted(train):
     [
         (ForgetsOne, "covers.*shift.*no contribution"),
         (SumsTooMuch, r"`values` of shape \(batch, 3\)"),
-        (WithoutPositions, "which is no matrix"),
+        (WithoutPositions, "which is not a matrix"),
         (FlatFactors, r"`left` of shape \(batch, positions, 1\). Without positions use 1."),
         (NoList, "list of pairs"),
         (Tensors, "list of pairs"),

@@ -207,5 +207,5 @@ def test_a_batch_without_examples_changes_no_metric():
 
 
 def test_a_weighted_metric_that_takes_no_weights_is_refused():
-    with pytest.raises(ValueError, match="'hits' is one of `weighted_metrics`.*to `metrics`"):
+    with pytest.raises(ValueError, match="'hits' is one of `weighted_metrics`.*one of `metrics`"):
         compiled(dense(1, "sigmoid"), "mse", [], [Hits])

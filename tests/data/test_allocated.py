@@ -222,7 +222,7 @@ def test_adafest_s_steps_are_one_gaussian_and_exponential_selection_is_refused()
     allocation = tfdp.accounting.events.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
     assert (entry.event, entry.count) == (allocation, 1)
     model = sparse_model(tfdp.selection.ExponentialSelection(2))
-    with pytest.raises(ValueError, match="For this selection of rows use `tfdp.data.poisson_batch"):
+    with pytest.raises(ValueError, match="For this selection use `tfdp.data.poisson_batch"):
         model.fit(batches, epochs=1, verbose=0)
     assert model.optimizer.steps_taken == 0
 

@@ -48,7 +48,7 @@ def test_what_is_encoded_costs_what_its_items_were_chosen_by_and_what_it_was_mad
         assert found.releases == (made, chosen)
         assert found.assumptions == (
             "the records are public",
-            "the item frequencies that FrequentItems chose by are public",
+            "the item frequencies by which FrequentItems chose are public",
         )
 
 

@@ -50,7 +50,7 @@ def test_top_k_counts_each_value_of_a_person_once():
     )
     assert release.details["max_values"] == 3 * 2 + 3 * 1
     np.testing.assert_array_equal(release.rows["a"], [1, 2])
-    with pytest.raises(ValueError, match="as many examples"):
+    with pytest.raises(ValueError, match="one example for each of the `privacy_ids`"):
         private_top_k({"a": X, "b": X[:10]}, {"a": 5, "b": 5}, 1, 1.0, **PERSONS)
     fest = FEST(k=2, epsilon=100.0)
     fest.adapt({"a": X}, {"a": 5}, padding_id=0, **PERSONS)

@@ -96,7 +96,7 @@ def test_a_public_number_of_records_fixes_the_probability():
     assert abs(drawn - 4500) < 5 * np.sqrt(13500 * 2 / 9)
     with pytest.raises(ValueError, match="at least the number of records.*8, for 9 records"):
         batches(num_records=8)
-    with pytest.raises(ValueError, match="at most `max_records_per_unit` for each"):
+    with pytest.raises(ValueError, match="at most num_examples"):
         batches(num_records=13)
 
 

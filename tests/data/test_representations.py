@@ -214,14 +214,14 @@ def test_balanced_weights_make_the_classes_count_alike(data):
         expected = np.where(labels.numpy() == b"rare", 5.0, N / 360)
         np.testing.assert_allclose(weights, expected, rtol=1e-6)
     mixtures = tfdp.data.release_mixtures(x, y, 2, 1.0, 10, 5, noise_multiplier=1.0)
-    with pytest.raises(ValueError, match="`balanced` weighs classes.*shape \\(5, 2\\)"):
+    with pytest.raises(ValueError, match="`balanced` needs one label.*shape \\(5, 2\\)"):
         mixtures.batches(4, balanced=True)
 
 
 @pytest.mark.parametrize("labels", [np.arange(N) - 1, np.full(N, "a"), np.zeros((N, 1), int)])
 def test_a_head_needs_indices_of_classes(data, labels):
     release = tfdp.data.release_once(data[0], labels, 1.0, noise_multiplier=1.0)
-    with pytest.raises(ValueError, match="labels .* integers from 0 up"):
+    with pytest.raises(ValueError, match="integer labels .* from 0"):
         tfdp.models.release_head(release)
 
 

@@ -276,12 +276,12 @@ class Mapped(Source):
         ({"x": np.zeros(3)}, parse, "random-access source"),
         (iter([1, 2]), parse, "random-access source"),
         (Source(), "parse", "`parse` must be a function"),
-        (Source(0), parse, "hold records"),
+        (Source(0), parse, "at least one record"),
         (Labelled(), parse, "named by labels.*`column.to_numpy\\(\\)`.*type Labelled"),
         (collections.UserDict({0: 1}), parse, "named by labels"),
-        (RepeatMapDataset(), parse, "leave `repeat` out"),
+        (RepeatMapDataset(), parse, "Remove `repeat`"),
         (Mapped(Source(), Mapped(RepeatMapDataset())), parse, "made by a RepeatMapDataset"),
-        (Source(2**63 - 1), parse, "leave `repeat` out"),
+        (Source(2**63 - 1), parse, "Remove `repeat`"),
         (Source(), lambda i: [i, i], "tuple"),
         (Source(), lambda i: (i,), "tuple"),
         (Source(), lambda i: (i, object()), "TensorFlow knows"),
@@ -486,7 +486,7 @@ def test_that_records_are_read_one_by_one_is_listed_as_assumed():
     parse = lambda i: (np.float32(i), np.int32(0))  # noqa: E731
     batches = tfdp.data.poisson_batches(list(range(40)), 10, parse=parse)
     (assumed,) = tfdp.data.provenance.dataset_tags.assumptions_of(batches)
-    assert "each record once" in assumed and "depends on it alone" in assumed
+    assert "each record once" in assumed and "from that record alone" in assumed
 
 
 def parse_together(indices):

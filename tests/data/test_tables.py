@@ -118,7 +118,7 @@ def test_names_in_the_data_never_become_a_vocabulary_unasked(tmp_path):
     model = tfdp.models.TransitionRecommender(
         tfdp.data.private_transitions(data.train, noise_multiplier=2.0, rounds=1)
     )
-    assert "which items there are, and how many" in str(model.privacy_statement(0.1))
+    assert "which item ids occur in the data, and how many" in str(model.privacy_statement(0.1))
     with pytest.raises(ValueError, match="every item once"):
         load(path, items=["tea", "tea"])
     with pytest.raises(ValueError, match="`items` must be a sequence"):
@@ -139,7 +139,7 @@ def test_integers_are_ids_unless_they_are_names(tmp_path):
     assert data.num_items == 2 and data.items == ("3", "900000000")
     assert load(path, items=None, num_items=10**9).num_items == 10**9
     assert load(path, items=[900_000_000, 3]).held_out[1].tolist() == [1, 0]
-    with pytest.raises(ValueError, match="1 or more.*from 0 on"):
+    with pytest.raises(ValueError, match="at least 1.*from 0 on"):
         load(csv(path, [(1, 0, 1)]), items=None)
 
 

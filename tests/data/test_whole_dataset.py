@@ -45,16 +45,16 @@ def test_weights_and_persons_come_along():
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda d: d.repeat(2), "once: leave `repeat` out"),
-        (lambda d: d.repeat(), "once: leave `repeat` out"),
-        (lambda d: d.repeat(2).map(lambda x, y: (x, y)).take(7), "leave `repeat` out"),
+        (lambda d: d.repeat(2), "once. Remove `repeat`"),
+        (lambda d: d.repeat(), "once. Remove `repeat`"),
+        (lambda d: d.repeat(2).map(lambda x, y: (x, y)).take(7), "Remove `repeat`"),
         (lambda d: d.batch(2, drop_remainder=True), "single records.*`unbatch"),
         (lambda d: d.batch(2, True).batch(3, True).unbatch(), "single records"),
         (lambda d: d.padded_batch(2).prefetch(1), "single records"),
         (lambda d: d.take(0), "at least one record"),
         (lambda d: d.map(lambda x, y: y), r"\(x, y\)"),
         (lambda d: d.map(lambda x, y: (tf.fill([y], 1), y)), "known shape"),
-        (lambda d: tfdp.data.poisson_batches((X, Y), 2).unbatch(), "drawn already"),
+        (lambda d: tfdp.data.poisson_batches((X, Y), 2).unbatch(), "drew already"),
     ],
 )
 def test_what_is_no_dataset_of_records_is_refused(made, message):
@@ -83,7 +83,7 @@ def _freely(dataset):
 )
 def test_ids_of_persons_go_with_records_whose_order_is_known(made, sampler):
     ids = {"privacy_ids": [0, 0, 1, 1, 2, 2], "max_records_per_unit": 2}
-    with pytest.raises(ValueError, match="in the order of `privacy_ids`.*leave `shuffle`"):
+    with pytest.raises(ValueError, match="in the order of `privacy_ids`.*Remove `shuffle`"):
         sampler(made(records()), 1, **ids)
     assumed = assumptions_of(sampler(records().map(lambda x, y: (x, y)).cache(), 1, **ids))
     assert any("in the order of `privacy_ids`" in sentence for sentence in assumed)

@@ -201,7 +201,7 @@ def test_batches_with_rows_are_validated(trained):
 
 def test_rows_chosen_for_another_optimizer_are_refused(replicas):
     model, other = compiled(replicas, None), compiled(replicas, None)
-    with pytest.raises(PrivacyError, match="not chosen for this optimizer"):
+    with pytest.raises(PrivacyError, match="not selected with this optimizer"):
         model.fit(select_on_host(batches(1), other, ids_of), verbose=0)
 
 
@@ -209,10 +209,10 @@ def test_rows_that_nobody_knows_who_chose_are_refused(replicas):
     model = compiled(replicas, None, sigma=1.0)
     chosen = select_on_host(batches(1), model, ids_of)
     x, y, weight = next(iter(chosen))
-    with pytest.raises(PrivacyError, match="outside of `fit`"):
+    with pytest.raises(PrivacyError, match="outside `fit`"):
         tf.function(model.train_step, autograph=False)((x, y, weight))
     model.fit(chosen, verbose=0)
-    with pytest.raises(PrivacyError, match="outside of `fit`"):
+    with pytest.raises(PrivacyError, match="outside `fit`"):
         model.train_on_batch(x, y, weight)
     resolver = types.SimpleNamespace(
         cluster_spec=lambda: tf.train.ClusterSpec({"worker": ["a:1", "b:1"]})

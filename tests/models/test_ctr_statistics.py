@@ -158,7 +158,7 @@ def test_a_layer_that_keras_does_not_see_is_refused(hidden):
     made.compile(optimizer(), loss=loss, run_eagerly=True)
     batches = tfdp.data.poisson_batches(clicks(), 40, steps_per_epoch=1)
     if hidden:
-        with pytest.raises(PrivacyError, match="holds a private release, which would not be"):
+        with pytest.raises(PrivacyError, match="holds a private release that would not be"):
             made.fit(batches, verbose=0)
     else:
         made.fit(batches, verbose=0)

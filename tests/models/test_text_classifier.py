@@ -124,7 +124,7 @@ def test_a_budget_is_no_more_than_one_release():
     model = classifier(run_eagerly=True, noise_multiplier=None, budget=budget)
     for _ in range(2):
         model.fit(TEXTS, LABELS, verbose=0, class_weight={0: 1.0, 1: 2.0})
-    with pytest.raises(tfdp.BudgetError, match="another release of texts, ε would be"):
+    with pytest.raises(tfdp.BudgetError, match="Another release of texts would raise ε"):
         model.fit(TEXTS[::-1], LABELS[::-1], verbose=0)
     data = tfdp.data.shuffled_epochs((np.array(TEXTS, object), LABELS), 50)
     with pytest.raises(tfdp.BudgetError, match="After 1 epochs more"):

@@ -166,7 +166,7 @@ def test_trains_a_keras_model_with_dense_layers_and_a_table(name):
 @pytest.mark.parametrize("name", MAKERS)
 def test_options_that_act_on_whole_tables_are_refused(name):
     for option in ({"use_ema": True}, {"clipnorm": 1.0}, {"gradient_accumulation_steps": 2}):
-        with pytest.raises(ValueError, match="only the rows"):
+        with pytest.raises(ValueError, match="only the given rows"):
             MAKERS[name](**option)
     with pytest.raises(ValueError):
         MAKERS[name](momentum=0.9)

@@ -224,7 +224,7 @@ def test_layers_of_different_units_are_not_totalled(tmp_path):
     inputs, other = keras.Input((4, 4096)), feature_attention(neighbor_distance=0.1)
     outputs = [feature_attention()(inputs), other(inputs)]
     request = exported_statement(inputs, outputs, tmp_path / "m")["release_of_one_request"]
-    assert "epsilon" not in request and "add up, and are not totalled" in request["remarks"][0]
+    assert "epsilon" not in request and "have no total" in request["remarks"][0]
 
 
 class CallsOf(keras.layers.Layer):

@@ -36,7 +36,7 @@ def test_settings_that_work_are_not_warned_of():
         (lambda: keras.optimizers.SGD(100.0), {}, "Noise.*lower learning rate or `clip_norm`"),
         (lambda: keras.optimizers.SGD(1.0), {"clip_norm": 1e3}, "every weight by about 1e\\+02"),
         (lambda: keras.optimizers.SGD(10.0, momentum=0.9), {}, "every weight by about 10 "),
-        (lambda: keras.optimizers.Adam(0.5), {}, "Noise alone will move every weight by about 5 "),
+        (lambda: keras.optimizers.Adam(0.5), {}, "noise alone will move every weight by about 5 "),
         (lambda: keras.optimizers.SGD(1e-5), {}, "by 0.001 at most.*higher learning rate"),
         (lambda: keras.optimizers.SGD(0.1), {"clip_norm": 1e-4}, "clip_norm 0.0001"),
         (lambda: keras.optimizers.Adam(1e-6), {}, "0.0001 at most"),
@@ -57,9 +57,9 @@ def test_noise_moves_weights_as_far_as_is_said(small):
                             compile_kwargs={"jit_compile": False})  # fmt: skip
         before = model.get_weights()[0]
         x, y = small.data(features=200, classes=8)
-        with pytest.warns(UserWarning, match="Noise alone will move every weight") as caught:
+        with pytest.warns(UserWarning, match="noise alone will move every weight") as caught:
             model.fit(small.poisson((0 * x, y)), epochs=5, verbose=0)
-        said = next(str(w.message) for w in caught if "Noise alone" in str(w.message))
+        said = next(str(w.message) for w in caught if "noise alone" in str(w.message))
         said = float(said.split("about ")[1].split(" ")[0])
         moved = np.std(model.get_weights()[0] - before)
         assert low * said < moved < high * said
@@ -100,7 +100,7 @@ def sparse(threshold, rows=50_000):
 
 @pytest.mark.parametrize(
     ("threshold", "message"),
-    [(1.0, "will survive each step by noise"), (1e4, "No row can survive"), (30.0, None)],
+    [(1.0, "rows will survive by noise"), (1e4, "No row can survive"), (30.0, None)],
 )  # fmt: skip
 def test_fit_warns_of_the_threshold_and_of_tables_that_are_not_trained(threshold, message):
     model = sparse(threshold)

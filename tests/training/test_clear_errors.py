@@ -24,7 +24,7 @@ class Loop(layers.Layer):
 def test_a_loop_whose_steps_xla_does_not_know_is_explained(small):
     base = keras.Sequential([keras.Input((3,)), Loop(), layers.Dense(2)])
     model = small.model(base, compile_kwargs={"jit_compile": True})
-    with pytest.raises(ValueError, match="maximum_iterations.*or leave `jit_compile` out"):
+    with pytest.raises(ValueError, match="maximum_iterations.*or remove `jit_compile`"):
         model.fit(small.poisson(), verbose=0)
 
 

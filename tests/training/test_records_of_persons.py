@@ -199,7 +199,7 @@ def test_data_and_optimizer_must_draw_the_same(small):
 
 
 def test_arguments_of_the_optimizer(small):
-    with pytest.raises(ValueError, match="give `max_records_per_unit`"):
+    with pytest.raises(ValueError, match="needs `max_records_per_unit`"):
         small.optimizer(num_records=100)
     with pytest.raises(ValueError, match="\\(0, num_records\\]"):
         small.optimizer(num_records=100, max_records_per_unit=3, expected_batch_size=101)

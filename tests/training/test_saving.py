@@ -221,7 +221,7 @@ def test_a_loaded_run_with_other_noise_that_leaves_too_little_is_refused(small, 
     two.load_weights(tmp_path / "one.weights.h5")
     before = two.get_weights()
     # The release took what the steps that are left would cost.
-    with pytest.raises(BudgetError, match="steps left would end at epsilon"):
+    with pytest.raises(BudgetError, match="steps would end at epsilon"):
         two.fit(small.poisson((x, y), steps_per_epoch=16), verbose=0)
     for a, b in zip(two.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -214,7 +214,7 @@ def test_before_the_first_fit_there_is_no_noise_and_no_epsilon(small):
     ):
         with pytest.raises(PrivacyError, match="without num_examples, expected_batch_size"):
             ask()
-    with pytest.raises(PrivacyError, match="not known how this batch was drawn"):
+    with pytest.raises(PrivacyError, match="does not know how this batch was drawn"):
         model.train_on_batch(x, y)
     with pytest.raises(PrivacyError, match="`steps=`"):
         next(model.training_batches(small.poisson()))

@@ -132,7 +132,7 @@ def test_the_statement_is_that_of_dp_accounting_by_hand(small, runs):
     assert statement.epsilon > 1.5 * by_hand(poisson(2.0, 0.25, 4))
     assert best.model.ledger.epsilon(DELTA) == statement.epsilon
     assert best.model.optimizer.epsilon(DELTA) == statement.epsilon
-    assert any("how many settings" in s for s in statement.not_covered)
+    assert any("the number of settings" in s for s in statement.not_covered)
     assert any("public data" in s for s in statement.assumptions)
     assert any("settings from `hp` alone" in s for s in statement.assumptions)
     assert statement.unit == "one example" and statement.num_examples == 40
@@ -279,7 +279,7 @@ def test_a_score_leaves_the_weights_as_they_are(small, runs):
         model.set_weights([w + 1 for w in model.get_weights()])
         return 0.0
 
-    with pytest.raises(PrivacyError, match="leave the model's weights"):
+    with pytest.raises(PrivacyError, match="must not change the model's weights"):
         tune(trainer(small), score, 5.0)
 
 

@@ -35,9 +35,9 @@ def install():
     def _build_meta_graph(obj, signatures, options, *args, **kwargs):
         if options.save_debug_info:
             raise ValueError(
-                "Option `save_debug_info` must be False where tfdp is imported: what it writes "
-                "holds numbers that tell what was computed besides the model. "
-                "Received: save_debug_info=True"
+                "Option `save_debug_info` must be False once tfdp is imported: the debug info "
+                "contains TensorFlow's counters, which reveal what else the process computed. "
+                "Leave the option out. Received: save_debug_info=True"
             )
         built = build(obj, signatures, options, *args, **kwargs)
         renumber(built[0])

@@ -182,12 +182,12 @@ def _unsupported_message(event, accountant, adjacency):
         for candidate, relation in interpretations(event, other, adjacency)
     )
     if supported_by_other:
-        advice = f'use accountant="{other}", which has one'
+        advice = f'Use accountant="{other}", which has one.'
     else:
-        advice = f'accountant="{other}" has none either; use another adjacency or mechanism'
+        advice = f'accountant="{other}" has none either. Use another adjacency or mechanism.'
     return (
         f"The {accountant.upper()} accountant has no rule for this event under adjacency "
-        f'"{adjacency}": {advice}. Received: event={event!r}'
+        f'"{adjacency}". {advice} Received: event={event!r}'
     )
 
 

@@ -49,12 +49,12 @@ def check_delta(delta, num_examples):
     if abs(delta - largest) <= 1e-9 * largest:
         return (
             f"delta equals 1/n for n = {num_examples}: it allows the release of one record in "
-            "expectation; values well below 1/n are customary."
+            "expectation. Choose a delta well below 1/n."
         )
     if delta > largest:
         raise ValueError(
-            f"Argument `delta` must be at most 1/num_examples = {largest:.6g}, because a mechanism "
-            "that publishes one random record satisfies a larger one; choose a smaller delta. "
+            f"Argument `delta` must be at most 1/num_examples = {largest:.6g}: a larger delta "
+            "would allow a mechanism that publishes one random record. Choose a smaller delta. "
             f"Received: delta={delta}, num_examples={num_examples}"
         )
     return ""

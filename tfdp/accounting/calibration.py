@@ -124,10 +124,10 @@ def _calibrate(
     extra_delta = _validate.not_negative("extra_delta", extra_delta)
     if extra_delta >= budget.delta:
         raise BudgetError(
-            f"The budget's delta of {budget.delta:.3g} is used up before training: extra_delta "
-            f"(truncated batches, say) takes {extra_delta:.3g}. Raise `max_batch_size`, split "
-            "batches into micro-batches instead of truncating them, or use a larger delta. "
-            f"Received: budget={budget}, extra_delta={extra_delta}"
+            f"The budget's delta of {budget.delta:.3g} is used up before training: truncated "
+            f"batches and other extra costs take extra_delta={extra_delta:.3g} of it. Raise "
+            "`max_batch_size`, split batches into micro-batches instead of truncating them, or "
+            f"use a larger delta. Received: budget={budget}, extra_delta={extra_delta:.3g}"
         )
     encoded = json.dumps([event_to_dict(event) for event in other_events])
     guess = sensitivity * _guess(budget.epsilon, q, steps, budget.delta - extra_delta)
@@ -203,21 +203,21 @@ def _search(epsilon_at, budget, sigma, accountant):
 
 def _spent_message(budget, delta, accountant, adjacency, others):
     parts = ", ".join(
-        f"{event!r} (epsilon {epsilon(event, delta, accountant, adjacency):.4g} by itself)"
+        f"{event!r} (epsilon {epsilon(event, delta, accountant, adjacency):.4g} alone)"
         for event, _ in others
     )
     total = epsilon(compose(others), delta, accountant, adjacency)
     return (
-        f"The other charges use up the budget before training: together epsilon {total:.4g} of "
-        f"{budget.epsilon:.4g}, from {parts}. Lower their epsilon, drop one, or raise the "
-        f"budget. Received: budget={budget}"
+        "The other charges use up the budget before training: together they cost epsilon "
+        f"{total:.4g} of {budget.epsilon:.4g}. They are: {parts}. Lower their epsilon, drop one "
+        f"of them, or raise the budget. Received: budget={budget}"
     )
 
 
 def _unmet_message(budget, reached, accountant):
     return (
-        f"No noise multiplier up to {_LARGEST:g} meets the budget: epsilon is still {reached:.4g} "
-        "there. The other events leave too little of it, or it is below what the "
-        f"{accountant.upper()} accountant resolves. Use a larger epsilon, fewer steps or smaller "
-        f"charges. Received: budget={budget}"
+        f"No noise multiplier up to {_LARGEST:g} meets the budget: at that noise epsilon is still "
+        f"{reached:.4g}. Either the other charges leave too little of the budget, or the budget "
+        f"is below the resolution of the {accountant.upper()} accountant. Use a larger epsilon, "
+        f"fewer steps or smaller charges. Received: budget={budget}"
     )

@@ -31,9 +31,9 @@ def largest_num_samples(relative_sensitivity, budget, releases=1):
         most -= max(1, most // 10**9)  # only rounding separates the bound from the accountant
     if most < 1:
         raise BudgetError(
-            f"No sample fits epsilon={budget.epsilon:.6g}, delta={budget.delta:.3g} for "
-            f"{releases} release(s) at relative_sensitivity={relative_sensitivity:.6g}: raise the "
-            "ridge, so that sensitivity over ridge is at most "
+            f"No number of samples meets epsilon={budget.epsilon:.6g}, delta={budget.delta:.3g} "
+            f"for {releases} release(s) at relative_sensitivity={relative_sensitivity:.6g}. Raise "
+            "the ridge until sensitivity / ridge is at most "
             f"{largest_relative_sensitivity(1, budget, releases):.4g}, or enlarge the budget."
         )
     return most
@@ -57,7 +57,7 @@ def largest_relative_sensitivity(num_samples, budget, releases=1):
     if _num_samples_bound(math.exp(low), budget, releases) < num_samples:
         raise BudgetError(
             f"No ridge makes {num_samples} samples meet epsilon={budget.epsilon:.6g}, "
-            f"delta={budget.delta:.3g}: lower num_samples or enlarge the budget."
+            f"delta={budget.delta:.3g}. Lower num_samples or enlarge the budget."
         )
     for _ in range(60):
         middle = (low + high) / 2

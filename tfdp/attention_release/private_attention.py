@@ -110,8 +110,8 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
     ):
         if kwargs.get("autocast"):
             raise ValueError(
-                "Argument `autocast` must be left out: rounding would spread neighbours further "
-                "apart than `neighbor_distance`. Received: autocast=True"
+                "Argument `autocast` must be left out: rounding could move neighbouring inputs "
+                "further apart than `neighbor_distance`. Received: autocast=True"
             )
         super().__init__(**{**kwargs, "autocast": False})
         if not isinstance(budget, PrivacyBudget):
@@ -147,8 +147,8 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
             )
         if key_shape is not None and tuple(key_shape[1:]) != tuple(query_shape[1:]):
             raise ValueError(
-                "Argument `key` must have the query's shape, because row i of both belongs to the "
-                f"same token. Received: query of shape {tuple(query_shape)}, key of shape "
+                "Argument `key` must have the query's shape, because row i of both must belong "
+                f"to the same token. Received: query of shape {tuple(query_shape)}, key of shape "
                 f"{tuple(key_shape)}"
             )
         setting = Setting(
@@ -178,10 +178,10 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
             mask is None and query_mask is None and key_mask is None
         ):
             raise ValueError(
-                f"{self.name!r} received an implicit Keras mask (from mask_zero=True or a Masking "
-                "layer), which was computed from the private input: pass attention_mask=... if "
-                "the lengths of the inputs are public, or remove the mask and let padding count "
-                "as tokens."
+                f"Layer {self.name!r} received an implicit Keras mask (from mask_zero=True or a "
+                "Masking layer). The mask was computed from the private input. If the lengths of "
+                "the inputs are public, pass attention_mask=...; otherwise remove the mask and "
+                "let padding count as tokens."
             )
         self._check_as_built(query, key)
         multi_head = len(query.shape) == 4
@@ -204,8 +204,8 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
         """What every call does: mechanism, noise, sensitivity, `error()`. Public information."""
         if self._plan is None:
             raise ValueError(
-                f"{self.name!r} must be built first (call it, or build(query_shape, key_shape)): "
-                "its noise depends on the shape of the input."
+                f"Layer {self.name!r} is not built, and its noise depends on the input shape. "
+                "Call it, or call build(query_shape, key_shape), first."
             )
         return self._plan
 
@@ -239,8 +239,9 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
         """
         if any(_is_training(entry) for entry in ledger.entries):
             raise ValueError(
-                "Argument `ledger` must be a ledger of its own: releases about inference inputs "
-                "are not part of the training ledger. Received a ledger that holds training."
+                "Argument `ledger` must be a separate ledger: releases about inference inputs do "
+                "not belong to the training ledger. Make one, `tfdp.accounting.Ledger()`, for "
+                "each protected input. Received a ledger that holds training."
             )
         details = {"kind": "attention release", "unit": self.unit}
         ledger.merge(Ledger([LedgerEntry(self.name, self.event(), calls, details)]))
@@ -282,10 +283,11 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
         if not same_form:
             form = "without" if self.release_plan.setting.symmetric else "with"
             raise ValueError(
-                f"{self.name!r} must be called as it was built, because the noise depends on it: "
-                f"{form} a key, on shape (batch, "
-                f"{', '.join(map(str, self._built_shape))}). Use another layer. Received: query of "
-                f"shape {query.shape}, key {'None' if key is None else f'of shape {key.shape}'}"
+                f"Layer {self.name!r} must be called as it was built, because its noise depends "
+                f"on it: {form} a key, on shape (batch, "
+                f"{', '.join(map(str, self._built_shape))}). Use another layer for another form. "
+                f"Received: query of shape {query.shape}, key "
+                f"{'None' if key is None else f'of shape {key.shape}'}"
             )
 
     def _release(self, q, k):

@@ -36,12 +36,12 @@ def useless_message(release_plan):
             'protect one token (unit="token") if each row is a function of its own token only'
         )
     return (
-        f"No useful release: with unit={setting.unit!r}, {setting.length} rows, "
+        f"No useful release is possible with unit={setting.unit!r}, {setting.length} rows, "
         f"epsilon={setting.budget.epsilon:.6g}, delta={setting.budget.delta:.3g} over "
-        f"{setting.heads} head(s), mechanism={release_plan.mechanism!r}, each logit would be off "
-        f"by {error.std:.3g} (standard deviation) while exact logits lie within "
-        f"{setting.logit_range:.3g} of 0, so that a constant matrix would be closer. "
-        f"What can change: {'; '.join(ways)}."
+        f"{setting.heads} head(s), mechanism={release_plan.mechanism!r}. The error of each logit "
+        f"is {error.std:.3g} (standard deviation), while exact logits lie within "
+        f"{setting.logit_range:.3g} of 0: a constant matrix would be closer. You can: "
+        f"{'; '.join(ways)}."
     )
 
 

@@ -229,8 +229,8 @@ def check_mechanism(mechanism, ridge, num_samples):
             raise ValueError(f"Argument `{name}` must be positive. Received: {name}={value!r}")
         if mechanism != "gaussian_sampling":
             raise ValueError(
-                f'Argument `{name}` must be None unless mechanism="gaussian_sampling", which '
-                f"alone has one. Received: {name}={value}, mechanism={mechanism!r}"
+                f'Argument `{name}` must be None unless mechanism="gaussian_sampling". Received: '
+                f"{name}={value}, mechanism={mechanism!r}"
             )
 
 

@@ -115,8 +115,8 @@ def release_statement(release_plan, seed):
     remarks = (
         "These calls are about the inputs of inference; their ledger is separate from the one of "
         "training.",
-        "Nobody counts the calls of an exported model: whoever serves it has to limit the calls "
-        "about one input.",
+        "Nothing counts the calls of an exported model: the server must limit the calls about "
+        "one input.",
     )
     if seed is not None:
         remarks += (
@@ -130,8 +130,8 @@ def release_statement(release_plan, seed):
         mechanism=_mechanism(release_plan),
         assumptions=assumptions,
         not_covered=(
-            "anything computed from the input beside the released matrix; in particular, "
-            "attention times values is private only if the values are public or private as well",
+            "anything else computed from the input; in particular, attention times values is "
+            "private only if the values are public or private as well",
             "the data that the weights of the model were trained on",
         ),
         remarks=remarks,

@@ -86,8 +86,8 @@ def _guesses(guesses, canaries):
     counts = all(isinstance(g, numbers.Integral) and g >= 0 for g in pair)
     if not (len(pair) == 2 and counts and 1 <= sum(pair) <= canaries):
         raise ValueError(
-            'Argument `guesses` must be a pair of counts (of "in", of "out") with a sum between 1 '
-            f"and canaries={canaries}, or one number from 2 on, which is halved. "
-            f"Received: guesses={guesses!r}"
+            'Argument `guesses` must be a pair of counts (guesses of "in", guesses of "out") '
+            f"with a sum between 1 and canaries={canaries}, or one number of at least 2, which is "
+            f"halved. Received: guesses={guesses!r}"
         )
     return pair

@@ -49,7 +49,10 @@ class Indexed(beam.PTransform):
         refuse_other_sources("source", source)
         size = len(source)
         if not is_integer(size) or size < 1:
-            raise ValueError(f"Argument `source` must hold records. Received: a length of {size}")
+            raise ValueError(
+                "Argument `source` must contain at least one record. Received: a "
+                f"source of length {size}"
+            )
         self.source, self.size = source, int(size)
 
     def expand(self, begin):
@@ -142,9 +145,9 @@ def draw_batches(
     k = count("max_records_per_unit", max_records_per_unit) if persons else 1
     if persons and isinstance(records, Indexed):
         raise ValueError(
-            "Argument `records` must give each record with the key of its person if "
-            "`max_records_per_unit` is given: `Indexed(source)` numbers records. Map its pairs to "
-            f"(person, record). Received: max_records_per_unit={k} with Indexed records"
+            "Argument `records` must be pairs (person, record) if `max_records_per_unit` is "
+            "given, but `Indexed(source)` numbers the records. Map its pairs to (person, "
+            f"record). Received: max_records_per_unit={k} with Indexed records"
         )
     signature = _with_weights(signature)
     one = records.source[0] if isinstance(records, Indexed) else None
@@ -155,8 +158,8 @@ def draw_batches(
     steps_per_file = count("steps_per_file", steps_per_file)
     if tf.io.gfile.exists(f"{directory}/{MANIFEST}"):
         raise ValueError(
-            "Argument `directory` must hold no draw: the one in it is complete, and is kept. "
-            f"Received: directory={directory!r}"
+            "Argument `directory` must not contain a draw: the complete draw in it would be "
+            f"overwritten. Choose another directory. Received: directory={directory!r}"
         )
     identity = secrets.token_hex(16)
     folder = f"steps-{identity}"
@@ -205,9 +208,9 @@ def _with_weights(signature):
     leaves = tf.nest.flatten(signature)
     if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in leaves):
         raise ValueError(
-            "Argument `signature` must hold tf.TensorSpec of known shapes: pad what is of "
-            "different lengths, to a length that does not come from the data. "
-            f"Received: signature={signature!r}"
+            "Argument `signature` must hold tf.TensorSpec of known shapes. Pad values of "
+            "different lengths to a length that does not come from the data. Received: "
+            f"signature={signature!r}"
         )
     if any(spec.dtype != tf.float32 for spec in tf.nest.flatten(signature[2])):
         raise ValueError(
@@ -230,8 +233,8 @@ def _check_keys(keyed):
     def refuse(counted):
         if counted[1] > 1:
             raise ValueError(
-                "Argument `records` must give every record a key of its own: records of one key "
-                f"would be drawn together. Received: a key that {counted[1]} records have"
+                "Argument `records` must give every record a unique key: records with the same "
+                f"key would be drawn together. Received: a key that {counted[1]} records share"
             )
 
     _ = (
@@ -246,7 +249,7 @@ def _check_number(units, n, what):
     def refuse(found):
         if found != n:
             raise ValueError(
-                f"Argument `num_examples` must be the number of {what}, {found}. "
+                f"Argument `num_examples` must be the number of {what}, which is {found}. "
                 f"Received: num_examples={n}"
             )
 
@@ -297,8 +300,8 @@ class _Draw(beam.DoFn):
             known = dtype == tf.string if leaf.dtype.kind in "SUO" else dtype == leaf.dtype
             if leaf.shape != shape or not known:
                 raise ValueError(
-                    "Argument `parse` must return what `signature` says, for every record. "
-                    f"Received: {leaf.shape}, {leaf.dtype} for {shape}, {dtype.name}"
+                    "Argument `parse` must return arrays as described by `signature` for every "
+                    f"record: {shape}, {dtype.name}. Received: {leaf.shape}, {leaf.dtype}"
                 )
         return leaves
 

@@ -16,9 +16,9 @@ def refuse_other_origin(record, parsed, known):
     """
     if Origin.all_of([known, Origin.of((record, parsed))]) != known:
         raise ValueError(
-            "Records that carry the charge of a release must be given as `Indexed(source)`, all of "
-            "them made with the same releases: what they cost is known before the draw is made. "
-            "Received: a record that was made with others"
+            "Records that carry the charge of a release must be given as `Indexed(source)`, and "
+            "all of them must be made with the same releases: their cost must be known before "
+            "the draw. Received: a record made with other releases"
         )
 
 
@@ -30,7 +30,7 @@ def refuse_any_origin(record):
     """
     if Origin.of(record):
         raise ValueError(
-            "Records of a log must not be made with a release: its charge would be lost among the "
-            "workers. Make releases from arrays (`tfdp.data`, `tfdp.selection`), which carry it. "
-            "Received: a record that carries an origin"
+            "Records of a log must not be made with a release, because the workers would lose "
+            "its charge. Make releases from arrays (`tfdp.data`, `tfdp.selection`), which carry "
+            "it. Received: a record that carries an origin"
         )

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     from tfdp.noise import NoiseSource
 
-_ORIGIN = Origin(assumptions=("the pipeline gives of each person what depends on it alone",))
+_ORIGIN = Origin(
+    assumptions=("the pipeline computes each person's records from that person's data alone",)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +65,9 @@ class Log:
         count("max_records_per_unit", self.max_records_per_unit)
         if isinstance(self.records, beam.PTransform) or not callable(self.records):
             raise ValueError(
-                "Argument `records` must be a function that returns a PTransform, of which each "
-                "pipeline needs its own: `lambda: beam.io.ReadFromText(...) | ...`. "
-                f"Received: records={self.records!r}"
+                "Argument `records` must be a function that returns a PTransform, because each "
+                "pipeline needs a new one: `lambda: beam.io.ReadFromText(...) | ...`. Received: "
+                f"records={self.records!r}"
             )
 
     @property

@@ -132,8 +132,8 @@ def _in_range(labels, allowed, classes):
         return tf.no_op()
     return tf.debugging.Assert(
         tf.reduce_all(allowed),
-        [f"Received labels outside the valid range of [0, {classes}): give the loss labels in it, "
-         "or name the one that stands for padding as its `ignore_class`. Labels:", labels],
+        [f"Received labels outside the valid range of [0, {classes}): pass labels in this range, "
+         "or name the label that stands for padding as the loss's `ignore_class`. Labels:", labels],
     )  # fmt: skip
 
 

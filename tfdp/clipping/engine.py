@@ -124,9 +124,9 @@ def _refuse_inner(variable, value):
     if tf.is_symbolic_tensor(value) and value.graph is not current_graph():
         raise PrivacyError(
             f"The random generator {variable.path!r} draws inside a loop or a branch of a layer "
-            "that has no weights there, and cannot move on by it. Draw before the loop, all "
-            "numbers at once, or use the weights of the layer inside it, too: it is then run for "
-            "each example by itself."
+            "that has no weights there, so tfdp cannot advance it. Draw all numbers at once "
+            "before the loop. Or use the layer's weights inside the loop: tfdp then runs the "
+            "layer for each example separately."
         )
 
 
@@ -214,7 +214,7 @@ def _warn_of_unconnected(recorded, gradients):
     }  # fmt: skip
     warn_of_still_variables(
         [v for variables, _ in calls for v in variables if id(v) not in reached],
-        "every example, since the losses do not depend on them by anything that has a derivative",
+        "every example, because the losses have no derivative with respect to them",
     )
 
 

@@ -11,10 +11,10 @@ REDUCTIONS = ("mean", "sum")
 
 _WEIGHTED = "Argument `sample_weight` has more axes than the loss."
 _MASKED = (
-    "The outputs have a mask of positions (`mask_zero=True`, a Masking layer), and the loss has no "
-    "axis of positions any more, so that masked ones would count. Let it return the losses of all "
-    "positions, (batch, positions), of which the mean over the valid ones is taken; or drop the "
-    "mask before the output."
+    "The outputs have a mask of positions (`mask_zero=True`, a Masking layer), but the loss has "
+    "no axis of positions any more, so masked positions would count. Return the losses of all "
+    "positions, (batch, positions); tfdp takes the mean over the valid ones. Or drop the mask "
+    "before the output."
 )
 
 
@@ -49,9 +49,9 @@ class PerExampleLoss(keras.losses.Loss):
         is_loss = isinstance(self._function, keras.losses.Loss)
         if is_loss and type(self._function).__call__ is not keras.losses.Loss.__call__:
             raise ValueError(
-                "Argument `loss` has a `__call__` of its own, of which the losses of single "
-                "examples cannot be taken. Define `call`, which returns them. Received: "
-                f"loss={self._function}"
+                "Argument `loss` has its own `__call__`, so tfdp cannot take the losses of "
+                "single examples from it. Define `call` instead, and return one loss for each "
+                f"example. Received: loss={self._function}"
             )
         own = getattr(self._function, "reduction", "sum_over_batch_size")
         if own == "sum" and per_example_reduction != "sum":
@@ -83,8 +83,8 @@ class PerExampleLoss(keras.losses.Loss):
         """(B, ...) values to (B,)."""
         if len(values.shape) == 0:
             raise ValueError(
-                f"The loss {self._function} returned a scalar: the losses of single examples "
-                "cannot be told apart. Return a tensor of shape (batch, ...)."
+                f"The loss {self._function} returned a scalar, from which tfdp cannot separate "
+                "the losses of single examples. Return a tensor of shape (batch, ...)."
             )
         valid = tf.ones_like(values)
         for mask in masks:

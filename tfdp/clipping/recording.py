@@ -132,10 +132,11 @@ class Recorder:
             return
         if is_released(variable) and id(variable) not in self._variables:
             raise PrivacyError(
-                f"Variable {variable.path} holds a private release, which would not be charged: "
-                f"its layer is none of the layers of model {self.model.name!r}, but called in a "
-                "Lambda, or kept in an object that Keras does not look into. Make it an attribute "
-                "of the model or of one of its layers, or a layer of a functional model."
+                f"Variable {variable.path} holds a private release that would not be charged, "
+                f"because its layer is not among the layers of model {self.model.name!r}. It is "
+                "called in a Lambda, or stored in an object that Keras does not inspect. Make it "
+                "an attribute of the model or of one of its layers, or a layer of a functional "
+                "model."
             )
         if id(variable) in self.trainable:
             self._stack[-1].reads[id(variable)] = variable
@@ -309,7 +310,7 @@ def input_structure(model):
     inputs = getattr(model, "inputs", None)
     if not inputs:
         raise ValueError(
-            f"Model {model.name!r} has no defined inputs: pass a batch of them as argument `x`."
+            f"Model {model.name!r} has no defined inputs. Pass a batch of inputs as argument `x`."
         )
     if isinstance(model, keras.Sequential) or isinstance(
         getattr(model, "model", None), keras.Sequential

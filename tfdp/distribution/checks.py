@@ -23,8 +23,8 @@ def check_strategy(strategy, optimizer):
     """
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise PrivacyError(
-            "ParameterServerStrategy applies each worker's gradients on their own, so that there "
-            "is no sum to add noise to once, and Keras 3 does not train under it. Use "
+            "ParameterServerStrategy applies each worker's gradients separately, so there is no "
+            "sum to which noise could be added once; Keras 3 does not train under it either. Use "
             "MirroredStrategy or MultiWorkerMirroredStrategy."
         )
     replicas = strategy.num_replicas_in_sync
@@ -39,10 +39,10 @@ def check_strategy(strategy, optimizer):
         state += optimizer.hidden_variables
     if not all(isinstance(v, tf.distribute.DistributedValues) for v in state):
         raise PrivacyError(
-            f"The model was made for {replicas} replicas of {type(strategy).__name__}, the "
-            "optimizer without them: its state would be updated once by each replica, or could "
-            "not be read there. Make the DPOptimizer, and the optimizers in it, inside `with "
-            "strategy.scope():`, as the model."
+            f"The model was made for {replicas} replicas of {type(strategy).__name__}, but the "
+            "optimizer was made outside the strategy: each replica would update its state once, "
+            "or could not read it. Make the DPOptimizer, and the optimizers in it, inside `with "
+            "strategy.scope():`, like the model."
         )
 
 
@@ -58,13 +58,13 @@ def refuse_compilation(strategy, jit_compile):
     replicas = strategy.num_replicas_in_sync
     if jit_compile is True and traces_once(strategy):
         raise PrivacyError(
-            f"{type(strategy).__name__} compiles every step by itself, and `jit_compile=True` "
-            "would compile what starts it. Leave `jit_compile` out."
+            f"{type(strategy).__name__} compiles every step itself. `jit_compile=True` would "
+            "compile the code that starts the step. Remove `jit_compile`."
         )
     if jit_compile is True and replicas > 1:
         raise PrivacyError(
-            f"`jit_compile=True` compiles a step for one device. Received: {replicas} replicas. "
-            "Leave `jit_compile` out."
+            "`jit_compile=True` compiles a step for one device. Remove `jit_compile`. Received: "
+            f"{replicas} replicas"
         )
 
 
@@ -81,9 +81,9 @@ def check_executions(strategy, steps_per_execution, steps):
     """
     if strategy.num_replicas_in_sync > 1 and steps and steps % steps_per_execution:
         raise ValueError(
-            "Argument `steps_per_execution` must divide the steps of an epoch where there are "
-            f"several replicas. Received: steps_per_execution={steps_per_execution}, for {steps} "
-            f"steps on {strategy.num_replicas_in_sync} replicas"
+            "Argument `steps_per_execution` must divide the number of steps of an epoch if there "
+            f"are several replicas. Received: steps_per_execution={steps_per_execution}, for "
+            f"{steps} steps on {strategy.num_replicas_in_sync} replicas"
         )
 
 
@@ -118,10 +118,10 @@ def check_data(strategy, x, sampling):
         )
     if is_multi_worker(strategy) and not (sampling.is_declared or sampling.seeded):
         raise PrivacyError(
-            "Every worker would draw batches of its own and train on a part of them: one record "
-            "could take part twice in a step, and q would not be its probability. Make the data "
-            "with `tfdp.distribution.poisson_batches(strategy, data, ...)`, by which each worker "
-            "draws from its own share of the records."
+            "Every worker would draw its own batches and train on a part of them: one record "
+            "could take part twice in a step, and its sampling probability would not be q. Make "
+            "the data with `tfdp.distribution.poisson_batches(strategy, data, ...)`: each worker "
+            "then draws from its own share of the records."
         )
 
 
@@ -131,8 +131,8 @@ def _check_hosts(strategy):
              for d in devices}  # fmt: skip
     if len(hosts) > 1:
         raise PrivacyError(
-            "Each host of a TPU pod would draw batches of its own and train on a part of them: "
-            "one record could take part twice in a step. Use the TPUs of one host. Received: "
+            "Each host of a TPU pod would draw its own batches and train on a part of them: one "
+            "record could take part twice in a step. Use the TPUs of one host. Received: "
             f"{type(strategy).__name__} over the hosts {sorted(hosts)}"
         )
 

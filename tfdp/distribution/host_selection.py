@@ -87,13 +87,15 @@ def select_on_host(
     selection = getattr(optimizer, "selection", None)
     if getattr(selection, "capacity", None) is None or selection.reads_gradients:
         raise ValueError(
-            "Argument `model` must be compiled with a DPOptimizer whose `selection` chooses from "
-            f"ids, with a `capacity`: AdaFEST(..., capacity=...). Received: selection={selection}"
+            "Argument `model` must be compiled with a DPOptimizer whose `selection` selects by "
+            "ids and has a `capacity`: AdaFEST(..., capacity=...). Received: "
+            f"selection={selection}"
         )
     if traces_once(tf.distribute.get_strategy()):
         raise PrivacyError(
-            "Batches are made on the host. Call `select_on_host` outside of `strategy.scope()`, "
-            f"which puts variables onto the devices. Received: {tf.distribute.get_strategy()}"
+            "Batches must be made on the host, but `strategy.scope()` puts variables onto the "
+            "devices. Call `select_on_host` outside `strategy.scope()`. Received: "
+            f"{tf.distribute.get_strategy()}"
         )
     # Whose rows count together must be known here, and not at the `fit` that comes later.
     optimizer.from_data.require()
@@ -108,7 +110,7 @@ def select_on_host(
         activated = ids(x)
         if sorted(activated) != sorted(sizes):
             raise ValueError(
-                "Argument `ids` must give the ids of each SparseEmbedding that is trained, by its "
+                "Argument `ids` must return the ids of each trainable SparseEmbedding, by its "
                 f"name: {sorted(sizes)}. Received: {sorted(activated)}"
             )
         activated = {name: _matrix(activated[name], n) for name, n in sizes.items()}
@@ -161,18 +163,18 @@ def check_selected(dataset, model):
         return False
     if replicas.is_multi_worker(model.distribute_strategy):
         raise PrivacyError(
-            "Every worker would choose rows by noise of its own, of which one choice is charged. "
-            "Leave out `select_on_host` with several workers: the step chooses one set of rows "
-            "for all of them."
+            "Every worker would select rows with its own noise, but only one selection is "
+            "charged. Do not use `select_on_host` with several workers: the step selects one set "
+            "of rows for all of them."
         )
     choices = [vars(d)[_ATTRIBUTE] for d in walk(dataset) if _ATTRIBUTE in vars(d)]
     known = choices and choices[0][0] is model.optimizer
     if not known or choices[0][1:] != _choice_of(model)[1:]:
         raise PrivacyError(
-            "The rows of these batches were not chosen for this optimizer, whose σ is what is "
-            "charged, and for the tables that it trains now. Call "
-            "`tfdp.distribution.select_on_host(batches, model)` after `compile`, and give `fit` "
-            "what it returns."
+            "The rows of these batches were not selected with this optimizer, whose σ is "
+            "charged, for the tables that it trains now. Call "
+            "`tfdp.distribution.select_on_host(batches, model)` after `compile`, and pass the "
+            "result to `fit`."
         )
     return True
 
@@ -219,7 +221,7 @@ def _tables(model):
     tables = [v for v in trained_variables(model) if table_name(v) is not None]
     if not tables:
         raise ValueError(
-            "Argument `model` must be built, and hold a SparseEmbedding that is trained. Build it "
+            "Argument `model` must be built and must have a trainable SparseEmbedding. Build it "
             f"with `model.build(shape)`, or call it on a batch. Received: model={model.name!r}"
         )
     return {table_name(v): v.shape[0] for v in tables}
@@ -246,9 +248,9 @@ def ids_of_model(model):
     names = [layer.name for layer in calls]
     if sorted(names) != sorted(_tables(model)):
         raise ValueError(
-            "Argument `ids` is needed: the graph of the model does not show which ids it looks up "
-            "in each table. Give a function of x, as in `lambda x: {'words': x}`. Received: "
-            f"ids=None for model {model.name!r} with tables {sorted(_tables(model))}"
+            "Argument `ids` is needed, because the graph of the model does not show which ids it "
+            "looks up in each table. Pass a function of x, such as `lambda x: {'words': x}`. "
+            f"Received: ids=None for model {model.name!r} with tables {sorted(_tables(model))}"
         )
     compute = keras.Function(graph.input, list(calls.values()))
 

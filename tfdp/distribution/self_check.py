@@ -61,9 +61,8 @@ def check_devices(strategy):
     if differences:
         raise PrivacyError(
             f"The self-check of {type(strategy).__name__} with {strategy.num_replicas_in_sync} "
-            "replicas failed. What ε stands on does not hold on these devices, with these "
-            f"versions of TensorFlow and Keras, so that nothing was trained:\n"
-            + "\n".join(differences)
+            "replicas failed. On these devices, with these versions of TensorFlow and Keras, "
+            "assumptions behind ε do not hold. Nothing was trained:\n" + "\n".join(differences)
         )
 
 
@@ -83,16 +82,16 @@ def refuse_unchecked(model):
     if traces_once(model.distribute_strategy) and not model.devices_checked:
         raise PrivacyError(
             "The devices have not been checked. Train with `fit`, or call "
-            f"`model.make_train_function()` before the first step under "
-            f"{type(model.distribute_strategy).__name__}: it makes the self-check."
+            "`model.make_train_function()` before the first step under "
+            f"{type(model.distribute_strategy).__name__}, which runs the self-check."
         )
 
 
 _WHAT = {
-    "tails": "noise does not have the value that its random bits stand for",
-    "drawn": "noise is not the one that its key and counter stand for, as on the host",
+    "tails": "noise does not have the value of its random bits",
+    "drawn": "noise differs from that of its key and counter on the host",
     "counter": "the noise counter has not advanced by exactly one draw",
-    "total": "`replicas.all_reduce_sum` is not the sum of what each replica gave",
+    "total": "`replicas.all_reduce_sum` is not the sum over all replicas",
     "ids": "`replicas.run_once_per_step` did not get the ids of all replicas in their order",
     "flags": "`replicas.run_once_per_step` did not get the flags of all replicas in their order",
     "calls": "`replicas.run_once_per_step` changed state more or less than once",

@@ -39,9 +39,9 @@ def replace_batch_norm(model: keras.Model, groups: int = 32) -> keras.Model:
     """
     if not isinstance(model, (keras.Sequential, keras.Model)) or not hasattr(model, "inputs"):
         raise ValueError(
-            "Argument `model` must be a functional or sequential Keras model: in any other the "
-            "layers are made by code of its own, where `keras.layers.GroupNormalization(groups)` "
-            f"has to take the place of BatchNormalization. Received: model={model}"
+            "Argument `model` must be a functional or sequential Keras model, because other "
+            "models create their layers in their own code. Replace BatchNormalization by "
+            f"`keras.layers.GroupNormalization(groups)` there. Received: model={model}"
         )
     copies = []
 
@@ -71,8 +71,8 @@ def replace_batch_norm(model: keras.Model, groups: int = 32) -> keras.Model:
     for layer in all_layers(made):
         if _is_replaced(layer):
             raise PrivacyError(
-                f"Layer {layer.name!r} (BatchNormalization) is inside another layer, where it "
-                "cannot be replaced. Make that layer with `keras.layers.GroupNormalization`."
+                f"Layer {layer.name!r} (BatchNormalization) is inside another layer, where tfdp "
+                "cannot replace it. Build that layer with `keras.layers.GroupNormalization`."
             )
     pairs = []
     for old, new in copies:

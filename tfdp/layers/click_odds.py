@@ -96,7 +96,7 @@ class ClickOdds(PrivacyParticipant, keras.layers.Layer):
             return value_of_count(counts[:, int(column)])
         if name not in inputs:
             raise ValueError(
-                f"The statistics have feature {name!r}, which the inputs must have, too. "
+                f"The statistics contain feature {name!r}, which the inputs lack. Pass it, too. "
                 f"Received: {sorted(inputs)}"
             )
         ids = tf.convert_to_tensor(inputs[name])

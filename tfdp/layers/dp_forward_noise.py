@@ -97,9 +97,9 @@ class DPForwardNoise(FixedSettings, keras.layers.Layer):
         possible = accounting.forward_noise.FORWARD_ADJACENCIES
         if adjacency not in possible:
             raise ValueError(
-                f"Argument `adjacency` must be one of {possible}: adding or removing a "
-                "record changes how many noisy vectors there are, which everybody sees. "
-                f"Received: adjacency={adjacency!r}"
+                f"Argument `adjacency` must be one of {possible}: adding or removing a record "
+                "changes the number of noisy vectors, which everybody sees. Received: "
+                f"adjacency={adjacency!r}"
             )
         self.clip_norm = float(clip_norm)
         self.noise_multiplier = float(noise_multiplier)

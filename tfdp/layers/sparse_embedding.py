@@ -86,8 +86,8 @@ class SparseEmbedding(keras.layers.Layer):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(
                     f"Argument `{name}` would update all {input_dim} rows at every step. Leave it "
-                    "out; the row optimizers have a lazy `weight_decay` instead. "
-                    f"Received: {name} is not None"
+                    "out; the row optimizers have a lazy `weight_decay` instead. Received a "
+                    f"value for {name}"
                 )
         super().__init__(**kwargs)
         self.input_dim = int(input_dim)
@@ -169,15 +169,16 @@ class SparseEmbedding(keras.layers.Layer):
             ragged and (self.combiner is None or ids.shape.rank != 2)
         ):
             raise ValueError(
-                f"Layer {self.name!r} takes dense ids, or with a combiner ragged ones of shape "
+                f"Layer {self.name!r} takes dense ids, or, with a combiner, ragged ids of shape "
                 "(B, None). Pad them to a length that does not come from the data, "
-                "`ragged.to_tensor(0, shape=(None, length))`, and set `mask_zero=True`. Received: "
-                f"ids of type {type(ids).__name__}, shape {ids.shape}, combiner={self.combiner!r}"
+                "`ragged.to_tensor(0, shape=(None, length))`, and set `mask_zero=True`. "
+                f"Received: ids of type {type(ids).__name__}, shape {ids.shape}, "
+                f"combiner={self.combiner!r}"
             )
         ids = ids.flat_values if ragged else tf.convert_to_tensor(ids)
         if not ids.dtype.is_integer:
             raise ValueError(
-                f"Layer {self.name!r} takes integer ids; give its input a dtype, as in "
+                f"Layer {self.name!r} takes integer ids. Give its input a dtype, for example "
                 f"keras.Input(..., dtype='int64'). Received: ids of dtype {ids.dtype.name}"
             )
         if traces_once(tf.distribute.get_strategy()):

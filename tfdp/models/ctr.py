@@ -205,8 +205,9 @@ def _check_same_features(odds, features, num_integers):
     wrong = {n: v for n, v in odds.vocabulary_sizes.items() if expected.get(n) != v}
     if wrong:
         raise ValueError(
-            "Argument `statistics` must be about features of the model that have one value, with "
-            f"the same vocabulary sizes. Received: statistics of {wrong}, in a model of {expected}"
+            "Argument `statistics` must be about features of the model with one value per record "
+            f"and the same vocabulary sizes. Received: statistics of {wrong}, in a model of "
+            f"{expected}"
         )
 
 
@@ -252,9 +253,9 @@ def _look_up(inputs, features, initializer, placement):
         spec = (feature.vocabulary_size, feature.dim, feature.combiner, feature.mask_zero)
         if specs.setdefault(table, spec) != spec:
             raise ValueError(
-                f"Argument `features` has features of table {table!r} that differ in vocabulary "
-                "size, dimension, combiner or mask: they cannot share it. "
-                f"Received: {spec} and {specs[table]}"
+                f"Argument `features` has features that share table {table!r} but differ in "
+                "vocabulary size, dimension, combiner or mask. Give them different tables, or "
+                f"the same settings. Received: {spec} and {specs[table]}"
             )
         if table not in tables:
             tables[table] = SparseEmbedding(

@@ -57,8 +57,9 @@ def release_head(release: Release, ridge: float = 0.01) -> tuple[np.ndarray, np.
 def _one_hot(labels):
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
         raise ValueError(
-            "Argument `release` must hold labels (m,) that are integers from 0 up, the indices of "
-            f"their classes. Received: {labels.dtype} of shape {labels.shape}, such as {labels[:5]}"
+            "Argument `release` must have integer labels of shape (m,), counted from 0 (the "
+            f"indices of their classes). Received: {labels.dtype} of shape {labels.shape}, such "
+            f"as {labels[:5]}"
         )
     return np.eye(int(labels.max()) + 1)[labels]
 

@@ -65,8 +65,8 @@ class SequenceModel(NextItemModel):
             transitions = TransitionPrior(transitions, name="transitions")
         if transitions is not None and popularity_prior is not None:
             raise ValueError(
-                "At most one of the arguments `transitions` and `popularity_prior` must be given: "
-                "transitions know the popularity of items, too. Received: "
+                "At most one of the arguments `transitions` and `popularity_prior` must be "
+                "given: transitions contain the popularity of items. Received: "
                 f"popularity_prior={popularity_prior}, transitions={transitions}"
             )
         if transitions is not None and transitions.num_items != self.num_items:

@@ -191,9 +191,9 @@ class TextClassifier(DPModel):
         """
         if self.noise is None or self.copies != 1 or self.backbone.trainable:
             raise ValueError(
-                "A release needs forward noise for one copy, and a fixed encoder: give "
-                "`noise_multiplier` or `budget`, `copies=1` and `train_backbone=False`; or fit on "
-                "`tfdp.data.shuffled_epochs((texts, labels), batch_size)`. Received: "
+                "A release needs forward noise for one copy and a fixed encoder. Pass "
+                "`noise_multiplier` or `budget`, `copies=1` and `train_backbone=False`; or fit "
+                "on `tfdp.data.shuffled_epochs((texts, labels), batch_size)`. Received: "
                 f"noise={self.noise}, copies={self.copies}, "
                 f"train_backbone={self.backbone.trainable}"
             )
@@ -220,9 +220,10 @@ class TextClassifier(DPModel):
             for name in ("sample_weight", "validation_split"):
                 if kw.get(name) is not None and np.any(kw[name]):
                     raise ValueError(
-                        f"Argument `{name}` cannot be given with texts that are released once: "
-                        "the batches are those of the release. Give `class_weight`, or "
-                        f"`validation_data` of other texts. Received: {name}={kw[name]!r}"
+                        f"Argument `{name}` cannot be given with texts that are released once, "
+                        "because the release determines the batches. You may pass "
+                        "`class_weight`, or `validation_data` of other texts. Received: "
+                        f"{name}={kw[name]!r}"
                     )
             release = self._release_of(x, y)
             # One of equal data that was made before may not know what these were made with.
@@ -263,11 +264,11 @@ class TextClassifier(DPModel):
         spent = ledger.epsilon(self.budget.delta)
         if spent > self.budget.epsilon:
             raise BudgetError(
-                f"With another release of texts, ε would be {spent:.4g} at δ = "
-                f"{self.budget.delta:.3g}, beyond the budget, which an earlier one has used. Keep "
-                "a release, `model.release(texts, labels, path)`, and fit on its batches: "
-                "`tfdp.data.Release.load(path).batches(32)` costs once, in any process. Received: "
-                f"budget={self.budget}"
+                f"Another release of texts would raise ε to {spent:.4g} at δ = "
+                f"{self.budget.delta:.3g}, beyond the budget, which an earlier release has used. "
+                "Keep one release, `model.release(texts, labels, path)`, and fit on its batches: "
+                "`tfdp.data.Release.load(path).batches(32)` costs once, in any process. "
+                f"Received: budget={self.budget}"
             )
         return release
 

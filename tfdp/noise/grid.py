@@ -123,7 +123,7 @@ def grid_of_counts(stddev, moved, largest):
     if float(grid.step) > 1.0:
         raise ValueError(
             f"Counts of up to {largest:,} with noise of standard deviation {float(stddev):,.3g} "
-            "are too large to be released exactly. Split the records, or take less noise."
+            "are too large for an exact release. Split the records, or use less noise."
         )
     return grid
 

@@ -109,7 +109,7 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
         if traces_once(strategy):
             raise PrivacyError(
                 "Noise of a layer (DPForwardNoise, PrivateAttention) must differ from replica to "
-                f"replica, and a step under {type(strategy).__name__} cannot reach the counter "
+                f"replica, but a step under {type(strategy).__name__} cannot reach the counter "
                 "that makes it differ. Train under another strategy, or without the layer."
             )
         state = tf.raw_ops.RngReadAndSkip(

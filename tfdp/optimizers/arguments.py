@@ -13,7 +13,7 @@ def check_optimizer(optimizer):
     """Refuses optimizers that change gradients before the noise, or add it more than once."""
     if hasattr(optimizer, "apply_clipped_sums"):
         raise ValueError(
-            "Argument `optimizer` is already a DPOptimizer; pass the optimizer it wraps. "
+            "Argument `optimizer` is already a DPOptimizer. Pass the optimizer that it wraps. "
             f"Received: optimizer={optimizer}"
         )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -62,7 +62,7 @@ def check_data(num_examples, expected_batch_size, max_records_per_unit, num_reco
     """Checks what the data are said to be, and how they are drawn."""
     _positive_integer_or_none("num_examples", num_examples, "the number of training records")
     _positive_integer_or_none(
-        "num_records", num_records, "the number of records of which each is drawn by itself"
+        "num_records", num_records, "the number of records, if each is sampled separately"
     )
     drawn_from = "num_examples" if num_records is None else "num_records"
     most = num_examples if num_records is None else num_records
@@ -76,15 +76,16 @@ def check_data(num_examples, expected_batch_size, max_records_per_unit, num_reco
         count("max_records_per_unit", max_records_per_unit)
     elif num_records is not None:
         raise ValueError(
-            "Argument `num_records` is for single records of persons: give `max_records_per_unit`, "
-            'as the sampler was given beside `sampling_unit="record"`. Received: '
-            f"num_records={num_records}, max_records_per_unit=None"
+            "Argument `num_records` is for single records of persons and needs "
+            "`max_records_per_unit`. Pass the value that you gave to the sampler with "
+            f'`sampling_unit="record"`. Received: num_records={num_records}, '
+            "max_records_per_unit=None"
         )
     elif period is not None:
         raise ValueError(
-            "Argument `period` is for persons, of whom it is known that they are in no other "
-            "period: give `max_records_per_unit`, as the sampler was given. Received: "
-            f"period={period!r}, max_records_per_unit=None"
+            "Argument `period` is for persons and needs `max_records_per_unit`: tfdp checks for "
+            "persons only that they are in no other period. Pass the value that you gave to the "
+            f"sampler. Received: period={period!r}, max_records_per_unit=None"
         )
 
 
@@ -95,19 +96,19 @@ def checked_layer_shares(clipping, layer_shares):
         return None
     if clipping != "per_layer":
         raise ValueError(
-            'Argument `layer_shares` is for `clipping="per_layer"`: otherwise all layers are '
+            'Argument `layer_shares` needs `clipping="per_layer"`; otherwise all layers are '
             f"clipped together. Received: layer_shares={layer_shares}, clipping={clipping!r}"
         )
     if not isinstance(layer_shares, dict) or not all(isinstance(n, str) for n in layer_shares):
         raise ValueError(
-            "Argument `layer_shares` must be a dict from names of layers to shares of C². "
-            f"Received: layer_shares={layer_shares!r}"
+            "Argument `layer_shares` must be a dict from layer names to shares of C². Received: "
+            f"layer_shares={layer_shares!r}"
         )
     shares = {n: positive(f"layer_shares[{n!r}]", share) for n, share in layer_shares.items()}
     if math.fsum(shares.values()) > 1:
         raise ValueError(
-            "Argument `layer_shares` must have values that add up to at most 1, or the layers "
-            f"together could exceed `clip_norm`. Received: layer_shares={layer_shares}"
+            "Argument `layer_shares` must have values that add up to at most 1; otherwise the "
+            f"layers together could exceed `clip_norm`. Received: layer_shares={layer_shares}"
         )
     return shares
 
@@ -125,8 +126,8 @@ def check_clipping(clip_norm, microbatch_size, max_records_per_unit, num_records
     together = max_records_per_unit if num_records is None else None
     if microbatch_size is not None and microbatch_size % (together or 1):
         raise ValueError(
-            "Argument `microbatch_size` must be a multiple of `max_records_per_unit`: the records "
-            "of a person are clipped together, in one micro-batch. Received: "
+            "Argument `microbatch_size` must be a multiple of `max_records_per_unit`, because "
+            "the records of a person are clipped together, in one micro-batch. Received: "
             f"microbatch_size={microbatch_size}, max_records_per_unit={max_records_per_unit}"
         )
 

@@ -56,9 +56,9 @@ def warn_of_shuffling(budget, mechanism, poisson):
     )  # fmt: skip
     if mechanism.sampling.kind != "full_batch" and needed < mechanism.noise_multiplier:
         warnings.warn(
-            f"These batches are shuffled, not Poisson sampled: without amplification by sampling "
-            f"the budget (epsilon={budget.epsilon:g}) needs noise_multiplier="
-            f"{mechanism.noise_multiplier:.4g}. With `tfdp.data.poisson_batches` {needed:.4g} "
-            "would do.",
+            "These batches are shuffled, not Poisson sampled. Without amplification by sampling, "
+            f"the budget (epsilon={budget.epsilon:g}) needs "
+            f"noise_multiplier={mechanism.noise_multiplier:.4g}. With "
+            f"`tfdp.data.poisson_batches`, {needed:.4g} would suffice.",
             stacklevel=2,
         )

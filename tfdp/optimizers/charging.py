@@ -314,18 +314,18 @@ class Charging(RunCharging):
             if (mechanism.unit == PERSON) != (self.unit == PERSON):
                 raise PrivacyError(
                     f"These weights were trained with {mechanism.unit} as the unit of privacy, "
-                    f"and would go on with {self.unit}: no ε holds for either then. Give the "
-                    "DPOptimizer and the sampler of every training of a model the same kind of "
-                    "unit (`max_records_per_unit`, `privacy_ids`)."
+                    f"and this training has {self.unit}: then no ε holds for either. Use the same "
+                    "unit in the DPOptimizer and sampler of every training of a model "
+                    "(`max_records_per_unit`, `privacy_ids`)."
                 )
 
     def _check_steps_left(self, budget):
         if self.remaining <= 0:
             raise BudgetError(
                 f"The budget (epsilon={budget.epsilon}, delta={budget.delta}) is spent: all "
-                f"{self._optimizer.steps} steps have run. Compile the model with a larger budget "
-                "to train on; what was spent stays charged. To train in several calls of `fit`, "
-                "give the DPOptimizer `steps=`, those of all calls together."
+                f"{self._optimizer.steps} steps have run. To continue training, compile the model "
+                "with a larger budget; past charges remain. To train in several calls of `fit`, "
+                "give the DPOptimizer `steps=`, the total over all calls."
             )
 
     def _check_budget(self, budget, remaining):
@@ -333,10 +333,10 @@ class Charging(RunCharging):
         epsilon = self.ledger_after(remaining).epsilon(budget.delta)
         if epsilon > budget.epsilon * (1 + 1e-9):
             raise BudgetError(
-                f"The {remaining} steps left would end at epsilon={epsilon:.6g}, beyond the "
-                f"budget's {budget.epsilon} at delta={budget.delta}: more was charged to these "
-                "weights than when the noise was calibrated (every `fit` begins a new pass of "
-                "shuffled or allocated batches), or `max_batch_size` cuts off too often. Compile "
-                "again with a new DPOptimizer, which calibrates to what is left, or raise "
-                "`max_batch_size` of `poisson_batches` (num_examples never cuts)."
+                f"The remaining {remaining} steps would end at epsilon={epsilon:.6g}, beyond the "
+                f"budget's {budget.epsilon} at delta={budget.delta}. Either more was charged to "
+                "these weights than when the noise was calibrated (every `fit` begins a new pass "
+                "of shuffled or allocated batches), or `max_batch_size` cuts too often. Compile "
+                "again with a new DPOptimizer, which calibrates to the rest of the budget, or "
+                "raise `max_batch_size` of `poisson_batches` (num_examples never cuts)."
             )

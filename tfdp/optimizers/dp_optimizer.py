@@ -276,9 +276,9 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
 
     def apply(self, grads, trainable_variables=None):
         raise PrivacyError(
-            "A DPOptimizer received plain gradients: they are not clipped per example, and "
-            "nothing may look private that is not. Train `tfdp.make_private(model)` instead of "
-            "the model, or a `tfdp.models.DPModel`."
+            "A DPOptimizer received gradients that are not clipped per example, so the training "
+            "would not be private. Train `tfdp.make_private(model)` instead of the model, or a "
+            "`tfdp.models.DPModel`."
         )
 
     def apply_clipped_sums(self, sums, variables, regularization):
@@ -313,10 +313,10 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         found = sum(key != _CHARGES for key in store.keys())
         if found != len(self._variables):
             raise ValueError(
-                f"The file holds {found} variables of an optimizer, and this DPOptimizer has "
-                f"{len(self._variables)}: it was saved with another optimizer, or with another "
-                "model. Build and compile the model as it was when it was saved, or load its "
-                "weights alone, with `load_weights`."
+                f"The file holds {found} variables of an optimizer, but this DPOptimizer has "
+                f"{len(self._variables)}: it was saved with another optimizer or another model. "
+                "Build and compile the model as it was when it was saved, or load only its "
+                "weights, with `load_weights`."
             )
         for i, variable in enumerate(self._variables):
             variable.assign(store[str(i)])

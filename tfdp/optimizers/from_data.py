@@ -65,10 +65,9 @@ class FromData:
             if self._optimizer.budget is None:
                 missing.remove("steps")
             raise PrivacyError(
-                f"This DPOptimizer was made without {', '.join(missing)}, and takes what is "
-                "missing from the data and the epochs of the first `fit`; before that, it has "
-                "neither noise nor ε. Call `fit` on batches from tfdp.data, or give the "
-                "DPOptimizer these arguments."
+                f"This DPOptimizer was made without {', '.join(missing)} and reads them from the "
+                "data and the epochs of the first `fit`. Until then it has neither noise nor ε. "
+                "Call `fit` on batches from tfdp.data, or give the DPOptimizer these arguments."
             )
 
     def take(self, sampling, epochs, steps_per_epoch=None):
@@ -90,9 +89,9 @@ class FromData:
             taken["steps"] = steps_of(sampling, epochs, steps_per_epoch)
             if taken["steps"] is None:
                 raise PrivacyError(
-                    "It is not known how many steps will be run on these batches, and the noise "
-                    "of a budget depends on it. Give the DPOptimizer `steps=`, all steps of all "
-                    "passes, or `fit` a `steps_per_epoch`."
+                    "tfdp does not know how many steps will run on these batches, and the noise "
+                    "of a budget depends on it. Give the DPOptimizer `steps=`, the total over "
+                    "all passes, or give `fit` a `steps_per_epoch`."
                 )
         data = {name: taken.get(name, getattr(optimizer, name)) for name in _DATA}
         arguments.check_data(**data)

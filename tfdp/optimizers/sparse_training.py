@@ -26,9 +26,10 @@ class SparseTraining:
     def __init__(self, selection, embedding_optimizer, microbatch_size):
         if selection is None:
             raise ValueError(
-                "Argument `embedding_optimizer` trains the rows that `selection` chooses. Give "
-                "both, or leave it out: without a selection every row is noised, and trained by "
-                f"`optimizer`. Received: embedding_optimizer={embedding_optimizer}, selection=None"
+                "Argument `embedding_optimizer` trains only rows that a `selection` selects. "
+                "Give both arguments, or neither: without a selection every row is noised, and "
+                f"`optimizer` trains it. Received: embedding_optimizer={embedding_optimizer}, "
+                "selection=None"
             )
         if not isinstance(selection, RowSelection):
             raise ValueError(
@@ -38,14 +39,14 @@ class SparseTraining:
         fest = selection if isinstance(selection, FEST) else getattr(selection, "within", None)
         if fest is not None and not fest.is_chosen:
             raise ValueError(
-                "Argument `selection` holds a FEST that has chosen no rows. Call its `adapt` "
-                "first: what it costs is part of the budget."
+                "Argument `selection` holds a FEST that has not chosen rows. Call its `adapt` "
+                "first; its cost is part of the budget."
             )
         if not isinstance(embedding_optimizer, RowOptimizer):
             raise ValueError(
-                "Argument `embedding_optimizer` must be given with `selection`, and be one that "
-                "touches the rows it is given and no others: a tfdp.optimizers.RowSGD, "
-                f"RowAdagrad or LazyAdam. Received: embedding_optimizer={embedding_optimizer}"
+                "Argument `embedding_optimizer` must be given with `selection` and must update "
+                "only the given rows. Use a tfdp.optimizers.RowSGD, RowAdagrad or LazyAdam. "
+                f"Received: embedding_optimizer={embedding_optimizer}"
             )
         if microbatch_size is not None:
             _check_known_ahead(selection, microbatch_size)
@@ -61,10 +62,10 @@ class SparseTraining:
         tables = [v for v in variables if table_name(v) is not None]
         if not tables:
             raise ValueError(
-                "Argument `selection` selects rows of SparseEmbedding layers, and the model has "
-                "none that is trained. Use tfdp.layers.SparseEmbedding, or leave `selection` out; "
-                "tables of keras_rs layers are known once the model is built: build it before "
-                f"`compile`. Received: variables {[v.path for v in variables]}"
+                "Argument `selection` selects rows of SparseEmbedding layers, but the model "
+                "trains none. Use tfdp.layers.SparseEmbedding, or leave `selection` out. If the "
+                "tables are in keras_rs layers, build the model before `compile`. Received: "
+                f"variables {[v.path for v in variables]}"
             )
         names = [table_name(v) for v in tables]
         if len(set(names)) < len(names):
@@ -77,7 +78,7 @@ class SparseTraining:
                 raise ValueError(
                     f"Table {table_name(table)!r} has a regularizer or a constraint, which would "
                     "update all of its rows. Remove it; the row optimizers have a lazy "
-                    "`weight_decay`."
+                    "`weight_decay` instead."
                 )
         self.selection.check({table_name(v): v.shape[0] for v in tables})
         known = {id(v) for v in tables}
@@ -151,14 +152,14 @@ def _check_known_ahead(selection, microbatch_size):
     """
     if selection.reads_gradients:
         raise ValueError(
-            f"Argument `microbatch_size` cannot be combined with {type(selection).__name__}, which "
-            "reads the gradients of the whole batch. Leave it out, or choose rows from ids: "
+            f"Argument `microbatch_size` cannot be combined with {type(selection).__name__}, "
+            "which reads the gradients of the whole batch. Leave it out, or select rows by ids: "
             f"AdaFEST(..., capacity=...). Received: microbatch_size={microbatch_size}"
         )
     if selection.reads_batch and selection.capacity is None:
         raise ValueError(
-            "Argument `microbatch_size` needs rows that are chosen where the batches are made: "
-            "give the selection a `capacity`, as in AdaFEST(..., capacity=20_000), and `fit` what "
-            "`tfdp.distribution.select_on_host(batches, model, ids)` returns. Received: "
-            f"microbatch_size={microbatch_size}, selection without a capacity"
+            "Argument `microbatch_size` needs rows that are selected when the batches are made. "
+            "Give the selection a `capacity`, for example AdaFEST(..., capacity=20_000), and "
+            "give `fit` the result of `tfdp.distribution.select_on_host(batches, model, ids)`. "
+            f"Received: microbatch_size={microbatch_size}, selection without a capacity"
         )

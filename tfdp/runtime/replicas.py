@@ -97,8 +97,8 @@ def refuse_shared_examples(tensor):
     if traces_once(context.strategy) and not tensor.shape.is_fully_defined():
         raise PrivacyError(
             f"A step under {type(context.strategy).__name__} is compiled for batches of one size. "
-            "Make them with `tfdp.data.poisson_batches`, and leave `steps_per_execution` out: with "
-            f"it Keras loses the size. Received: examples of shape {tensor.shape}"
+            "Make them with `tfdp.data.poisson_batches`, and remove `steps_per_execution`, with "
+            f"which Keras loses the size. Received: examples of shape {tensor.shape}"
         )
     if context.num_replicas_in_sync == 1:
         return
@@ -237,14 +237,15 @@ def _refuse_one_input(tensor, replicas):
             pending += [given.op for given in op.inputs]
     if not found:
         raise PrivacyError(
-            "It cannot be seen whether each replica was given its own part of the batch. Train "
-            "with `fit`, or give `strategy.run` the method `train_step` itself, not a tf.function."
+            "tfdp cannot tell whether each replica received its own part of the batch. Train "
+            "with `fit`, or pass the method `train_step` itself to `strategy.run`, not a "
+            "tf.function."
         )
 
 
 def _shared_examples(replicas):
     return PrivacyError(
-        f"The same batch was given to each of {replicas} replicas: every example would count "
-        "that many times. Train with `fit`, or distribute the dataset with "
+        f"Each of {replicas} replicas received the same batch: every example would count that "
+        "many times. Train with `fit`, or distribute the dataset with "
         "`strategy.experimental_distribute_dataset`."
     )

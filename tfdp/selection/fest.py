@@ -60,8 +60,9 @@ class FEST(RowSelection):
     ):
         if (frequencies is None) == (epsilon is None):
             raise ValueError(
-                "Exactly one of the arguments `frequencies` (public) and `epsilon` (a private "
-                f"choice) must be given. Received: frequencies={frequencies}, epsilon={epsilon}"
+                "Exactly one of the arguments `frequencies` (public) and `epsilon` (for a "
+                f"private choice) must be given. Received: frequencies={frequencies}, "
+                f"epsilon={epsilon}"
             )
         if epsilon is not None:
             positive("epsilon", epsilon)
@@ -167,8 +168,8 @@ class FEST(RowSelection):
             )
         if chosen[-1] >= num_rows:
             raise ValueError(
-                f"FEST has chosen row {chosen[-1]} of table {name!r}, which has {num_rows} rows. "
-                "Give the frequencies, or the vocabulary size, of this table."
+                f"FEST has chosen row {chosen[-1]} of table {name!r}, which has only {num_rows} "
+                "rows. Pass the frequencies, or the vocabulary size, of this table."
             )
         return chosen
 

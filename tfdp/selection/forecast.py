@@ -50,11 +50,11 @@ class SelectionForecast:
             wanted = _stddevs_for(self.num_rows)
             found.append(
                 f"AdaFEST's threshold of {self.threshold:g} is {self.threshold_in_stddevs:.2g} "
-                f"standard deviations of its noise: about {self.rows_by_noise:,.0f} of "
-                f"{self.num_rows:,} rows will survive each step by noise alone, and be trained on "
-                f"nothing else. Raise `threshold` to about {wanted * self.noise_stddev:.3g} "
-                f"({wanted:.2g} standard deviations: one such row a step), or restrict the rows "
-                "with `within=FEST(...)`"
+                f"standard deviations of its noise. In each step, about {self.rows_by_noise:,.0f} "
+                f"of {self.num_rows:,} rows will survive by noise alone and be trained on noise "
+                f"only. Raise `threshold` to about {wanted * self.noise_stddev:.3g} ({wanted:.2g} "
+                "standard deviations, one such row a step), or restrict the rows with "
+                "`within=FEST(...)`"
             )
         most = self.expected_batch_size
         if most is not None:
@@ -62,11 +62,11 @@ class SelectionForecast:
             reach = most * self.weight + (_stddevs_for(self.num_rows) + 2) * self.noise_stddev
             if reach < self.threshold:
                 found.append(
-                    f"No row can survive AdaFEST's threshold of {self.threshold:g}: one that all "
-                    f"{most:g} expected examples of a batch share has contributions of "
-                    f"{most * self.weight:.3g}, with noise of standard deviation "
-                    f"{self.noise_stddev:.3g}. Lower `threshold`, raise `contribution_norm` (√p "
-                    "for p features counts each in full), or take larger batches"
+                    f"No row can survive AdaFEST's threshold of {self.threshold:g}: even a row "
+                    f"that all {most:g} expected examples of a batch share has contributions of "
+                    f"{most * self.weight:.3g} only, with noise of standard deviation "
+                    f"{self.noise_stddev:.3g}. Lower `threshold`, raise `contribution_norm` (with "
+                    "√p, each of p features counts fully), or use larger batches"
                 )
         return tuple(found)
 
@@ -76,7 +76,7 @@ class SelectionForecast:
             f"the noise ({self.noise_stddev:.4g})",
             f"rows that survive a step by noise alone: {self.rows_by_noise:.3g} of "
             f"{self.num_rows:,} expected",
-            f"examples that must share a row for it to survive every second time: "
+            "examples that must share a row so that it survives with probability 1/2: "
             f"{self.examples_needed:.3g}"
             + ("" if self.expected_batch_size is None else f" of {self.expected_batch_size:g}"),
         ]

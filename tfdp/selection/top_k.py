@@ -97,8 +97,8 @@ def private_top_k(
         if persons is not None:
             if len(sizes) > 1:
                 raise ValueError(
-                    "Argument `features` must hold as many examples of each feature as there are "
-                    f"`privacy_ids`. Received: {sorted(sizes)} examples"
+                    "Argument `features` must have one example for each of the `privacy_ids`, in "
+                    f"every feature. Received: {sorted(sizes)} examples"
                 )
             values = dict(
                 zip(values, persons.matrices(list(values.values()), fill=-1), strict=True)

@@ -55,12 +55,13 @@ def export(
     releasing = [layer for layer in all_layers(model) if isinstance(layer, PrivateAttention)]
     if not isinstance(model, DPModel) and not releasing:
         raise ValueError(
-            "Argument `model` must be a tfdp.models.DPModel, or hold PrivateAttention layers, to "
-            f"have a privacy statement; use `model.export` for others. Received: model={model}"
+            "Argument `model` must be a tfdp.models.DPModel or contain PrivateAttention layers, "
+            "because other models have no privacy statement. Export them with `model.export`. "
+            f"Received: model={model}"
         )
     if not model.built:
         raise ValueError(
-            f"Argument `model` is not built, so it has nothing to export: train it first. "
+            "Argument `model` is not built, so there is nothing to export. Train it first. "
             f"Received: model={model.name!r}"
         )
     resident_models.refuse_export(model)

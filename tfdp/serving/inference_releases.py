@@ -10,13 +10,13 @@ from tfdp.accounting.release_series import release_epsilon
 from tfdp.serving.noise_reads import reads_in
 
 _REQUESTS = (
-    "Requests about one input add up, and each makes all of its calls: `epsilon_by_calls` of a "
+    "Requests about one input add up, and each makes all of its calls. `epsilon_by_calls` of a "
     "layer counts calls, not requests."
 )
-_UNITS = "The layers protect different units: the costs of the layers add up, and are not totalled."
+_UNITS = "The layers protect different units, so the costs of the layers have no total."
 _LOOP = (
-    "Called in a loop, once a turn, and not counted: {}. The cost of one request is not totalled; "
-    "multiply the turns by hand."
+    "Called in a loop, once per iteration, and not counted: {}. The cost of one request has no "
+    "total; multiply by the number of iterations yourself."
 )
 
 

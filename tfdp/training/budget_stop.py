@@ -42,8 +42,9 @@ class BudgetStop(keras.callbacks.Callback):
         if self._seen >= self._allowed and is_early:
             warnings.warn(
                 f"Training ends after {self._seen} steps, in epoch {epoch + 1} of {epochs}: the "
-                "privacy budget, or `max_epsilon`, allows no more. Give the DPOptimizer `steps=` "
-                "epochs times steps per epoch; more steps then get more noise each.",
+                "privacy budget, or `max_epsilon`, allows no more. To train longer, give the "
+                "DPOptimizer `steps=`, epochs times steps per epoch; each step then gets more "
+                "noise.",
                 stacklevel=2,
             )
 

@@ -51,8 +51,8 @@ def claim(model):
         before = run_of(model)
         if before is not None and before.is_fit:
             raise PrivacyError(
-                f"A `fit` of model {model.name!r} goes on, in another thread or in whose callback "
-                "this is: what began now would be charged in its place. Wait until it ends, or "
+                f"A `fit` of model {model.name!r} is still running, in another thread or around "
+                "this callback: a new run would be charged in its place. Wait until it ends, or "
                 "train another model (`keras.models.clone_model`)."
             )
         refuse_busy_optimizer(model, model.optimizer)
@@ -86,10 +86,11 @@ def refuse_busy_optimizer(model, optimizer):
     run = optimizer.charging.run if isinstance(optimizer, DPOptimizer) else None
     if run is not None and run.model is not model:
         raise PrivacyError(
-            f"The DPOptimizer of model {model.name!r} is in a run of model {run.model.name!r}, "
-            "which `fit` or `training_batches` began: a step of this model would be charged as a "
-            "step of that run. End it first (use up or close its `training_batches`), or give each "
-            "model a DPOptimizer of its own. Received: one DPOptimizer for both models"
+            f"The DPOptimizer of model {model.name!r} is used by a run of model "
+            f"{run.model.name!r}, which `fit` or `training_batches` began: a step of this model "
+            "would be charged as a step of that run. End that run first (use up or close its "
+            "`training_batches`), or give each model its own DPOptimizer. Received: one "
+            "DPOptimizer for both models"
         )
 
 

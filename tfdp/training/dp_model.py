@@ -64,8 +64,8 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
             # Keras would change the base class of every DPModel in the process.
             raise ValueError(
                 f"{type(self).__name__} cannot be built from symbolic inputs and outputs. Build a "
-                "keras.Model(inputs, outputs) and wrap it, tfdp.make_private(model), or define "
-                f"`call`. Received: positional arguments {args}, keywords {sorted(kwargs)}"
+                "keras.Model(inputs, outputs) and wrap it with tfdp.make_private(model), or "
+                f"define `call`. Received: positional arguments {args}, keywords {sorted(kwargs)}"
             )
         super().__init__(**kwargs)
 

@@ -44,16 +44,15 @@ def make_private(model: keras.Model, validate: bool = True) -> DPModel:
         return model
     if type(model).train_step is not keras.Model.train_step:
         raise ValueError(
-            f"Argument `model` has a `train_step` of its own ({type(model).__name__}), whose "
-            "gradients cannot be clipped per example. Express the training as a loss, or subclass "
+            f"Argument `model` has its own `train_step` ({type(model).__name__}), whose gradients "
+            "tfdp cannot clip per example. Express the training as a loss, or subclass "
             "`tfdp.models.DPModel`."
         )
     for name in ("test_step", "predict_step", "compute_metrics"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise ValueError(
-                f"Argument `model` has a `{name}` of its own ({type(model).__name__}), which "
-                "nobody would call: the model is wrapped. Subclass `tfdp.models.DPModel`, and "
-                "define it there."
+                f"Argument `model` has its own `{name}` ({type(model).__name__}), which the "
+                "wrapper would never call. Subclass `tfdp.models.DPModel`, and define it there."
             )
     refuse_named_layers(model)
     # One ledger for the weights, however often they are wrapped. Kept in the instance's
@@ -88,8 +87,8 @@ class PrivateModel(DPModel):
         steps = _StepsWithoutPrivacy(model, self.charge_history)
         if steps.public:
             self.privacy_assumptions.append(
-                f"the {steps.public} steps that {model.name!r} was trained before it was made "
-                "private used public data"
+                f"the {steps.public} steps that {model.name!r} was trained before `make_private` "
+                "used public data"
             )
         if model.built:
             shapes = _input_shapes(model)
@@ -112,7 +111,7 @@ class PrivateModel(DPModel):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         if type(self.model).compute_loss is not keras.Model.compute_loss:
             raise ValueError(
-                f"Model {self.model.name!r} has a `compute_loss` of its own. Subclass "
+                f"Model {self.model.name!r} has its own `compute_loss`. Subclass "
                 "`tfdp.models.DPModel` and return one loss for each example, of shape (batch,)."
             )
         return super().compute_loss(x, y, y_pred, sample_weight, training)

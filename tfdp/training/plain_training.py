@@ -46,7 +46,7 @@ def mechanism_of_fit(model, x, y, notes, kwargs):
             model.charge_history.charge(entry)
         notes |= Notes(assumptions=origin.assumptions)
         if not is_release(x):
-            notes |= Notes(assumptions=("what was done to released data used no other data",))
+            notes |= Notes(assumptions=("operations on released data used no other data",))
         return accounting.charges.mechanisms.ReleasedData(notes)
     if forward_noise_layers(model):
         return _forward_noise(model, x, y, kwargs, notes)
@@ -74,10 +74,10 @@ def refuse_beyond_budget(model, mechanism, kwargs):
     spent = model.plain_charging.epsilon_after(steps, budget.delta)
     if spent > budget.epsilon:
         raise BudgetError(
-            f"After {epochs} epochs more, ε would be {spent:.4g} at δ = "
-            f"{budget.delta:.3g}, beyond the budget. Fit for fewer, or give a new model `copies=` "
-            f"the number of all its epochs. Received: budget={budget}, {len(model.ledger)} "
-            "mechanisms charged before"
+            f"After {epochs} more epochs, ε would be {spent:.4g} at δ = {budget.delta:.3g}, "
+            "beyond the budget. Fit for fewer epochs, or give a new model `copies=`, its total "
+            f"number of epochs. Received: budget={budget}, {len(model.ledger)} mechanisms charged "
+            "before"
         )
 
 
@@ -116,9 +116,9 @@ def refuse_noise_alone(model, x, y, kwargs):
     below = find_data_paths(model, *batch).below
     if below:
         raise PrivacyError(
-            "A DPOptimizer adds noise to every trainable variable, and no gradient reaches those "
-            'below a DPForwardNoise layer: freeze them, or use gradient="propagate" (the '
-            f"DPOptimizer covers them then). Received: trainable variables {list(below)}"
+            "A DPOptimizer adds noise to every trainable variable, but no gradient reaches the "
+            'variables below a DPForwardNoise layer. Freeze them, or use gradient="propagate" '
+            f"(the DPOptimizer then covers them). Received: trainable variables {list(below)}"
         )
 
 
@@ -143,9 +143,10 @@ def _forward_noise(model, x, y, kwargs, notes):
     sampling = preflight.sampling_of_data(x, kwargs)
     if sampling.max_records_per_unit is not None:
         raise PrivacyError(
-            "Forward noise releases a noisy copy of every record of a batch, and each copy costs: "
-            f"a person would cost that of {sampling.max_records_per_unit} records, which is not "
-            "accounted for. Draw records (leave `privacy_ids` out), or train with a DPOptimizer."
+            "Forward noise releases a noisy copy of every record of a batch, and each copy "
+            f"costs: a person would cost as much as {sampling.max_records_per_unit} records, "
+            "which tfdp cannot account for. Sample records (leave `privacy_ids` out), or train "
+            "with a DPOptimizer."
         )
     checks.check_data(model.distribute_strategy, x, sampling)
     notes |= Notes(not_covered=(caveats.TRAINING_METRICS,)) | preflight.notes_of_data(x)
@@ -191,8 +192,8 @@ def _mechanism(model, layers, sampling, unprotected, bypasses, notes):
     if any(layer.seed is not None for layer in layers):
         notes |= Notes(
             remarks=(
-                "A fixed seed drew the forward noise: whoever knows it can remove the noise. This "
-                "run is a test, not a private one.",
+                "The forward noise was drawn from a fixed seed: anybody who knows the seed can "
+                "remove the noise. This run is a test, not a private one.",
             )
         )
     return accounting.charges.mechanisms.ForwardNoise(

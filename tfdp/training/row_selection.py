@@ -40,10 +40,10 @@ def preselect_rows(model, chosen):
         return None
     if optimizer.selection.reads_batch:
         raise PrivacyError(
-            f"Rows are chosen from the whole batch, and this step sees {optimizer.microbatch_size} "
-            "examples of it at once. Choose them where batches are made: give `fit` what "
-            "`tfdp.distribution.select_on_host(batches, model, ids)` returns, or leave "
-            "`microbatch_size` out."
+            "Rows must be selected from the whole batch, but this step sees only "
+            f"{optimizer.microbatch_size} examples of it at once. Select them when batches are "
+            "made: give `fit` the result of `tfdp.distribution.select_on_host(batches, model, "
+            "ids)`. Or leave `microbatch_size` out."
         )
     variables = trained_variables(model)
     tables = {i: v for i, v in enumerate(variables) if table_name(v) is not None}
@@ -62,7 +62,7 @@ def refuse_unchecked_rows(model, chosen):
     run = run_of(model)
     if chosen is not None and (run is None or not run.rows_are_checked):
         raise PrivacyError(
-            "A step outside of `fit` was given rows, and it is not known who chose them. Give "
+            "A step outside `fit` received rows, and tfdp does not know who selected them. Give "
             "`fit` the batches that `tfdp.distribution.select_on_host` returns."
         )
 

@@ -32,8 +32,8 @@ from tfdp.training.whole_passes import refuse_longer_epochs, whole_passes
 _NOTHING = Notes()
 _LOOP = Notes(
     assumptions=(
-        "the loop around `training_batches` gives the model no weights that learned from these "
-        "records",
+        "the loop around `training_batches` does not give the model weights that learned from "
+        "these records",
     )
 )
 
@@ -46,8 +46,8 @@ def refuse_uncompiled(model):
     """
     if not model.compiled:
         raise ValueError(
-            f"Model {model.name!r} is not compiled, so it is not known by which optimizer to train "
-            "it. Call `model.compile(tfdp.optimizers.DPOptimizer(...), loss=...)` first."
+            f"Model {model.name!r} is not compiled, so it has no optimizer. Call "
+            "`model.compile(tfdp.optimizers.DPOptimizer(...), loss=...)` first."
         )
 
 
@@ -171,8 +171,8 @@ def refuse_unknown_variables(model):
     new = [v for v in variables if not (is_external(v) or is_tracked(optimizer, v))]
     if optimizer.built and new:
         raise ValueError(
-            "Layers were unfrozen after the optimizer had been built, and it would not train them: "
-            "call `compile` again, with a new DPOptimizer, as after every change of `trainable`. "
+            "Layers were unfrozen after the optimizer was built, and it would not train them. "
+            "After every change of `trainable`, call `compile` again, with a new DPOptimizer. "
             f"Received: {[v.path for v in new]}"
         )
 
@@ -186,9 +186,9 @@ def refuse_other_variables(model):
     run = run_of(model)
     if run is not None and run.trained not in (None, _ids(trained_variables(model))):
         raise PrivacyError(
-            "Layers were frozen or unfrozen while `fit` went on. What the forward noise covers was "
-            "found for the variables that were trainable when it began, and charged for them. End "
-            "`fit`, change `trainable`, compile again and call `fit` again."
+            "Layers were frozen or unfrozen during `fit`, but the forward noise was checked and "
+            "charged for the variables that were trainable when it began. End `fit`, change "
+            "`trainable`, compile again and call `fit` again."
         )
 
 
@@ -213,8 +213,9 @@ def single_batches(model, batches):
             _refuse_other_steps(model, run, steps)
             if run_of(model) is not run:
                 raise PrivacyError(
-                    "Another run of this model has begun, and is charged now: the batches of this "
-                    "one would be taken for its. Use up one `training_batches` before the next."
+                    "Another run of this model has begun and is charged now, so a batch of this "
+                    "run would be charged to the wrong run. Use up one `training_batches` before "
+                    "the next."
                 )
             if private and model.optimizer.charging.allowed <= 0:
                 return
@@ -255,10 +256,10 @@ def _refuse_other_steps(model, run, steps):
     for entry in entries:
         model.charge_history.charge(entry)
     raise PrivacyError(
-        f"{others} steps were taken otherwise than by `train_on_batch` since the last batch of "
-        "`training_batches`: a step on other data, or a second one on this batch, is not the "
-        "sample that is accounted for. They are charged as steps on data of unknown origin. Give "
-        "each batch to `train_on_batch`, once."
+        f"{others} steps were taken without `train_on_batch` since the last batch of "
+        "`training_batches`. A step on other data, or a second step on this batch, is not the "
+        "sample that the accounting assumes. tfdp charges them as steps on data of unknown "
+        "origin. Pass each batch to `train_on_batch`, once."
     )
 
 
@@ -274,17 +275,17 @@ def refuse_unknown_batch(model, x, y, sample_weight):
     if run is not None:
         if run.is_fit or not _is_batch(run.batch, x, y, sample_weight):
             raise PrivacyError(
-                "This is not a batch that the run which goes on drew, and would be charged as if "
-                "it were; or it was trained on already, and a second step on it would not be the "
-                "sample that is accounted for. Give `train_on_batch` all parts of each batch of "
-                "`training_batches`, once, and call it in no callback of `fit`."
+                "This is not a batch of the current run, or it was trained on already: a second "
+                "step on it is not the sample that the accounting assumes. Give `train_on_batch` "
+                "all parts of each batch of `training_batches`, once, and do not call it in a "
+                "callback of `fit`."
             )
         run.batch = None
         return
     if isinstance(model.optimizer, DPOptimizer) and model.optimizer.budget is not None:
         raise PrivacyError(
-            "It is not known how this batch was drawn, so that the budget could not be kept. "
-            "Train with `fit`, or take the batches from `model.training_batches(batches)`, where "
+            "tfdp does not know how this batch was drawn, so it cannot keep the budget. Train "
+            "with `fit`, or take the batches from `model.training_batches(batches)`, where "
             "`batches` come from tfdp.data."
         )
 

@@ -29,10 +29,10 @@ def statement_of(model, delta, accountant):
         delta = optimizer.default_delta if delta is None else delta
     elif ledger.num_examples is None:
         raise ValueError(
-            f"Model {model.name!r} is not compiled with a DPOptimizer, and was trained with "
-            "neither DPForwardNoise nor released data, so there is no privacy to state. "
-            "Compile it with a tfdp.optimizers.DPOptimizer; what was trained so far stays charged. "
-            f"Received: optimizer={type(optimizer).__name__}"
+            f"Model {model.name!r} has no privacy to state: it is not compiled with a "
+            "DPOptimizer, and was trained with neither DPForwardNoise nor released data. Compile "
+            "it with a tfdp.optimizers.DPOptimizer; past charges remain. Received: "
+            f"optimizer={type(optimizer).__name__}"
         )
     elif delta is None:
         delta = 0.1 / ledger.num_examples if budget is None else budget.delta

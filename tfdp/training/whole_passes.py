@@ -49,9 +49,9 @@ class WholePasses(keras.callbacks.Callback):
 
     def _refuse(self, what):
         raise PrivacyError(
-            f"{what} let `fit` go on: each pass over shuffled or allocated batches costs as a "
-            "whole, and this one was charged by its steps. For shorter epochs give `fit` the "
-            "batches' `take(steps)`, or draw them with `tfdp.data.poisson_batches`."
+            f"{what} continued `fit`. A pass over shuffled or allocated batches costs as a whole, "
+            "but this one was charged by its steps. For shorter epochs give `fit` the batches' "
+            "`take(steps)`, or sample with `tfdp.data.poisson_batches`."
         )
 
 
@@ -69,9 +69,9 @@ def refuse_longer_epochs(sampling, steps_per_epoch):
     if of_pass is not None and steps_per_epoch is not None and steps_per_epoch > of_pass:
         raise ValueError(
             f"Argument `steps_per_epoch` must be at most {of_pass}, the number of batches of one "
-            "pass. For longer epochs give it to the sampler, "
-            f"`tfdp.data.poisson_batches(..., steps_per_epoch={steps_per_epoch})`, or take more "
-            f"`epochs`; `repeat` is not needed. Received: steps_per_epoch={steps_per_epoch}"
+            "pass. For longer epochs give it to the sampler, `tfdp.data.poisson_batches(..., "
+            f"steps_per_epoch={steps_per_epoch})`, or use more `epochs`; you do not need "
+            f"`repeat`. Received: steps_per_epoch={steps_per_epoch}"
         )
 
 

@@ -112,8 +112,9 @@ class PrivateMean:
         records = self.num_examples if self._persons is None else len(self._persons)
         if len(values) != records:
             raise ValueError(
-                "Argument `values` must give one score for each record: of several, one record "
-                f"would count several times. Received: {len(values)} scores of {records} records"
+                "Argument `values` must return one score for each record; with several, one "
+                f"record would count several times. Received: {len(values)} scores of {records} "
+                "records"
             )
         values = np.where(np.isfinite(values), np.clip(values, 0.0, self.bound), 0.0)
         if self._persons is not None:

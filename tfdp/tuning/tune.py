@@ -21,13 +21,13 @@ from tfdp.tuning.number_of_runs import NumberOfRuns
 from tfdp.tuning.private_mean import PrivateMean, means_released
 
 _DRAWN_SETTINGS = (
-    "each run took its settings from `hp` alone, or all runs had the same ones, and nothing else "
-    "was carried from run to run"
+    "each run took its settings from `hp` alone, or all runs had the same settings, and nothing "
+    "else was carried from run to run"
 )
 _PUBLIC_SCORE = "the scores by which settings were chosen were computed from public data alone"
 _SECRET = (
-    "how many settings were tried, and the results of all but the best: do not publish them, nor "
-    "the other models, nor files that were saved while the settings were tried"
+    "the number of settings that were tried, and all results but the best: do not publish them, "
+    "the other models, or files that were saved during the tuning"
 )
 
 
@@ -111,9 +111,9 @@ def tune(
             if cost is not None and run.cost != cost:
                 raise PrivacyError(
                     "Argument `train` must cost the same with every setting: the same noise "
-                    "multiplier or budget, batch size, steps and period, and the same releases, "
-                    "encoders and other charges from before the tuning. "
-                    f"Received: settings that cost {cost} and {run.cost}"
+                    "multiplier or budget, batch size, steps and period, and the same charges "
+                    "from before the tuning (releases, encoders). Received: settings that cost "
+                    f"{cost} and {run.cost}"
                 )
             cost = run.cost
             if best is None or run.score > best.score:
@@ -128,9 +128,9 @@ def _refuse_score_of_records(charged, score):
     """A person with many records would move a mean over records by all of them."""
     if isinstance(score, PrivateMean) and score.is_about_persons != (charged.unit == PERSON):
         raise PrivacyError(
-            "Argument `score` must be about the same unit as the trainings: a PrivateMean with "
-            "`privacy_ids` where a person is the unit, and without where a record is. Received: "
-            f"a PrivateMean of {'persons' if score.is_about_persons else 'records'} for trainings "
+            "Argument `score` must have the same unit as the trainings: a PrivateMean with "
+            "`privacy_ids` if a person is the unit, and without if a record is. Received: a "
+            f"PrivateMean of {'persons' if score.is_about_persons else 'records'} for trainings "
             f"whose unit is {charged.unit or 'a record'}"
         )
 
@@ -154,8 +154,8 @@ def _run(train, score, earlier):
         model = train(hyper_parameters)
     if means:
         raise PrivacyError(
-            "Argument `train` must look at private records by training alone; it called a "
-            "PrivateMean, whose cost would not be charged. Give it as `score`."
+            "Argument `train` may use private records only for training, but it called a "
+            "PrivateMean, whose cost would not be charged. Pass the PrivateMean as `score`."
         )
     history = getattr(model, "charge_history", None)
     if history is None:
@@ -167,16 +167,17 @@ def _run(train, score, earlier):
     if history.steps_of(earlier):
         # One history could not tell the best model, which is paid for, from the others.
         raise PrivacyError(
-            "Argument `train` must build every model anew: two runs share layers that hold a "
-            "history of charges. Load such layers from their file inside of `train`."
+            "Argument `train` must build a new model in every call, but two runs share layers "
+            "with a history of charges. Load such layers from their file inside `train`."
         )
     steps = history.steps_of(begun)
     elsewhere = [n for n, of in begun.items() if n not in steps and of.steps_of([n])]
     if not steps or elsewhere:
         raise PrivacyError(
-            "Argument `train` must train the model that it returns, by itself and in this process, "
-            "and no other one: what others cost could not be charged. Received: a model with "
-            f"{len(steps)} trainings of its own, beside {len(elsewhere)} of other models"
+            "Argument `train` must train the model that it returns, itself and in this process, "
+            "and no other model, because tfdp could not charge the others. Received: a model "
+            f"with {len(steps)} trainings of its own, and {len(elsewhere)} trainings of other "
+            "models"
         )
     charged = Ledger()
     for name in steps:
@@ -187,19 +188,19 @@ def _run(train, score, earlier):
         given = score(model)
     if model.weight_origin.values() != before:
         raise PrivacyError(
-            "Argument `score` must leave the model's weights as they are: what it gave them is "
-            "not charged. Change them in `train`, or on a copy of the model."
+            "Argument `score` must not change the model's weights: values that it writes are not "
+            "charged. Change them in `train`, or on a copy of the model."
         )
     if later or history.steps_of(begun) != steps:
         raise PrivacyError(
-            "Argument `score` must not train: what it trained could not be charged as a part of "
-            "the run. Train in `train`."
+            "Argument `score` must not train, because its training could not be charged as a "
+            "part of the run. Train in `train`."
         )
     if means != ([score] if isinstance(score, PrivateMean) else []):
         raise PrivacyError(
-            "Argument `score` must be the PrivateMean itself, where it looks at private records: "
-            "the cost of one that a function calls would not be charged. To look for the smallest "
-            "error, let the PrivateMean's `values` give the bound minus the error."
+            "Argument `score` must be the PrivateMean itself if it uses private records: the "
+            "cost of a PrivateMean that a function calls would not be charged. To minimise an "
+            "error, let the PrivateMean's `values` return the bound minus the error."
         )
     origin = Origin.of(given)
     for entry in origin.releases:
@@ -207,9 +208,9 @@ def _run(train, score, earlier):
     unnamed = [entry.label for entry in history.releases if "release" not in entry.details]
     if unnamed:
         raise PrivacyError(
-            "Arguments `train` and `score` must use releases that have a name of their own, in "
-            'their detail "release": without one, a release that was made in every run looks like '
-            f"one that all of them share. Received: releases {unnamed}"
+            "Arguments `train` and `score` must use releases with unique names in their detail "
+            '"release": without one, tfdp cannot tell a release made in every run from one that '
+            f"all runs share. Received: releases {unnamed}"
         )
     releases = {entry.details["release"] for entry in history.releases}
     beside = (history.steps_beside(steps), releases, origin.assumptions)

@@ -31,11 +31,11 @@ def described(details, num_examples=None):
     taken = sorted(READ_BY_ACCOUNTING & details.keys())
     if taken:
         raise ValueError(
-            f"Arguments {taken} have names that accounting uses itself, and ε would depend on what "
-            "they say. Choose other names for what describes the charge. A charge for persons, for "
-            'some batches or for a period is not described: `model.charge(..., unit="person")` '
-            "says whose it is, and `tfdp.data`'s releases and samplers take `period` and check "
-            f"it. Received: {taken}"
+            f"Arguments {taken} have names that accounting itself reads, so ε would depend on "
+            "your description. Choose other names. To say that a charge protects persons, pass "
+            '`unit="person"` to `model.charge`. To say that it belongs to a period, pass '
+            "`period` to the releases and samplers of `tfdp.data`, which check it. Received: "
+            f"{taken}"
         )
     known = {} if num_examples is None else {"num_examples": count("num_examples", num_examples)}
     return {**known, DESCRIBED: details} if details else known

@@ -77,9 +77,9 @@ class Ledger:
     def _refuse_if_closed(self):
         if self._is_closed:
             raise ValueError(
-                "The ledger of a model is a copy of what was charged to its weights: what is added "
-                "here would be in no statement. Charge it to the model, `model.charge(label, "
-                "event)`, or make a ledger of your own, `Ledger(model.ledger.entries)`."
+                "This ledger is a copy of a model's charges: an entry added here would appear in "
+                "no statement. Charge the model, `model.charge(label, event)`, or make your own "
+                "ledger, `Ledger(model.ledger.entries)`."
             )
 
     @property
@@ -190,9 +190,9 @@ class Ledger:
         adjacency = self.adjacency if adjacency is None else adjacency
         if strongest([adjacency, self.adjacency]) != adjacency and adjacency not in _FEATURES:
             raise ValueError(
-                f'Argument `adjacency` must be "{self.adjacency}" or stronger: a mechanism in this '
-                "ledger shows which records there are (forward noise). "
-                f"Received: adjacency={adjacency!r}"
+                f'Argument `adjacency` must be "{self.adjacency}" or stronger: a mechanism in '
+                "this ledger (forward noise) reveals the number of records. Received: "
+                f"adjacency={adjacency!r}"
             )
         if self.mixes_units or self.repeats_draws:
             return math.inf

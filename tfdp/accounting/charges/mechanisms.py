@@ -17,17 +17,17 @@ from tfdp.accounting.events.random_allocation import allocation_event
 from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEvent
 
 UNKNOWN_BATCHES = (
-    "It is not known how the batches of some training steps were drawn. Train with `fit` on data "
-    "from tfdp.data, take batches from `model.training_batches(...)`, or say how they are drawn "
-    "with `tfdp.data.declare_sampling`."
+    "tfdp does not know how the batches of some training steps were drawn. Train with `fit` on "
+    "data from tfdp.data, take batches from `model.training_batches(...)`, or declare the "
+    "sampling with `tfdp.data.declare_sampling`."
 )
 UNPROTECTED = (
-    "Variables were trained on raw data, which did not pass through forward noise; they are "
-    "listed below. No epsilon holds for the whole model."
+    "The variables listed below were trained on raw data that did not pass through forward "
+    "noise. No epsilon holds for the whole model."
 )
 ENCODER_ASSUMED = (
-    "the layers below the forward noise learned nothing from these examples before, other than "
-    "what is listed here"
+    "the layers below the forward noise learned nothing from these examples before, except "
+    "through the mechanisms listed here"
 )
 LABELS_NOT_COVERED = (
     "the labels and sample weights of the training examples: forward noise protects features only"
@@ -120,14 +120,14 @@ class PrivateTraining(_Mechanism):
         drawn = self.sampling
         if drawn is not None and (drawn.max_records_per_unit is None) == (self.unit == PERSON):
             raise ValueError(
-                "Arguments `unit` and `sampling` contradict each other: persons are the unit of "
-                "batches that are drawn by person, and of no others. Received: "
-                f"unit={self.unit!r}, max_records_per_unit={drawn.max_records_per_unit}"
+                "Arguments `unit` and `sampling` contradict each other: persons must be the unit "
+                f"if, and only if, batches are sampled by person. Received: unit={self.unit!r}, "
+                f"max_records_per_unit={drawn.max_records_per_unit}"
             )
         if drawn is not None and drawn.is_allocated and self.mechanism != "gaussian":
             raise ValueError(
-                "Random allocation is accounted for where a step is Gaussian: a DPOptimizer with "
-                "selection=None, FEST or AdaFEST. For this selection of rows use "
+                "Random allocation can be accounted for only if each step is Gaussian: with a "
+                "DPOptimizer and selection=None, FEST or AdaFEST. For this selection use "
                 f"`tfdp.data.poisson_batches`. Received: mechanism={self.mechanism!r}, "
                 f"selection={self.selection}"
             )
@@ -190,7 +190,10 @@ class PrivateTraining(_Mechanism):
             details |= {"steps": steps, "run": run, "unstated": [UNKNOWN_BATCHES]}
             event, count = dp_accounting.NonPrivateDpEvent(), 1
         elif self.sampling.kind == "microbatches":
-            raise ValueError("Private training does not take batches that hold a record twice.")
+            raise ValueError(
+                "Private training cannot use batches that contain a record twice. "
+                "Use `tfdp.data.poisson_batches`."
+            )
         else:
             details["sampling"] = self.sampling.to_dict()
             details["overflow_probability"] = self.sampling.overflow_probability
@@ -248,8 +251,8 @@ class ForwardNoise(_Mechanism):
     def __post_init__(self):
         if self.sampling is not None and self.sampling.draw is not None:
             raise ValueError(
-                "Batches that were drawn ahead (`tfdp.data.load_batches`) are accounted for under "
-                "a DPOptimizer. For forward noise use `tfdp.data.shuffled_epochs` or "
+                "Batches that were drawn ahead (`tfdp.data.load_batches`) can be accounted for "
+                "only with a DPOptimizer. For forward noise use `tfdp.data.shuffled_epochs` or "
                 f"`tfdp.data.poisson_batches`. Received: draw={self.sampling.draw!r}"
             )
 
@@ -339,7 +342,7 @@ def mechanism_from_dict(fields):
     kind = fields.pop("kind", None)
     if kind not in _KINDS:
         raise ValueError(
-            "The history holds steps of a kind that this version cannot account for. "
-            f"Received: kind={kind!r}"
+            "The history holds steps of a kind that this version of tfdp cannot account for. Use "
+            f"the version that trained the weights, or a later one. Received: kind={kind!r}"
         )
     return _KINDS[kind]._from_fields(fields)

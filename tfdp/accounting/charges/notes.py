@@ -42,16 +42,16 @@ def doubts(sampling):
     assumptions, remarks = (), ()
     if sampling is not None and sampling.num_records is not None:
         assumptions = (
-            f"the number of records to draw from, {sampling.num_records}, is public: it, the "
-            "probability of a record and the number of steps are the same whether or not a person "
-            "takes part",
+            f"the number of records to sample from, {sampling.num_records}, is public: this "
+            "number, the sampling probability of a record and the number of steps are the same "
+            "whether or not a person takes part",
         )
     if sampling is not None and sampling.is_declared:
         kind = sampling.kind.removeprefix("declared_")
-        assumptions = (f"batches were drawn as declared ({kind}); tfdp drew none",)
+        assumptions = (f"batches were drawn as declared ({kind}); tfdp did not draw them",)
     if sampling is not None and sampling.seeded:
         remarks = (
-            "A fixed seed drew the batches: whoever knows it knows them, and the amplification "
-            "by sampling does not hold against them. Seeds are for tests.",
+            "The batches were drawn from a fixed seed. For anybody who knows the seed, the "
+            "amplification by sampling does not hold. Seeds are for tests.",
         )
     return Notes(assumptions=assumptions, remarks=remarks)

@@ -79,15 +79,16 @@ class Sampling:
         object.__setattr__(self, "expected_batch_size", _validate.plain(self.expected_batch_size))
         if self.kind != "microbatches" and self.microbatches != 1:
             raise ValueError(
-                'Argument `microbatches` is for kind="microbatches". '
-                f"Received: microbatches={self.microbatches}, kind={self.kind!r}"
+                'Argument `microbatches` needs kind="microbatches". Received: '
+                f"microbatches={self.microbatches}, kind={self.kind!r}"
             )
         if self.period is not None:
             object.__setattr__(self, "period", checked_period(self.period))
             if self.max_records_per_unit is None:
                 raise ValueError(
-                    "Argument `period` is for batches of persons: only of persons it is known that "
-                    "they are in no other period. Received: max_records_per_unit=None"
+                    "Argument `period` needs batches of persons (`max_records_per_unit`): tfdp "
+                    "checks for persons only that they are in no other period. Received: "
+                    "max_records_per_unit=None"
                 )
         if self.num_records is not None:
             self._check_records()
@@ -109,17 +110,17 @@ class Sampling:
         drawn = (self.kind, self.workers, self.draw)
         if drawn != ("poisson", 1, None) or self.max_records_per_unit is None:
             raise ValueError(
-                "Argument `num_records` is for Poisson samples of single records by one worker, of "
-                "which a person has at most `max_records_per_unit`: nothing else is accounted for. "
-                f"Received: kind={self.kind!r}, workers={self.workers}, draw={self.draw!r}, "
-                f"max_records_per_unit={self.max_records_per_unit}"
+                "Argument `num_records` needs Poisson samples of single records, drawn by one "
+                "worker, with `max_records_per_unit` as the bound for each person. Nothing else "
+                f"can be accounted for. Received: kind={self.kind!r}, workers={self.workers}, "
+                f"draw={self.draw!r}, max_records_per_unit={self.max_records_per_unit}"
             )
         most = self.num_examples * self.max_records_per_unit
         if not self.expected_batch_size <= self.num_records <= most:
             raise ValueError(
-                "Argument `num_records` must be at least `expected_batch_size`, and at most "
-                "`max_records_per_unit` for each of `num_examples` persons. Received: "
-                f"num_records={self.num_records}, expected_batch_size={self.expected_batch_size}, "
+                "Argument `num_records` must be at least `expected_batch_size` and at most "
+                f"num_examples · max_records_per_unit. Received: num_records={self.num_records}, "
+                f"expected_batch_size={self.expected_batch_size}, "
                 f"num_examples={self.num_examples}, "
                 f"max_records_per_unit={self.max_records_per_unit}"
             )
@@ -128,10 +129,10 @@ class Sampling:
         steps = self.num_examples / self.expected_batch_size
         if abs(steps - round(steps)) > 1e-9 * steps:
             raise ValueError(
-                "Argument `expected_batch_size` must be `num_examples` over the number of steps of "
-                'an epoch for kind="allocated": records are allocated to a whole number of them. '
-                f"Received: expected_batch_size={self.expected_batch_size}, "
-                f"num_examples={self.num_examples}"
+                "Argument `expected_batch_size` must be `num_examples` divided by the number of "
+                'steps of an epoch for kind="allocated", because records are allocated to a '
+                "whole number of steps. Received: "
+                f"expected_batch_size={self.expected_batch_size}, num_examples={self.num_examples}"
             )
         if self.steps_per_epoch is not None and self.steps_per_epoch > round(steps):
             raise ValueError(

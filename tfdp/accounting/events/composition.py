@@ -32,9 +32,9 @@ def training_event(noise_multiplier, sampling_probability, mechanism="gaussian",
     _validate.one_of("mechanism", mechanism, MECHANISMS)
     if _validate.count("records", records) > 1 and mechanism != "gaussian":
         raise ValueError(
-            "Several records of one person, each drawn by itself, are accounted for where a step "
-            "is Gaussian: a DPOptimizer with selection=None, FEST or AdaFEST. For this selection "
-            'of rows draw persons (`sampling_unit="person"`). Received: '
+            "Separately sampled records of one person can be accounted for only if each step is "
+            "Gaussian: with a DPOptimizer and selection=None, FEST or AdaFEST. For this "
+            'selection sample persons (`sampling_unit="person"`). Received: '
             f"mechanism={mechanism!r}, records={records}"
         )
     if sigma == 0:

@@ -66,8 +66,8 @@ def register_event(cls: type) -> type:
         cls.__qualname__,
     ):
         raise ValueError(
-            f"Argument `cls` must have a name of its own; {known.__module__} already has one. "
-            f"Received: cls={cls!r}"
+            f"Argument `cls` must have a unique name; {known.__module__} already has a class of "
+            f"this name. Received: cls={cls!r}"
         )
     _REGISTRY[cls.__name__] = cls
     return cls

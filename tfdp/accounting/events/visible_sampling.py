@@ -39,8 +39,8 @@ class VisiblySampledGaussianDpEvent(dp_accounting.DpEvent):
         """The event in a statement."""
         return (
             f"Gaussian noise of multiplier {self.noise_multiplier:.6g} on each record drawn with "
-            f"probability {self.sampling_probability:.6g}; who is drawn is visible, so that "
-            "sampling amplifies nothing"
+            f"probability {self.sampling_probability:.6g}; the draw is visible, so sampling "
+            "amplifies nothing"
         )
 
     def doubled(self):

@@ -69,9 +69,9 @@ def allocation_losses(noise_multiplier, num_steps, value_discretization_interval
     """
     if 0.5 / noise_multiplier**2 + _DEVIATIONS / noise_multiplier > _LARGEST_LOG:
         raise ValueError(
-            "Privacy losses of random allocation with so little noise are out of float64's range. "
-            'Use accountant="rdp", or more noise. '
-            f"Received: noise_multiplier={noise_multiplier}"
+            "With so little noise, the privacy losses of random allocation exceed the range of "
+            'float64. Use accountant="rdp", or more noise. Received: '
+            f"noise_multiplier={noise_multiplier}"
         )
     total, spacing = _sum_of(num_steps, noise_multiplier)
     losses = (total.low + np.arange(len(total.mass))) * spacing - math.log(num_steps)

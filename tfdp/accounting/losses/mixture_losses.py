@@ -108,8 +108,8 @@ def _sorted(event):
     order = order[weights[order] > 0]
     if np.any(shifts < 0) or not math.isclose(weights.sum(), 1):
         raise ValueError(
-            "A mixture of Gaussians has sensitivities of at least 0, whose probabilities add up "
-            f"to 1. Received: event={event!r}"
+            "A mixture of Gaussians must have sensitivities of at least 0 and probabilities that "
+            f"add up to 1. Received: event={event!r}"
         )
     return shifts[order], weights[order]
 

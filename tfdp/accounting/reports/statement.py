@@ -20,26 +20,27 @@ from tfdp.accounting.losses.truncation import truncation_delta
 from tfdp.accounting.reports import statement_text
 
 MIXED_UNITS = (
-    "Some of the mechanisms below protect one person with all of its records, others one record: "
-    "together they protect neither. Draw by person everywhere (`privacy_ids`), or nowhere."
+    "Some of the mechanisms below protect one person with all their records, others protect one "
+    "record: together they protect neither. Sample by person everywhere (`privacy_ids`), or "
+    "nowhere."
 )
 
 REPEATED_DRAW = (
-    "Several of the runs below trained on one draw that was made ahead: their samples are the "
-    "same, and no epsilon for independent samples holds. Draw anew for every training "
+    "Several of the runs below trained on the same draw made ahead. Their samples are the same, "
+    "so no epsilon for independent samples holds. Make a new draw for every training "
     "(`tfdp.beam.draw_batches`)."
 )
 
 CUT_OFF = (
-    "A batch holds fewer records than may be drawn. What that costs, the chance of a larger draw "
-    "times e^epsilon, is more than delta at an epsilon as large as here: {epsilon} if nothing "
-    "were cut off. Give the sampler a larger `max_batch_size` (the number of records never cuts), "
-    "or the optimizer more noise."
+    "A batch holds fewer records than a draw can have. The cost of cutting larger draws, their "
+    "probability times e^epsilon, exceeds delta at this epsilon (it would be {epsilon} without "
+    "cutting). Give the sampler a larger `max_batch_size` (the number of records never cuts), or "
+    "give the optimizer more noise."
 )
 
 DISJOINT = (
-    "The records of every person lie in one period only, which was checked by ids when the batches "
-    "were made: of the {count} disjoint periods the costliest is stated, and not their sum."
+    "The records of every person lie in one period only; ids were checked when the batches were "
+    "made. The epsilon is that of the costliest of the {count} disjoint periods, not their sum."
 )
 
 
@@ -148,8 +149,8 @@ class Statement:
         if composed > self.epsilon * (1 + _ROUNDING):
             raise ValueError(
                 f"The statement says epsilon = {self.epsilon:.6g}, but the mechanisms that it "
-                f"lists compose to {composed:.6g} at delta = {self.delta:.3g}: it was damaged, or "
-                "changed by hand. Export the model again"
+                f"lists compose to {composed:.6g} at delta = {self.delta:.3g}. It was damaged, or "
+                "changed by hand. Export the model again."
             )
 
     def __str__(self):

@@ -76,10 +76,10 @@ def without_amplification(statement):
         one = statement.unit if statement.unit == PERSON else "a record"
         times = "once" if statement.appearances == 1 else f"{statement.appearances} times"
         lines.append(
-            f"This is the epsilon without amplification by sampling: {one} was used at most "
-            f"{times} in shuffled batches, once per epoch. An epsilon of "
-            f"{round_up(statement.assumed_epsilon)} assumes Poisson sampling, which the pipeline "
-            "did not do; it is not a guarantee."
+            f"This epsilon has no amplification by sampling: {one} was used at most {times} in "
+            "shuffled batches, once per epoch. With Poisson sampling epsilon would be "
+            f"{round_up(statement.assumed_epsilon)}. The pipeline did not sample in this way, so "
+            "that smaller epsilon is not a guarantee."
         )
     return lines
 
@@ -119,8 +119,8 @@ def describe(event):
         mean = sum(w * c for w, c in zip(event.sampling_probs, event.sensitivities, strict=True))
         return (
             f"Gaussian noise of multiplier {event.standard_deviation:.6g} on a sum that one unit "
-            f"of privacy moves by a random number of clip norms, {mean:.6g} on average and at most "
-            f"{most:g}"
+            f"of privacy moves by a random number of clip norms ({mean:.6g} on average, at most "
+            f"{most:g})"
         )
     if name == "Gaussian":
         return f"Gaussian noise of multiplier {event.noise_multiplier:.6g}"
@@ -166,7 +166,7 @@ def cut_off_in_words(statement):
             capacities.append(f"{sampling['max_batch_size']} {what}")
     most = " or ".join(dict.fromkeys(capacities))
     return [
-        f"A batch holds at most {most}; the chance that a draw is larger takes "
+        f"A batch holds at most {most}. Larger draws are cut, which takes "
         f"{statement.overflow_delta:.3g} of the delta above."
     ]
 
@@ -187,10 +187,10 @@ def _drawn(sampling, steps):
     probability = size / (number if records is None else records)
     if records is not None:
         return (
-            f"Poisson sampled, each record by itself with probability {probability:.6g}{of} "
-            f"({size:g} of {records} records expected). At most {most} records of a person, chosen "
-            "once, may be drawn, and all others never; that several of them are in one step is "
-            "accounted for."
+            f"Poisson sampled, each record separately with probability {probability:.6g}{of} "
+            f"({size:g} of {records} records expected). Of each person, at most {most} records "
+            "take part, which were chosen once. The accounting covers steps that contain several "
+            "of them."
         )
     if most is not None:
         one, number = "person", f"{number} persons"

@@ -300,7 +300,7 @@ StatefulRandomBinomial StatefulStandardNormal StatefulStandardNormalV2 StatefulT
 StatefulUniform StatefulUniformFullInt StatefulUniformInt TruncatedNormal
 """.split()
 FIXED_SEED = (
-    "gives each place of the batch random numbers by a fixed seed (draw them with a "
+    "gives each position of the batch random numbers from a fixed seed (draw them with a "
     "`keras.random.SeedGenerator` of the layer)"
 )
 

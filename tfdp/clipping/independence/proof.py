@@ -29,8 +29,8 @@ def examine(walk, graph, given, losses, where, units=(), start=0):
         raise PrivacyError(_message(value, lambda op: where(walk.outer(op))))
     if isinstance(value, Rows) and value != Rows(0):
         raise PrivacyError(
-            f"{where(losses.op)} mixes the examples of a batch: the losses are not in the order of "
-            f"the examples. {WAY_OUT}"
+            f"{where(losses.op)} mixes the examples of a batch: the losses are not in the order "
+            f"of the examples. {WAY_OUT}"
         )
     return tuple(walk.searched)
 
@@ -39,12 +39,12 @@ def _message(value, where):
     op, met = value.op, value.met
     who, what = where(op), f"operation {op.name!r} ({op.type}) {value.what}"
     if met not in (None, op):
-        what += f", and operation {met.name!r} ({met.type}) brings that to each example"
+        what += f", and operation {met.name!r} ({met.type}) passes the result to each example"
     if value.known:
         return f"{who} mixes the examples of a batch: {what}. {WAY_OUT}"
     return (
-        f"{who} may mix the examples of a batch: {what}, and running it on random values could not "
-        "show that it keeps them apart. Compute it in the data before they are sampled, or build "
-        "it of other operations. If you know that each example is treated by itself, "
-        "`make_private(model, validate=False)` trains, and the statement lists that as assumed."
+        f"{who} may mix the examples of a batch: {what}, and tests on random values could not "
+        "show that it keeps them apart. Move this computation into the data, before sampling, or "
+        "build it from other operations. If you know that it treats each example separately, "
+        "train with `make_private(model, validate=False)`; the statement lists that as assumed."
     )

@@ -52,9 +52,9 @@ class Joined:
     met: tf.Operation | None = None
 
 
-TAKES = "takes some of the examples, or in another order"
+TAKES = "selects or reorders examples"
 #: What a public tensor does that differs from place to place.
-PLACES = "gives the examples something of their places in the batch"
+PLACES = "makes the examples depend on their positions in the batch"
 
 
 def is_of_examples(value):

@@ -37,9 +37,9 @@ def advances_of(model, scope):
         if not (counts and _follows_alone(handles, value)):
             raise PrivacyError(
                 f"Variable {variable.path!r} is updated from the batch during the forward pass, "
-                "without noise: it would publish raw data. Freeze or remove the layer. A layer may "
-                "count, by what is made of constants and of its counts alone: "
-                "`self.calls.assign_add(1)`, in no branch, loop or `tf.function`."
+                "without noise: it would publish raw data. Freeze or remove the layer. A layer "
+                "may keep a count that depends on constants and its own counts only: "
+                "`self.calls.assign_add(1)`, outside branches, loops and `tf.function`."
             )
     return [variable for variable, _ in updates]
 

@@ -111,11 +111,11 @@ class DataFlow:
                 what = (
                     "by a `tf.function` that its `call` uses"
                     if op.type in _FUNCTIONS
-                    else f"past Keras, by the operation {op.name!r} ({op.type})"
+                    else f"not through Keras, but by the operation {op.name!r} ({op.type})"
                 )
                 raise PrivacyError(
-                    f"Variable {variable.path!r} is read {what}{_inside(owner)}, where its "
-                    "gradient for each example cannot be followed. Leave the `@tf.function` out "
+                    f"Variable {variable.path!r} is read {what}{_inside(owner)}. tfdp cannot "
+                    "follow its gradient for each example there. Remove the `@tf.function` "
                     "(Keras compiles the whole step anyway), and read weights as attributes of "
                     "their layer."
                 )
@@ -128,8 +128,9 @@ class DataFlow:
                     raise PrivacyError(
                         f"Variable {variable.path!r} is read{_inside(owner)} under a custom "
                         "gradient (`tf.recompute_grad`, `keras.RematScope` or "
-                        "`tf.custom_gradient`), which hides its gradient for each example. Leave "
-                        "it out; to save memory, give the DPOptimizer a `microbatch_size`."
+                        "`tf.custom_gradient`), which hides its gradient for each example. "
+                        "Remove the custom gradient. To save memory, give the DPOptimizer a "
+                        "`microbatch_size`."
                     )
 
 

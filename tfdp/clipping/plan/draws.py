@@ -64,12 +64,11 @@ class Draws:
             if bad is not None:
                 raise PrivacyError(
                     f"Layer {call.layer.name!r} ({type(call.layer).__name__}) has no clipping "
-                    "rule, so it is run again for each example, and it draws random numbers that "
-                    f"would then be others: operation {bad.name!r} ({bad.op}). Draw them with a "
-                    "`keras.random.SeedGenerator` of the layer, "
-                    "`self.seeds = keras.random.SeedGenerator()` and "
-                    "`keras.random.dropout(x, rate, seed=self.seeds)`, or in a layer of its own "
-                    "that has no weights."
+                    "rule, so tfdp runs it again for each example. It draws random numbers that "
+                    f"would differ in that run: operation {bad.name!r} ({bad.op}). Draw them with "
+                    "a `keras.random.SeedGenerator` of the layer (`self.seeds = "
+                    "keras.random.SeedGenerator()` and `keras.random.dropout(x, rate, "
+                    "seed=self.seeds)`), or in a separate layer without weights."
                 )
 
     def of_each_example(self, call, other):

@@ -104,15 +104,15 @@ def make_clipping_plan(model, x):
     if not all(_alignment(first, pairs, lambda c: c.outputs)):
         raise PrivacyError(
             f"The outputs of model {model.name!r} lack the batch axis as their first axis, so "
-            "the gradients of its examples cannot be told apart. Return outputs of shape "
+            "tfdp cannot tell the gradients of its examples apart. Return outputs of shape "
             "(batch, ...)."
         )
     if calls is None:
         raise PrivacyError(
-            f"Layers of model {model.name!r} that have no clipping rule need its inputs one "
-            "example at a time. Give dense tensors of shape (batch, ...), padded where their "
-            "lengths differ, instead of ragged or sparse ones or others without the batch axis. "
-            f"Received: inputs {[kind(t) for t in tf.nest.flatten(x)]}"
+            f"Layers of model {model.name!r} without a clipping rule need the inputs one example "
+            "at a time. Pass dense tensors of shape (batch, ...), padded if their lengths "
+            "differ, not ragged or sparse ones, or tensors without a batch axis. Received: "
+            f"inputs {[kind(t) for t in tf.nest.flatten(x)]}"
         )
     draws = Draws(first.graph) if any(planned.rule is None for planned in calls) else None
     for planned in calls:
@@ -216,8 +216,8 @@ def _choose(call, pairs, flow):
         if is_external(variable):
             raise PrivacyError(
                 f"Table {variable.name!r} is in a TPU embedding and is looked up inside layer "
-                f"{call.layer.name!r}, for whose gradients there is no rule. Call the "
-                "SparseEmbedding directly in the model, or leave its `placement` out."
+                f"{call.layer.name!r}, which has no clipping rule for it. Call the "
+                "SparseEmbedding directly in the model, or remove its `placement`."
             )
     if _composites(call.outputs) or not _divides_by_example(pairs[call.key]):
         return None

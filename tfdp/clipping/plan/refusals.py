@@ -13,18 +13,19 @@ _TRAP = "_gradient_trap_dummy"
 
 #: What to do in place of mixing examples, for error messages.
 WAY_OUT = (
-    "The gradient of one example cannot be clipped by itself then. In place of in-batch negatives "
-    "use a softmax over all items, or over negatives that are sampled for each example in the "
-    "data; in place of statistics of the batch, normalise each example by itself "
-    "(LayerNormalization, GroupNormalization); mix, sort or augment examples in the data before "
-    "they are sampled; and give labels the shape of the outputs, so that they do not broadcast."
+    "The gradient of one example then cannot be clipped separately. Replace in-batch negatives "
+    "by a softmax over all items, or by negatives that are sampled for each example in the data. "
+    "Replace statistics of the batch by normalisation within each example (LayerNormalization, "
+    "GroupNormalization). Mix, sort or augment examples in the data, before sampling. Give "
+    "labels the shape of the outputs, so that they do not broadcast."
 )
 
 #: What a model does whose forward pass is not the one that was planned for, for error messages.
 CALLS_DIFFER = (
-    "calls different layers each time it is run: Python decides which, perhaps by random numbers "
-    "or by a count of its own, and layers that are left out get no gradients. Decide with tensors: "
-    "`tf.where`, `keras.ops.cond`, or a layer that draws from a `keras.random.SeedGenerator`."
+    "calls different layers each time it runs. Python code decides which, perhaps by random "
+    "numbers or a counter, and layers that are left out get no gradients. Decide with tensors "
+    "instead: `tf.where`, `keras.ops.cond`, or a layer that draws from a "
+    "`keras.random.SeedGenerator`."
 )
 
 # A step that takes more than so many times as long as without privacy is warned of.
@@ -54,22 +55,22 @@ def refuse_named_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             raise PrivacyError(
                 f"{where} mixes the examples of a batch: no gradient belongs to one example, and "
-                "its moving statistics would publish raw data. Use GroupNormalization or "
-                "LayerNormalization (`tfdp.layers.replace_batch_norm(model)` makes such a model), "
-                "or freeze it with `layer.trainable = False`."
+                "its moving statistics would publish raw data. Replace it by GroupNormalization "
+                "or LayerNormalization (`tfdp.layers.replace_batch_norm(model)` does so), or "
+                "freeze it with `layer.trainable = False`."
             )
         if isinstance(layer, keras.layers.SpectralNormalization):
             raise PrivacyError(
-                f"{where} writes into the weights of its layer during the forward pass, where the "
-                "gradients of single examples cannot be followed. Bound the weights by a "
-                "`kernel_constraint` of the layer (`keras.constraints.MaxNorm`, `UnitNorm`) "
-                "instead."
+                f"{where} changes the weights of its layer during the forward pass, where tfdp "
+                "cannot follow the gradients of single examples. Bound the weights by a "
+                "`kernel_constraint` of the layer instead (`keras.constraints.MaxNorm`, "
+                "`UnitNorm`)."
             )
         if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
             raise PrivacyError(
-                f"{where} is stateful: it hands the state of one batch to the next, so that "
-                "examples change each other's gradients. Leave `stateful=True` out, and give each "
-                "sequence as one example."
+                f"{where} is stateful: it passes the state of one batch to the next, so examples "
+                "change each other's gradients. Remove `stateful=True`, and pass each sequence "
+                "as one example."
             )
         if isinstance(layer, _MIXERS):
             raise PrivacyError(f"{where} mixes the examples of a batch. {WAY_OUT}")
@@ -80,8 +81,8 @@ def refuse_named_layers(model):
             )
         if layer.activity_regularizer is not None:
             raise PrivacyError(
-                f"{where} has an `activity_regularizer`, a loss of the whole batch. Remove it, or "
-                "return the activity as a model output with a loss of its own."
+                f"{where} has an `activity_regularizer`, which is a loss of the whole batch. "
+                "Remove it, or return the activity as a model output with its own loss."
             )
 
 
@@ -94,15 +95,15 @@ def refuse_kinds_of_weights(model):
     for variable in model.trainable_variables:
         if tf.as_dtype(variable.dtype).is_complex:
             raise PrivacyError(
-                f"Variable {variable.path!r} is {variable.dtype}: gradients are clipped and noised "
-                "as real numbers. Keep its real and its imaginary part in two weights, and make "
-                "`tf.complex(real, imaginary)` of them in `call`."
+                f"Variable {variable.path!r} is {variable.dtype}, but gradients are clipped and "
+                "noised as real numbers. Keep its real and imaginary parts in two weights, and "
+                "compute `tf.complex(real, imaginary)` in `call`."
             )
         if variable.overwrite_with_gradient:
             raise PrivacyError(
-                f"Variable {variable.path!r} belongs to a float8 layer, which writes statistics of "
-                "the batch into it in place of a gradient, without noise. Use the policy "
-                "'float32' or 'mixed_bfloat16'."
+                f"Variable {variable.path!r} belongs to a float8 layer. Such a layer writes "
+                "statistics of the batch into it in place of a gradient, without noise. Use the "
+                "policy 'float32' or 'mixed_bfloat16'."
             )
 
 
@@ -117,9 +118,9 @@ def warn_of_still_variables(variables, from_whom):
         names = sorted({v.path if hasattr(v, "path") else v.name for v in variables})
         warnings.warn(
             f"These variables get a gradient of exactly zero from {from_whom}: {names}. A private "
-            "optimizer still adds noise to them, and nothing else. Look for a `stop_gradient`, a "
-            "rounding or an argmax between them and the loss, for units that are never active, "
-            "or freeze them: `layer.trainable = False`.",
+            "optimizer adds only noise to them. Check for a `stop_gradient`, a rounding or an "
+            "argmax between them and the loss, or for units that are never active. Or freeze "
+            "them: `layer.trainable = False`.",
             stacklevel=2,
         )
 
@@ -132,19 +133,20 @@ def warn_of_plan(plan):
     """
     if plan.unused:
         warnings.warn(
-            "These variables do not enter the model's outputs and will not be trained: "
-            f"{[v.path for v in plan.unused]}",
+            "These variables do not affect the model's outputs and will not be trained: "
+            f"{[v.path for v in plan.unused]}. Use them in `call`, or freeze or remove their "
+            "layers.",
             stacklevel=2,
         )
     slow = {c.layer.name: c.slowdown for c in plan.calls.values() if c.rule is None}
     times = 1.0 + sum(slowdown - 1.0 for slowdown in slow.values())
     if times > _SLOW:
         warnings.warn(
-            f"Layers {sorted(slow)} have no clipping rule: the gradient of each example is taken "
-            "by running them again, exactly but slowly. A step on 64 examples may take about "
-            f"{times:.0f} times as long as without privacy. Build them of Keras' own layers, or "
-            "write a rule (`tfdp.clipping.register_rule`); `tfdp.clipping.explain(model)` shows "
-            "what each costs.",
+            f"Layers {sorted(slow)} have no clipping rule. tfdp runs them again for each example, "
+            f"which is exact but slow: a step on 64 examples may take about {times:.0f} times as "
+            "long as without privacy. Build them from Keras' own layers, or write a rule "
+            "(`tfdp.clipping.register_rule`). `tfdp.clipping.explain(model)` shows the cost of "
+            "each layer.",
             stacklevel=2,
         )
 
@@ -164,8 +166,8 @@ def refuse_named_losses(losses):
             whole = isinstance(loss, getattr(keras.losses, name)) and loss.axis is None
             if whole or loss is getattr(keras.losses, name.lower()):
                 raise PrivacyError(
-                    f"Argument `loss` is {name} over the whole batch: one number for all of its "
-                    "examples, of which none can be clipped by itself. Give it the axes of one "
+                    f"Argument `loss` is {name} over the whole batch: it returns one number for "
+                    "all examples, which cannot be clipped per example. Give it the axes of one "
                     f"example: `keras.losses.{name}(axis=(1, 2, 3))` for images with channels, "
                     f"`axis=(1, 2)` without. Received: loss={one}"
                 )
@@ -188,11 +190,10 @@ def refuse_layers_beyond_reach(model):
         held = list(_held(layer))
         if any(_updates_itself(one) for one in held):
             raise PrivacyError(
-                f"{where} keeps tables on the SparseCore. Its backward pass updates them by "
-                "itself, with gradients that are neither clipped nor noised and that no "
-                "DPOptimizer ever sees. Use `tfdp.layers.SparseEmbedding(..., "
-                'placement="tpu")`, or `placement="default_device"` in each '
-                "keras_rs.layers.TableConfig."
+                f"{where} keeps tables on the SparseCore. Its backward pass updates them with "
+                "gradients that are neither clipped nor noised, and that no DPOptimizer sees. "
+                'Use `tfdp.layers.SparseEmbedding(..., placement="tpu")`, or '
+                '`placement="default_device"` in each keras_rs.layers.TableConfig.'
             )
         for one in held:
             if is_tf_keras(one):

@@ -62,10 +62,10 @@ def refuse_side_effects(graph, where, shown=(), operations=None):
     for kind, name in found.items():
         if kind not in functions and not _is_harmless(graph, kind):
             raise PrivacyError(
-                f"{where} runs the operation {name!r} ({kind}), which keeps or hands on what it "
-                "sees of the batch, without noise: it would publish raw data. Compute such "
-                "statistics from public data before training, and return what the loss needs as "
-                "an output of shape (batch, ...)."
+                f"{where} runs the operation {name!r} ({kind}), which stores or passes on data of "
+                "the batch without noise: it would publish raw data. Compute such statistics "
+                "from public data before training. Return values that the loss needs as an "
+                "output of shape (batch, ...)."
             )
 
 
@@ -90,8 +90,8 @@ def refuse_results_of_metrics(graph, results, shown, where):
         if op.name in held:
             raise PrivacyError(
                 f"{where} reads the state of a metric, which was computed on raw data of other "
-                "steps, without noise: one record would move steps that it is not in. Scale by "
-                "constants, or by what the model computes of each example."
+                "steps without noise: one record would affect steps that do not contain it. "
+                "Scale by constants, or by values that the model computes for each example."
             )
         pending += [t.op for t in op.inputs]
 
@@ -121,8 +121,8 @@ def no_writes(variables, where):
         by = [f"{node.name} ({node.op})" for node in written]
     if by:
         raise PrivacyError(
-            f"{where} changes a weight, or what the optimizer holds: {by[0]}. Raw data would enter "
-            "it without noise. Keep what is shown in a metric's own variables."
+            f"{where} changes a weight or a variable of the optimizer: {by[0]}. Raw data would "
+            "enter it without noise. Keep values that you show in a metric's own variables."
         )
 
 

@@ -87,7 +87,7 @@ def _spec(tensor, batch_size):
         tensor, "sparse", False
     ):
         raise PrivacyError(
-            "Sparse tensors cannot be divided by example. Give padded or ragged ones: "
+            "Sparse tensors cannot be split into examples. Pass padded or ragged tensors: "
             f"`tf.RaggedTensor.from_sparse(x)`. Received: {kind(tensor)}"
         )
     shape = (batch_size, *tensor.shape[1:])
@@ -119,10 +119,11 @@ def _refuse_corruption(model, graph):
     if product is not None:
         raise PrivacyError(
             f"Model {model.name!r} multiplies {product.inputs[0].shape} by one matrix of "
-            f"{product.inputs[1].shape[-2:]} ({product.name}), where this TensorFlow writes beyond "
-            "its memory on CPUs (tensorflow issue 117700): gradients, norms and so ε could be "
-            "wrong. Leave out the axis of size 1, as by `keras.ops.squeeze(x, 1)`, or set the "
-            "environment variable TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported."
+            f"{product.inputs[1].shape[-2:]} ({product.name}). On CPUs, this TensorFlow then "
+            "writes outside its memory (tensorflow issue 117700): gradients, norms and so ε "
+            "could be wrong. Remove the axis of size 1, for example by `keras.ops.squeeze(x, "
+            "1)`, or set the environment variable TF_ENABLE_ONEDNN_OPTS=0 before you import "
+            "TensorFlow."
         )
 
 
@@ -132,11 +133,11 @@ def refuse_corrupting_derivatives(call):
     found = corrupting_convolution(operations)
     if found is not None:
         raise PrivacyError(
-            f"Layer {call.layer.name!r} has no clipping rule and makes a convolution of size 1x1 "
-            f"and strides {found.get_attr('strides')[1:3]} ({found.name}), for whose gradient this "
-            "TensorFlow writes beyond its memory on CPUs: norms and so ε could be wrong. Take "
-            "the places first (`x[:, ::2, ::2]`) and convolve them with strides of 1, or set "
-            "the environment variable TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported."
+            f"Layer {call.layer.name!r} has no clipping rule and computes a convolution of size "
+            f"1x1 and strides {found.get_attr('strides')[1:3]} ({found.name}). On CPUs, this "
+            "TensorFlow writes outside its memory in its gradient: norms and so ε could be "
+            "wrong. Slice first (`x[:, ::2, ::2]`) and convolve with strides of 1, or set the "
+            "environment variable TF_ENABLE_ONEDNN_OPTS=0 before you import TensorFlow."
         )
 
 
@@ -145,5 +146,5 @@ def _refuse_added_losses(model, scope):
         raise PrivacyError(
             f"Model {model.name!r} calls `add_loss` in its forward pass: a loss of the whole "
             "batch cannot be clipped per example. Return the term as an output of shape (batch, "
-            "...) with a loss of its own; weight regularizers are allowed."
+            "...) with its own loss. Weight regularizers are allowed."
         )

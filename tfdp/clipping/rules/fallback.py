@@ -121,11 +121,10 @@ def refuse_other_computations(planned, call):
     if kinds != kinds_again or not numbers_again <= numbers:
         layer = call.layer
         raise PrivacyError(
-            f"Layer {layer.name!r} ({type(layer).__name__}) has no clipping rule, so it is run "
-            "again for each example, and then it computed something else. What it computes must "
-            "depend on nothing but its arguments, its weights, and `keras.random.SeedGenerator`s "
-            "of its own. Give it what the model sets on it between its calls as an argument of "
-            "`call`."
+            f"Layer {layer.name!r} ({type(layer).__name__}) has no clipping rule, so tfdp ran it "
+            "again for each example, and it then computed something else. Its results may depend "
+            "only on its arguments, its weights, and its own `keras.random.SeedGenerator`s. If "
+            "the model sets values on it between its calls, pass them as arguments of `call`."
         )
 
 
@@ -212,8 +211,9 @@ def _say_once(layer):
         _ONE_BY_ONE.add(layer)
         warnings.warn(
             f"Layer {layer.name!r} has no clipping rule, and TensorFlow cannot run it on all "
-            "examples at once (a loop, or a branch around sublayers): it runs example by example, "
-            "with the same numbers, and slowly.",
+            "examples at once (it has a loop, or a branch around sublayers). tfdp runs it one "
+            "example at a time: the numbers are the same, but it is slow. Write a rule "
+            "(`tfdp.clipping.register_rule`) for speed.",
             stacklevel=2,
         )
 

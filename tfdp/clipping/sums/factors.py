@@ -62,8 +62,8 @@ def shares_of_layers(names, given):
     for name in given:
         if names.count(name) != 1:
             raise ValueError(
-                "Argument `layer_shares` must name layers that are trained, each of another name. "
-                f"Received: {name!r}, which {names.count(name)} of the layers {names} are called"
+                "Argument `layer_shares` must name trained layers with unique names. Received: "
+                f"{name!r}, the name of {names.count(name)} of the layers {names}"
             )
     others = len(names) - len(given)
     left = 1 - math.fsum(given.values())
@@ -71,8 +71,9 @@ def shares_of_layers(names, given):
     if not (left > 0 or (left == 0 and not others)) or not all(s > 0 for s in given.values()):
         rest = [name for name in names if name not in given]
         raise ValueError(
-            "Argument `layer_shares` must have positive values that add up to at most 1 and leave "
-            f"something to the layers that it does not name: {rest}. Received: layer_shares={given}"
+            "Argument `layer_shares` must have positive values that add up to at most 1 and "
+            f"leave a share for the layers that it does not name: {rest}. Received: "
+            f"layer_shares={given}"
         )
     return [given[name] if name in given else left / others for name in names]
 

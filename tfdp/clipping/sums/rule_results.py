@@ -34,10 +34,9 @@ def contributions_of(recorded, gradients):
     missing = wanted - {id(v) for v, _ in found}
     if missing:
         raise PrivacyError(
-            f"{where} says in `variables` that it covers "
-            f"{[v.path for v in planned.variables if id(v) in missing]}, but returned no "
-            "contribution for it. Return one for each variable, or leave it out of `variables`: "
-            "the layer then takes the exact fallback."
+            f"{where} lists {[v.path for v in planned.variables if id(v) in missing]} in "
+            "`variables`, but returned no contribution for it. Return one for each variable, or "
+            "remove it from `variables`: the layer then uses the exact fallback."
         )
     for variable, contribution in found:
         _check_shapes(where, variable, contribution)
@@ -49,9 +48,10 @@ def _check_shapes(where, variable, contribution):
         axes = contribution.layout.rows + contribution.layout.columns
         if sorted(axes) != list(range(len(variable.shape))):
             raise PrivacyError(
-                f"{where} gives an OuterProduct for variable {variable.path!r} of shape "
-                f"{tuple(variable.shape)}, which is no matrix laid out as {contribution.layout}. "
-                "Give a `layout` that names each axis once, or PerExampleGradients."
+                f"{where} returned an OuterProduct for variable {variable.path!r} of shape "
+                f"{tuple(variable.shape)}, which is not a matrix with layout "
+                f"{contribution.layout}. Give a `layout` that names each axis once, or return "
+                "PerExampleGradients."
             )
     for name, wanted in _shapes(variable, contribution).items():
         shape = getattr(contribution, name).shape
@@ -59,8 +59,9 @@ def _check_shapes(where, variable, contribution):
             sizes = ", ".join("positions" if size is None else str(size) for size in wanted)
             advice = " Without positions use 1." if None in wanted else ""
             raise PrivacyError(
-                f"{where} must give {type(contribution).__name__} of variable {variable.path!r} "
-                f"`{name}` of shape (batch, {sizes}).{advice} Received: {shape}"
+                f"{where} must return {type(contribution).__name__} for variable "
+                f"{variable.path!r} with `{name}` of shape (batch, {sizes}).{advice} Received: "
+                f"{shape}"
             )
 
 

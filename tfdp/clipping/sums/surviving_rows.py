@@ -59,11 +59,10 @@ def activated_rows(model, result):
             continue
         if not isinstance(gradient, RowGradients):
             raise PrivacyError(
-                f"Table {name!r} is used in another way than by its layer's own look-up (in a "
-                "subclass with a `call` of its own, inside a layer without a rule, or read as a "
-                "whole), so that the rows of its gradient are not known from ids. Call the "
-                "SparseEmbedding (or the keras_rs layer) directly in the model, or leave "
-                "`selection` out."
+                f"Table {name!r} is used other than by its layer's own look-up: in a subclass "
+                "with its own `call`, inside a layer without a rule, or read as a whole. tfdp "
+                "then cannot tell from ids which rows have a gradient. Call the SparseEmbedding "
+                "(or the keras_rs layer) directly in the model, or remove `selection`."
             )
         found[i] = gradient
     return found

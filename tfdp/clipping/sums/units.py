@@ -26,9 +26,9 @@ def unit_mask(example_mask, rows_per_unit):
     size = example_mask.shape[0]
     if size is not None and size % rows_per_unit:
         raise PrivacyError(
-            f"A batch of persons has {rows_per_unit} rows for each of them "
-            "(`max_records_per_unit`), and so a multiple of that: who stands behind which row is "
-            f"not known otherwise. Received: {size} rows. Give `fit` the dataset of "
+            f"A batch of persons must have a multiple of {rows_per_unit} rows, because each "
+            "person has that many (`max_records_per_unit`); otherwise tfdp cannot tell whose row "
+            f"is whose. Received: {size} rows. Pass `fit` the dataset of "
             "`tfdp.data.poisson_batches(..., privacy_ids=...)` itself."
         )
     if size is None:

@@ -18,7 +18,7 @@ CRITEO_VOCABULARY_SIZES = (
 # With so many rows held out in any case, one row less changes the training data by one row. Their
 # number follows from that of all rows, though, and a person's rows move as many of others.
 _BY_PLACE = (
-    "which rows were held out of the training data is public: the last ones of the table, by their "
+    "it is public which rows were held out of the training data: the last rows of the table, by "
     "number"
 )
 

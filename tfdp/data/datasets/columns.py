@@ -68,9 +68,9 @@ def _of_text(path, names, delimiter):
         if len(row) != width or max(places) >= width:
             # What stands in the line is private, and stays out of the message.
             raise ValueError(
-                f"{path} must have the same fields in every line, among them columns "
-                f"{list(names)}. Received, in line {number}: {len(row)} fields, separated by "
-                f"{delimiter!r}. Give `delimiter` if it is another"
+                f"{path} must have the same number of fields in every line, including the columns "
+                f"{list(names)}. If the separator is not {delimiter!r}, give `delimiter`. "
+                f"Received, in line {number}: {len(row)} fields"
             )
         for values, place in zip(found, places, strict=True):
             values.append(row[place])
@@ -83,8 +83,9 @@ def _places(path, header, names):
     missing = [name for name in names if name not in header]
     if missing:
         raise ValueError(
-            f"{path} must have a header with the columns {list(names)}. Received: {header}. Give "
-            "the names in its first line, or, if it has no header, the columns' numbers from 0"
+            f"{path} must have a header with the columns {list(names)}. Put the names in its "
+            "first line. If it has no header, give the columns by number, from 0. Received: "
+            f"{header}"
         )
     return [header.index(name) for name in names]
 
@@ -116,7 +117,9 @@ def _parquet(path, names):
             f"Reading Parquet files needs pyarrow: pip install 'tfdp[parquet]'. Received: {path}"
         ) from error
     if any(not isinstance(name, str) for name in names):
-        raise ValueError(f"A Parquet file has named columns. Received: columns {list(names)}")
+        raise ValueError(
+            f"The columns of a Parquet file must be given by name. Received: columns {list(names)}"
+        )
     known = parquet.read_schema(path).names
     missing = [name for name in names if name not in known]
     if missing:

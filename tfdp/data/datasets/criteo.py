@@ -63,8 +63,8 @@ def load_criteo(
     if (hash_buckets is None) == (vocabulary is None):
         raise ValueError(
             "Exactly one of the arguments `hash_buckets` and `vocabulary` must be given: sizes "
-            "taken from the data would publish it. "
-            f"Received: hash_buckets={hash_buckets}, vocabulary={vocabulary}"
+            "taken from the data would publish information about it. Received: "
+            f"hash_buckets={hash_buckets}, vocabulary={vocabulary}"
         )
     if hash_buckets is not None:
         sizes, assumptions = _bucket_counts(hash_buckets), ()

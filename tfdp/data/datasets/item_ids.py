@@ -11,7 +11,7 @@ from tfdp.data.provenance.origins import Origin
 #: Value of `items=` by which a user declares what occurs in the data to be public.
 FROM_DATA = "from_data"
 _CATALOGUE = "the catalogue of items is public"
-_OCCURRING = "the item ids that occur in the data are public: which items there are, and how many"
+_OCCURRING = "it is public which item ids occur in the data, and how many"
 
 
 def item_ids(
@@ -37,11 +37,11 @@ def item_ids(
     if items is None:
         if numbers is None:
             raise ValueError(
-                "Argument `items` must be given where items are called by text: the names that "
-                "occur in private data are private themselves. Give the public catalogue, "
-                'items=[...] (items that it lacks are left out), or items="from_data" if which '
-                "items occur may be known; the privacy statement lists that as assumed (with "
-                "`tfdp train`: --items FILE, or --items from_data)"
+                "Argument `items` must be given if items are named by text, because the names "
+                "that occur in private data are private. Pass the public catalogue, items=[...]; "
+                "items that it lacks are left out. If it may be known which items occur, pass "
+                'items="from_data"; the privacy statement lists that as assumed. (With `tfdp '
+                "train`: --items FILE, or --items from_data.)"
             )
         return numbers, None, Origin()
     names = (names if numbers is None else numbers).astype(str)

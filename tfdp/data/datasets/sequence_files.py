@@ -145,8 +145,8 @@ def _refuse_missing(column, name):
         missing = np.char.strip(column.astype(str)) == ""
     if missing.any():
         raise ValueError(
-            f"Column {name!r} must have a value in every row: leave such rows out. Received: "
-            f"{np.count_nonzero(missing)} rows without one"
+            f"Column {name!r} must have a value in every row: remove rows without one. Received: "
+            f"{np.count_nonzero(missing)} rows without a value"
         )
 
 
@@ -191,8 +191,8 @@ def _of_columns(users, found, times, max_length, num_items, items, origin):
     origin = Origin.all_of([origin, of_items])
     if catalogue is None and ids.min() < 1:
         raise ValueError(
-            "Item ids must be 1 or more, since 0 is padding. If these integers are what items are "
-            'called, give `items`, the catalogue, or items="from_data". Received: ids from '
+            "Item ids must be at least 1, because 0 is padding. If these integers are names of "
+            'items, pass the catalogue as `items`, or items="from_data". Received: ids from '
             f"{ids.min()} on"
         )
     if users.dtype.kind == "O":  # 7 and 7.0, of a file where some were missing, are one
@@ -252,10 +252,11 @@ def _read_line_by_line(path):
             if not (fits and all(map(_is_positive_integer, fields))):
                 content = line.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
                 raise ValueError(
-                    "Argument `path` must name a file of two positive integers, user and item, a "
-                    "line, or of one line for each user, the user and then the items (of lines "
-                    "that are all of one length, `load_histories(path, first_is_user=True)`). "
-                    f"Received: path={str(path)!r}, line {number}: {content!r}"
+                    "Argument `path` must name a file whose lines are two positive integers, "
+                    "user and item, or a user followed by all of their items. If all lines of "
+                    "the second form have the same length, read it with `load_histories(path, "
+                    f"first_is_user=True)`. Received: path={str(path)!r}, line {number}: "
+                    f"{content!r}"
                 )
             user, *items = map(int, fields)
             pairs += [(user, item) for item in items]

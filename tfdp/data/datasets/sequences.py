@@ -15,7 +15,7 @@ from tfdp.data.provenance.origins import Origin
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-_LARGEST_ID = "the number of items, the largest id in the data, is public"
+_LARGEST_ID = "the number of items, which is the largest id in the data, is public"
 #: What one record is, for statements.
 UNIT_OF_PRIVACY = "one user (one training sequence)"
 

@@ -63,8 +63,8 @@ def load_clicks(
     """
     if not isinstance(categories, dict) or not categories:
         raise ValueError(
-            "Argument `categories` must be a dict of column to number of hash buckets or to the "
-            f"public list of its values. Received: categories={categories!r}"
+            "Argument `categories` must be a dict from column to a number of hash buckets or to "
+            f"the public list of its values. Received: categories={categories!r}"
         )
     _check_fraction(test_fraction)
     (clicked, *columns), origin = read_columns(data, [label, *categories, *counts], delimiter)
@@ -159,8 +159,8 @@ def load_texts(
     labels = np.array([places.get(name, -1) for name in names], np.int32)
     if (labels < 0).any():
         raise ValueError(
-            f"Argument `classes` must name every label of column {label!r}. Received: "
-            f"{classes}, which {np.count_nonzero(labels < 0)} rows are not among"
+            f"Argument `classes` must name every label of column {label!r}. Received: {classes}, "
+            f"which lacks the labels of {np.count_nonzero(labels < 0)} rows"
         )
     texts = texts.astype(object)
     # By no order or number of rows: without one of them, others would change sides.

@@ -27,9 +27,9 @@ _BATCH_PRESERVING = frozenset(
 )
 
 _WAY_OUT = (
-    "They cannot be declared otherwise: declare data that tfdp did not draw. Do what is to be done "
-    "to records before they are sampled, and give `fit` what the sampler returns; `map`, "
-    "`prefetch`, `take` and `with_options` alone may follow."
+    "Declare only data that tfdp did not draw. Apply operations to the records before sampling, "
+    "and pass `fit` the dataset that the sampler returned; only `map`, `prefetch`, `take` and "
+    "`with_options` may follow."
 )
 
 
@@ -87,16 +87,16 @@ def refuse_drawn(name, dataset, way_out):
         drawn = getattr(made_from, _ATTRIBUTE, None)
         if drawn is not None:
             raise ValueError(
-                f"Argument `{name}` is made of batches that were drawn already, by tfdp, or as "
-                f"they were declared: that is what they are, whatever was done since. {way_out} "
+                f"Argument `{name}` is made from batches that tfdp drew already, or that were "
+                f"declared already; later operations cannot change how they were drawn. {way_out} "
                 f"Received: a dataset made of {drawn.kind} batches, {dataset}"
             )
         if hides_others(made_from):
             raise ValueError(
-                f"Argument `{name}` is made of another dataset, or of an iterator, in a function "
-                "or as an element, where it cannot be followed how its batches were drawn and what "
-                "its records cost. Make that dataset inside of the function, or join datasets by "
-                f"their methods. {way_out} Received: {dataset}, made by a "
+                f"Argument `{name}` is made from another dataset or an iterator, inside a "
+                "function or as an element. tfdp cannot follow there how its batches were drawn "
+                "and what its records cost. Create that dataset inside the function, or join "
+                f"datasets by their methods. {way_out} Received: {dataset}, made by a "
                 f"{type(made_from).__name__}"
             )
 
@@ -153,7 +153,7 @@ def _check_pass(dataset, sampling):
     count = int(dataset.cardinality())
     if not sampling.is_poisson and (count > longest or count == tf.data.INFINITE_CARDINALITY):
         raise ValueError(
-            "Argument `dataset` must be one pass over the records, each once: leave `repeat` out, "
+            "Argument `dataset` must be one pass over the records, each once. Remove `repeat`, "
             "and give `fit` the number of epochs. Received: a dataset of "
             f"{'endless' if count < 0 else count} batches, where {longest} hold all records"
         )

@@ -166,9 +166,9 @@ class OriginArray(np.ndarray):
 
 def _refuse_mask():
     raise ValueError(
-        "Arrays that carry the charge of a release cannot be masked: what numpy makes of masked "
-        "arrays loses it. Fill what is masked first, `masked.filled(0)`, or multiply by weights of "
-        "0 and 1. Received: an array with an origin, for np.ma"
+        "Arrays that carry the charge of a release cannot be masked, because results that numpy "
+        "computes from masked arrays lose it. Fill masked values first, `masked.filled(0)`, or "
+        "multiply by weights of 0 and 1. Received: an array with an origin, for np.ma"
     )
 
 

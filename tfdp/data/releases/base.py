@@ -66,7 +66,7 @@ class ChargedRelease:
         found = list(self.origin.assumptions)
         if self.details.get("seed") is not None:
             found.append(
-                f"nobody knows the fixed seed {self.details['seed']} that the noise of the release "
-                "was drawn from: this release is a test, not a private one"
+                f"nobody knows the fixed seed {self.details['seed']} from which the noise of the "
+                "release was drawn: this release is a test, not a private one"
             )
         return found

@@ -156,8 +156,8 @@ def _checked(train, vocabulary_sizes):
     for name, size in vocabulary_sizes.items():
         if not isinstance(name, str) or name.startswith(f"{INTEGERS}_"):
             raise ValueError(
-                f"Argument `vocabulary_sizes` must name features, by strings that do not begin "
-                f'with "{INTEGERS}_", as the names of counts do. Received: {name!r}'
+                "Argument `vocabulary_sizes` must name features by strings that do not begin "
+                f'with "{INTEGERS}_", because the names of counts do. Received: {name!r}'
             )
         sizes[name] = count(f"vocabulary_sizes[{name!r}]", size)
         columns.append(_ids_of(name, size, x, len(labels)))
@@ -185,8 +185,8 @@ def _ids_of(name, size, x, n):
     if ids is None or ids.shape != (n,) or ids.dtype.kind not in "iu":
         received = "no such feature" if ids is None else f"shape {ids.shape}, dtype {ids.dtype}"
         raise ValueError(
-            f"Argument `train` must have feature {name!r} as ({n},) integer ids, one for each "
-            f"record. Received: {received}"
+            f"Argument `train` must have feature {name!r} as integer ids of shape ({n},), one for "
+            f"each record. Received: {received}"
         )
     if ids.min() < 0 or ids.max() >= size:
         raise ValueError(

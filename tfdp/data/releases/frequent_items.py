@@ -75,7 +75,7 @@ class FrequentItems:
         """
         chosen_by = Origin.of(self.frequency)
         if not isinstance(self.frequency, FrequencyRelease):
-            assumed = "the item frequencies that FrequentItems chose by are public"
+            assumed = "the item frequencies by which FrequentItems chose are public"
             chosen_by = Origin(chosen_by.releases, (assumed,))
         origin = Origin.all_of([Origin.of(sequences), chosen_by])
         if not isinstance(sequences, tuple):

@@ -28,8 +28,8 @@ def gaussian_cost(epsilon, delta, noise_multiplier, num_examples):
     if epsilon is None:
         if delta is not None:
             raise ValueError(
-                "Argument `delta` must be None with `noise_multiplier`: any δ can be stated then. "
-                f"Received: delta={delta!r}"
+                "Argument `delta` must be None with `noise_multiplier`: you can then state any δ "
+                f"afterwards. Received: delta={delta!r}"
             )
         return _validate.positive("noise_multiplier", noise_multiplier), {}
     epsilon = _validate.positive("epsilon", epsilon)

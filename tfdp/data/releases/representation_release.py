@@ -53,8 +53,8 @@ class Release(ChargedRelease):
         if balanced:
             if self.targets.ndim != 1:
                 raise ValueError(
-                    "Argument `balanced` weighs classes and needs one label for each row, as "
-                    "`release_once` keeps them. Leave it out: a sum over records has no class. "
+                    "Argument `balanced` needs one label for each row, as in `release_once`: it "
+                    "weights classes, and a sum over records has no class. Leave it out. "
                     f"Received: targets of shape {self.targets.shape}"
                 )
             classes, place, counts = np.unique(
@@ -128,7 +128,7 @@ def free_path(path):
     path = pathlib.Path(path)
     if path.exists():
         raise ValueError(
-            "Argument `path` must name a file that does not exist: load the release with "
+            "Argument `path` must name a new file. Load an existing release with "
             "`tfdp.data.Release.load`, or choose another name (a second release is charged "
             f"again). Received: path={path}"
         )

@@ -16,8 +16,8 @@ def check_expected_batch_size(value, num_examples):
     if not is_number(value) or not 0 < value <= num_examples:
         raise ValueError(
             "Argument `expected_batch_size` must be a positive number, at most the number of "
-            f"examples ({num_examples}): it divided by that number is the probability of drawing "
-            f"a record. Received: expected_batch_size={value!r}"
+            f"examples ({num_examples}): the sampling probability of a record is their quotient. "
+            f"Received: expected_batch_size={value!r}"
         )
 
 
@@ -27,8 +27,9 @@ def check_capacity(max_batch_size, expected_batch_size):
     if max_batch_size < expected_batch_size:
         raise ValueError(
             "Argument `max_batch_size` must be at least `expected_batch_size` "
-            f"({expected_batch_size}), or about every second draw would be cut; leave it out for "
-            f"a size that draws do not exceed. Received: max_batch_size={max_batch_size}"
+            f"({expected_batch_size}); otherwise about every second draw would be cut. Leave it "
+            "out, and tfdp chooses a size that draws practically never exceed. Received: "
+            f"max_batch_size={max_batch_size}"
         )
 
 
@@ -55,10 +56,10 @@ def check_rows_of_persons(persons, max_records_per_unit):
     rows = persons * max_records_per_unit
     if rows > _MOST_ROWS:
         raise ValueError(
-            "Argument `max_records_per_unit` is the number of rows that each person takes, however "
-            f"few records it has: {persons} persons would take {rows} rows, of at most "
-            f"{_MOST_ROWS}. Give the most records of one person that are to count. Received: "
-            f"max_records_per_unit={max_records_per_unit}"
+            "Argument `max_records_per_unit` is too large: each person takes that many rows, "
+            f"however few records they have, so {persons} persons would take {rows} rows of at "
+            f"most {_MOST_ROWS}. Give the largest number of records of one person that should "
+            f"count. Received: max_records_per_unit={max_records_per_unit}"
         )
 
 
@@ -93,8 +94,8 @@ def known_num_items(train, num_items):
     num_items = getattr(train, "num_items", None) if num_items is None else num_items
     if num_items is None:
         raise ValueError(
-            "Argument `num_items` must be given with plain arrays: the size of the vocabulary is "
-            "public and must not be read from the data. Received: num_items=None"
+            "Argument `num_items` must be given with plain arrays: the vocabulary size is public "
+            "and must not be read from the data. Received: num_items=None"
         )
     count("num_items", num_items)
     return int(num_items)

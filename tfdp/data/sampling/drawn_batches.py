@@ -90,9 +90,9 @@ class Manifest:
         path = f"{directory}/{MANIFEST}"
         if not tf.io.gfile.exists(path):
             raise ValueError(
-                "Argument `directory` must hold a finished draw; a run of "
-                "`tfdp.beam.draw_batches` that was interrupted leaves no manifest: run it again. "
-                f"Received: directory={str(directory)!r}, without {MANIFEST}"
+                "Argument `directory` must contain a finished draw. An interrupted run of "
+                "`tfdp.beam.draw_batches` leaves no manifest: run it again. Received: "
+                f"directory={str(directory)!r}, without {MANIFEST}"
             )
         with tf.io.gfile.GFile(path) as file:
             fields = json.load(file)
@@ -106,8 +106,8 @@ class Manifest:
             found = tf.io.gfile.stat(file).length if tf.io.gfile.exists(file) else None
             if found is None or size not in (None, found):
                 raise ValueError(
-                    f"The draw in {directory} is damaged: {name} must have {size} bytes. Draw "
-                    f"anew into another directory. Found: {found} bytes"
+                    f"The draw in {directory} is damaged: {name} must have {size} bytes. Make a "
+                    f"new draw in another directory. Found: {found} bytes"
                 )
         return manifest
 
@@ -161,14 +161,15 @@ class _Draw:
 
 
 _ONCE = (
-    "A draw may train once: a second pass would use the same samples again, and is no Poisson "
-    "sampling. Draw as many steps as you need, by `tfdp.beam.draw_batches(steps=…)`, and let "
-    "`fit` take them in several epochs by `steps_per_epoch`."
+    "A draw may train only once: a second pass would use the same samples again, which is not "
+    "Poisson sampling. Draw as many steps as you need with `tfdp.beam.draw_batches(steps=…)`, "
+    "and spread them over several epochs of one `fit` with `steps_per_epoch`."
 )
 
 
 _ASSUMED = (
-    "the reading of the records and `parse` give of each record what depends on it alone",
+    "the code that reads the records, and `parse`, compute the result for each record from that "
+    "record alone",
     "the files of the draw, and the job that made them, stay as secret as the data: they show "
     "which records were drawn",
 )
@@ -244,7 +245,9 @@ def refuse_used_draw(sampling, history):
         return
     state = _draws.get(sampling.draw)
     if state is None:
-        raise PrivacyError("These batches were drawn ahead: load them by `tfdp.data.load_batches`.")
+        raise PrivacyError(
+            "These batches were drawn ahead. Load them with `tfdp.data.load_batches`."
+        )
     used = {getattr(m.sampling, "draw", None) for m, _ in history.private_runs}
     if sampling.draw in used or state.trains or tf.io.gfile.exists(f"{state.directory}/{TRAINED}"):
         raise PrivacyError(f"{_ONCE} Received: a draw that has trained, in {state.directory}")
@@ -273,7 +276,7 @@ def refuse_second_pass(sampling, epochs, steps_per_epoch):
         return
     raise PrivacyError(
         f"{_ONCE} Received: epochs={epochs} without `steps_per_epoch`, for a draw of {steps} "
-        f"steps; fit(..., epochs={epochs}, steps_per_epoch={steps // epochs}) takes it once."
+        f"steps; fit(..., epochs={epochs}, steps_per_epoch={steps // epochs}) uses the draw once."
     )
 
 

@@ -106,7 +106,7 @@ class DisjointPeriods:
         if self._path is None and os.getpid() != self._process:
             raise PrivacyError(
                 "This `DisjointPeriods` is in the memory of another process, which would not see "
-                "who is entered here. Keep it in a file: DisjointPeriods(path)."
+                "persons that are added here. Keep it in a file: DisjointPeriods(path)."
             )
         ids = np.unique(checked_ids(privacy_ids, len(privacy_ids))).tolist()
         key = bytes.fromhex(self._name)
@@ -117,10 +117,9 @@ class DisjointPeriods:
             if elsewhere:
                 raise PrivacyError(
                     f"{elsewhere} of {len(digests)} persons of period {name!r} are in another "
-                    "period of this registry: what was learned of them there adds up with what "
-                    "this period would learn, so that the periods are not disjoint. Leave their "
-                    "records out of one of the periods, or leave `period` out: costs are added up "
-                    "then."
+                    "period of this registry. The costs of both periods add up for these "
+                    "persons, so the periods are not disjoint. Remove their records from one of "
+                    "the periods, or remove `period`: costs are then added up."
                 )
             self._owners = owners | dict.fromkeys(digests, name)
             self._save()
@@ -138,9 +137,9 @@ class DisjointPeriods:
         if stored is None or stored[0] != self._name:
             found = "is gone" if stored is None else "holds another registry"
             raise PrivacyError(
-                f"The file {str(self._path)!r} {found}, not the one it was opened as: nothing is "
-                "known of who is in the periods of this one. Put the file back, or make the "
-                "`DisjointPeriods`, and its periods, anew."
+                f"The file {str(self._path)!r} {found}. It is not the registry that was opened, "
+                "so tfdp does not know who is in these periods. Put the file back, or create the "
+                "`DisjointPeriods` and its periods again."
             )
         return stored[1]
 
@@ -161,8 +160,9 @@ class DisjointPeriods:
         links = self._path.stat().st_nlink
         if links > 1:
             raise PrivacyError(
-                f"The file {str(self._path)!r} has {links} names (hard links): it is written anew "
-                "under one of them, and the others would go on as a second registry. Keep one."
+                f"The file {str(self._path)!r} has {links} names (hard links). tfdp rewrites it "
+                "under one name, and the others would continue as a second registry. Keep one "
+                "name."
             )
         try:
             with np.load(self._path, allow_pickle=False) as stored:
@@ -221,8 +221,8 @@ class Period:
         """As `DisjointPeriods.claim`."""
         if self.key != (self._periods.name, self._name):  # the ledger has the key
             raise PrivacyError(
-                f"The registry of {self!r} is another one than when the period was made. Ask the "
-                "registry for its period anew."
+                f"The registry of {self!r} has changed since the period was made. Get the period "
+                "from the registry again."
             )
         self._periods.claim(self._name, privacy_ids)
 
@@ -256,13 +256,13 @@ def entered(period, privacy_ids):
         return
     if not isinstance(period, Period):
         raise ValueError(
-            "Argument `period` must be what `DisjointPeriods.period(name)` returns. Received: "
+            "Argument `period` must be a result of `DisjointPeriods.period(name)`. Received: "
             f"period={period!r}"
         )
     if privacy_ids is None:
         raise ValueError(
-            "Argument `period` needs `privacy_ids`: only by them it is seen that nobody is in two "
-            "periods. Give records that are nobody's an id each, with max_records_per_unit=1. "
+            "Argument `period` needs `privacy_ids`: only ids show that nobody is in two periods. "
+            "Give records that belong to nobody an id each, with max_records_per_unit=1. "
             f"Received: period={period!r}, privacy_ids=None"
         )
     yield period.key
@@ -273,8 +273,8 @@ def _checked_name(name):
     # The file is written by numpy, which drops NULs at the end: two periods would become one.
     if not isinstance(name, str) or not name or "\0" in name:
         raise ValueError(
-            "Argument `name` must be a string of one or more characters, none of them NUL. "
-            f"Received: name={name!r}"
+            "Argument `name` must be a string of at least one character, without NUL. Received: "
+            f"name={name!r}"
         )
     return name
 

@@ -29,8 +29,8 @@ class Persons:
     def __init__(self, privacy_ids, num_records, max_records_per_unit, period=None):
         if max_records_per_unit is None:
             raise ValueError(
-                "Argument `max_records_per_unit` must be given with `privacy_ids`: the most "
-                "records of one person that take part in a step. Received: "
+                "Argument `max_records_per_unit` must be given with `privacy_ids`: it is the "
+                "largest number of records of one person in a step. Received: "
                 "max_records_per_unit=None"
             )
         self.max_records_per_unit = count("max_records_per_unit", max_records_per_unit)
@@ -53,8 +53,8 @@ class Persons:
             return None
         if privacy_ids is None:
             raise ValueError(
-                "Argument `max_records_per_unit` bounds what one person gives, and needs "
-                "`privacy_ids`, which say whose record each record is. Received: "
+                "Argument `max_records_per_unit` bounds the records of one person and needs "
+                "`privacy_ids`, the id of each record's person. Received: "
                 f"max_records_per_unit={max_records_per_unit!r}, privacy_ids=None"
             )
         return cls(privacy_ids, num_records, max_records_per_unit, period)
@@ -145,14 +145,14 @@ def checked_ids(privacy_ids, num_records):
             ids = np.asarray(privacy_ids)
     if ids.shape != (num_records,) or ids.dtype.kind not in "iuSU":
         raise ValueError(
-            "Argument `privacy_ids` must hold one integer or string for each record: whose record "
-            f"it is, {num_records} in all, none missing. Received: an array of shape {ids.shape}, "
-            f"dtype {ids.dtype}"
+            "Argument `privacy_ids` must hold one integer or string for each of the "
+            f"{num_records} records, the id of its person, with no value missing. Received: an "
+            f"array of shape {ids.shape}, dtype {ids.dtype}"
         )
     if ids.dtype.kind in "SU" and _any_nul(privacy_ids, ids):
         raise ValueError(
-            "Argument `privacy_ids` must not hold NUL characters: numpy drops those at the end of "
-            "a string, so that two persons could become one. Received: an id with a NUL"
+            "Argument `privacy_ids` must not contain NUL characters: numpy drops them at the end "
+            "of a string, so two persons could become one. Received: an id with a NUL"
         )
     return ids
 

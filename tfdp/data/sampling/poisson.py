@@ -196,21 +196,21 @@ def _records_to_draw(sampling_unit, persons, num_records, source):
     if sampling_unit == "person":
         if num_records is not None:
             raise ValueError(
-                'Argument `num_records` is for `sampling_unit="record"`. Received: '
+                'Argument `num_records` needs `sampling_unit="record"`. Received: '
                 f"num_records={num_records!r}, sampling_unit={sampling_unit!r}"
             )
         return None
     if persons is None:
         raise ValueError(
-            'Argument `sampling_unit="record"` is for records of persons, and needs `privacy_ids` '
-            "and `max_records_per_unit`. Leave it out where each record is a unit of privacy. "
+            'Argument `sampling_unit="record"` is for records of persons and needs `privacy_ids` '
+            "and `max_records_per_unit`. If each record is a unit of privacy, leave it out. "
             "Received: privacy_ids=None"
         )
     kept = persons.kept(source.fresh())
     if num_records is not None and _validate.count("num_records", num_records) < len(kept):
         raise ValueError(
-            "Argument `num_records` must be at least the number of records that may be drawn, at "
-            f"most {persons.max_records_per_unit} of each person. Received: "
+            "Argument `num_records` must be at least the number of records that can be sampled, "
+            f"at most {persons.max_records_per_unit} for each person. Received: "
             f"num_records={num_records}, for {len(kept)} records"
         )
     return kept

@@ -52,15 +52,15 @@ class Records:
             return np.ones(self.num_examples, np.float32)
         if np.ma.is_masked(sample_weight):
             raise ValueError(
-                "The third part of argument `data`, the sample weights, must have no mask: give "
-                "what is masked the weight 0. Received: a masked array"
+                "The sample weights, the third part of argument `data`, must not be masked. Give "
+                "masked entries the weight 0. Received: a masked array"
             )
         weights = np.asarray(sample_weight, np.float32)
         if weights.ndim not in (1, 2) or len(weights) != self.num_examples:
             raise ValueError(
-                f"The third part of argument `data`, the sample weights, must have shape "
-                f"({self.num_examples},) or ({self.num_examples}, T), or be a nesting of arrays of "
-                f"such shapes, one of each output. Received: an array of shape {weights.shape}"
+                "The sample weights, the third part of argument `data`, must have shape "
+                f"({self.num_examples},) or ({self.num_examples}, T), or be a structure of such "
+                f"arrays, one for each output. Received: an array of shape {weights.shape}"
             )
         return weights
 
@@ -106,16 +106,16 @@ def lists_as_tuples(structure):
 def _as_array(leaf, name):
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         raise ValueError(
-            "Argument `data` must hold dense arrays, since batches have a static shape: pad with "
-            "`.to_tensor(0, shape=(None, length))`, to a length that does not come from the data, "
-            f"or call `tf.sparse.to_dense`. Received: a {type(leaf).__name__}"
+            "Argument `data` must hold dense arrays, because batches have a static shape. Pad "
+            "with `.to_tensor(0, shape=(None, length))`, to a length that does not come from the "
+            f"data, or call `tf.sparse.to_dense`. Received: a {type(leaf).__name__}"
         )
     array = np.asarray(leaf)
     if array.ndim == 0:
         raise ValueError(
-            "Argument `data` must hold arrays whose first axis counts the records; a plain list "
-            "of numbers must be made an array first. "
-            f"Received: a value of type {type(leaf).__name__} without axes"
+            "Argument `data` must hold arrays whose first axis counts the records. Convert a "
+            f"plain list of numbers to an array. Received: a value of type {type(leaf).__name__} "
+            "without axes"
         )
     if array.dtype.hasobject:
         refuse_gaps(array, name)

@@ -26,9 +26,9 @@ def refuse_gaps(array, name):
             record = place // (array.size // len(array))
             is_gap = one is None or (isinstance(one, float) and one != one)
             raise ValueError(
-                f"Argument `data` must hold arrays of numbers, or of strings and nothing else. "
-                f"{name} {'has no value' if is_gap else 'holds a ' + type(one).__name__} at record "
-                f"{record}. Put a string where one is missing (`fillna('')` of pandas), or give "
+                f"Argument `data` must hold arrays of numbers, or of strings only. {name} "
+                f"{'has no value' if is_gap else 'holds a ' + type(one).__name__} at record "
+                f"{record}. Replace missing values by a string (`fillna('')` of pandas), or give "
                 f"numbers a dtype by `astype`. Received: {one!r}"
             )
 
@@ -67,9 +67,9 @@ class NanWatch:
 def _warn(names):
     if names:
         warnings.warn(
-            f"There are values that are not a number (NaN) in {names}. A record that has one gets "
-            "no gradient: it trains nothing, and costs its full epsilon. Fill them in by values "
-            "that do not come from the data, or leave these records out.",
+            f"There are values that are not a number (NaN) in {names}. A record with NaN gets no "
+            "gradient: it trains nothing, but costs its full epsilon. Replace NaN by values that "
+            "do not come from the data, or remove these records.",
             stacklevel=3,
         )
 

@@ -22,7 +22,8 @@ _COMPARED = 8  # records that a `batched` parse is compared on
 # caches, and parsing takes twice as long.
 _PARSED_AT_ONCE = 512
 _BY_ITSELF = (
-    "the source gives each record once, and it and `parse` give of each what depends on it alone"
+    "the source returns each record once, and source and `parse` compute the result for each "
+    "record from that record alone"
 )
 
 
@@ -109,8 +110,8 @@ class SourceRecords:
         if isinstance(source, (tuple, dict)) or not (many or one) or not hasattr(source, "__len__"):
             raise ValueError(
                 "Argument `data` must be a random-access source if `parse` is given: an object "
-                "with `__len__`, and `__getitem__` or `__getitems__` of integers. A tuple of "
-                f"arrays needs no `parse`. Received: data of type {type(source).__name__}"
+                "with `__len__`, and with `__getitem__` or `__getitems__` that take integers. A "
+                f"tuple of arrays needs no `parse`. Received: data of type {type(source).__name__}"
             )
         refuse_other_sources("data", source)
         if not callable(parse):
@@ -120,7 +121,9 @@ class SourceRecords:
             )
         size = len(source)
         if not is_integer(size) or size < 1:
-            raise ValueError(f"Argument `data` must hold records. Received: a length of {size}")
+            raise ValueError(
+                f"Argument `data` must contain at least one record. Received: a length of {size}"
+            )
         self.num_examples = int(size)
         origin = getattr(source, "origin", None)
         origin = origin if isinstance(origin, Origin) else Origin()
@@ -146,9 +149,9 @@ class SourceRecords:
         for i, leaf in enumerate(leaves[-self._num_weights :], -self._num_weights):
             if leaf.ndim > 1:
                 raise ValueError(
-                    "Argument `parse` must return sample weights that are a number, or one for "
-                    f"each position, or a nesting of such, one of each output. Received: weights "
-                    f"of shape {leaf.shape}"
+                    "Argument `parse` must return sample weights that are one number, or one for "
+                    "each position, or a structure of these, one for each output. Received: "
+                    f"weights of shape {leaf.shape}"
                 )
             self._specs[i] = (leaf.shape, np.dtype(np.float32))
 
@@ -182,8 +185,8 @@ class SourceRecords:
             found = list(found)
         if len(found) != len(indices):  # never one record for all of them
             raise ValueError(
-                f"The source returned {len(found)} records for {len(indices)} indices: "
-                "`__getitems__` must return one for each, in their order."
+                f"The source returned {len(found)} records for {len(indices)} indices. "
+                "`__getitems__` must return one record for each index, in their order."
             )
         return found
 
@@ -198,9 +201,9 @@ class SourceRecords:
             for one, many in zip(tf.nest.flatten(alone), together, strict=True):
                 if not _alike(one[:1], many[i : i + 1]):
                     raise PrivacyError(
-                        "Argument `parse` is `batched` and mixes records: what it makes of record "
-                        f"{i} with others is not what it makes of it alone. Received: {many[i]!r} "
-                        f"and {one[0]!r}. It must parse each record by itself."
+                        "Argument `parse` is `batched` and mixes records: its result for record "
+                        f"{i} among others differs from its result for that record alone. It must "
+                        f"parse each record separately. Received: {many[i]!r} and {one[0]!r}"
                     )
             if i == 0:
                 first = tf.nest.map_structure(lambda array: array[0], alone)
@@ -225,8 +228,8 @@ class SourceRecords:
         for array in tf.nest.flatten(arrays):
             if array.ndim == 0 or len(array) != len(indices):
                 raise ValueError(
-                    "Argument `parse` is `batched`, and must return arrays whose first axis counts "
-                    "the records; a list of values must be made an array first. Received, for "
+                    "Argument `parse` is `batched` and must return arrays whose first axis "
+                    "counts the records. Convert a list of values to an array. Received, for "
                     f"{len(indices)} records: shape {array.shape}"
                 )
         return arrays

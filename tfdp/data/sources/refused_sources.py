@@ -19,9 +19,9 @@ def refuse_other_sources(name, source):
     columns = type(source).__module__.startswith("pyarrow") and hasattr(source, "num_columns")
     if labelled or columns:
         raise ValueError(
-            f"Argument `{name}` must give record i as its item i. Items of a "
+            f"Argument `{name}` must return record i as item i, but items of a "
             f"{type(source).__name__} are named by labels or columns: a record could be taken for "
-            "another person's. Give arrays of its columns as a tuple (x, y), without `parse`, or "
+            "another person's. Pass arrays of its columns as a tuple (x, y), without `parse`, or "
             f"a column as `column.to_numpy()`. Received: {name} of type {type(source).__name__}"
         )
     pending = [source]
@@ -29,8 +29,9 @@ def refuse_other_sources(name, source):
         made = pending.pop()
         if "Repeat" in type(made).__name__ or len(made) >= _ENDLESS:
             raise ValueError(
-                f"Argument `{name}` must give each record once: leave `repeat` out. Copies of a "
-                "record would count as several, and ε would hold for a copy. Received: "
-                f"{name} of type {type(source).__name__}, made by a {type(made).__name__}"
+                f"Argument `{name}` must return each record once. Remove `repeat`: copies of a "
+                "record would count as several records, and ε would hold for one copy only. "
+                f"Received: {name} of type {type(source).__name__}, made by a "
+                f"{type(made).__name__}"
             )
         pending += getattr(made, "parents", ())  # of grain's datasets

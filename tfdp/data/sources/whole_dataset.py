@@ -8,7 +8,9 @@ from tfdp.data.provenance.dataset_tags import assumptions_of, refuse_drawn, rele
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.sources.in_memory import Records
 
-_ITS_OWN = "each element of the tf.data.Dataset is one record, whose content no other record has"
+_ITS_OWN = (
+    "each element of the tf.data.Dataset is one record, and shares no content with other records"
+)
 _IN_ORDER = "the tf.data.Dataset gives its records in the order of `privacy_ids`"
 _BATCHES = (
     "BatchDataset",
@@ -46,8 +48,8 @@ def records_of_dataset(dataset, in_order=False):
     leaves = tf.nest.flatten(spec)
     if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in leaves):
         raise ValueError(
-            "Argument `data` must be a dataset of single records of one known shape: `unbatch()` "
-            "batches, and pad to a length that does not come from the data. "
+            "Argument `data` must be a dataset of single records of one known shape. Call "
+            "`unbatch()` on batches, and pad to a length that does not come from the data. "
             f"Received: elements of spec {spec}"
         )
     columns = [[] for _ in leaves]
@@ -75,14 +77,14 @@ def _refuse_batches_and_repetitions(dataset):
         name = type(made).__name__.lstrip("_")
         if endless or name == "RepeatDataset":
             raise ValueError(
-                "Argument `data` must be a dataset that gives each record once: leave `repeat` "
-                "out. Copies of a record would count as several, and ε would hold for a copy. "
-                f"Received: {dataset}"
+                "Argument `data` must be a dataset that returns each record once. Remove "
+                "`repeat`: copies of a record would count as several records, and ε would hold "
+                f"for one copy only. Received: {dataset}"
             )
         if name in _BATCHES and not unbatched:
             raise ValueError(
-                "Argument `data` must be a dataset of single records: a batch of them would count "
-                f"as one. Leave `batch` out, or call `unbatch()`. Received: {dataset}"
+                "Argument `data` must be a dataset of single records: a batch would count as one "
+                f"record. Remove `batch`, or call `unbatch()`. Received: {dataset}"
             )
         unbatched = (unbatched or name == "UnbatchDataset") and name not in _BATCHES
         pending += [(one, unbatched) for one in inputs_of(made)]
@@ -95,8 +97,8 @@ def _refuse_random_order(dataset):
         name = type(made).__name__
         if free or may_reorder(made) or any(kind in name for kind in _RANDOM):
             raise ValueError(
-                "Argument `data` must give its records in the order of `privacy_ids`, or they "
-                "would be taken for other persons' records: leave `shuffle`, "
-                "`choose_from_datasets`, `sample_from_datasets` and `deterministic=False` out; "
-                f"batches are drawn at random as it is. Received: {dataset}, made by a {name}"
+                "Argument `data` must return its records in the order of `privacy_ids`; "
+                "otherwise they would be taken for other persons' records. Remove `shuffle`, "
+                "`choose_from_datasets`, `sample_from_datasets` and `deterministic=False`; the "
+                f"sampler draws at random anyway. Received: {dataset}, made by a {name}"
             )

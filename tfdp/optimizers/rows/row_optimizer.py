@@ -44,8 +44,8 @@ class RowOptimizer(keras.optimizers.Optimizer):
         active = {k: v for k, v in kwargs.items() if v and k != "ema_momentum"}
         if active:
             raise ValueError(
-                f"A {type(self).__name__} touches only the rows it is given and has no arguments "
-                f"that act on whole tables. Leave them out. Received: {active}"
+                f"A {type(self).__name__} updates only the given rows and has no arguments that "
+                f"act on whole tables. Leave them out. Received: {active}"
             )
         super().__init__(learning_rate=learning_rate, weight_decay=weight_decay, name=name)
 
@@ -74,8 +74,8 @@ class RowOptimizer(keras.optimizers.Optimizer):
         if self.built:
             if self._built_for != [id(variable) for variable in variables]:
                 raise ValueError(
-                    f"Argument `embedding_optimizer` ({type(self).__name__}) trains the tables of "
-                    "another model already, to which its slots belong. Give each model one of its "
+                    f"Argument `embedding_optimizer` ({type(self).__name__}) already trains the "
+                    "tables of another model, to which its slots belong. Give each model its "
                     f"own: `tfdp.optimizers.{type(self).__name__}(...)`."
                 )
             return

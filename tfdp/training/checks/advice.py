@@ -72,11 +72,12 @@ def dense_tables(plans, batch_size: float) -> list[str]:
     more = f" and {len(sizes) - _NAMED} more" if len(sizes) > _NAMED else ""
     rows, width = sizes[largest[0]]
     return [
-        f"Noise for every row of embedding {named}{more} takes about {noise / rest:.0f} times as "
-        "long as the rest of a step. To noise only rows that a private selection lets through, "
-        f"write tfdp.layers.SparseEmbedding({rows}, {width}) for keras.layers.Embedding("
-        f"{rows}, {width}), and give DPOptimizer selection=tfdp.selection.AdaFEST(threshold=30.0) "
-        "and embedding_optimizer=tfdp.optimizers.RowAdagrad(0.05) (docs/sparse_embeddings.md)"
+        f"The noise for every row of embedding {named}{more} takes about {noise / rest:.0f} times "
+        "as long as the rest of a step. To add noise only to rows that a private selection "
+        f"passes, replace keras.layers.Embedding({rows}, {width}) by "
+        f"tfdp.layers.SparseEmbedding({rows}, {width}), and give DPOptimizer "
+        "selection=tfdp.selection.AdaFEST(threshold=30.0) and "
+        "embedding_optimizer=tfdp.optimizers.RowAdagrad(0.05) (docs/sparse_embeddings.md)"
     ]
 
 
@@ -102,9 +103,9 @@ def step_sizes(optimizer: DPOptimizer, steps: int) -> list[str]:
         smaller = "a lower learning rate"
         if 0 < noise < float(inner.epsilon):
             return [
-                f"The noise on each coordinate of a mean gradient ({noise:.2g} = noise_multiplier "
-                f"· clip_norm / expected_batch_size) is below `epsilon` of {name} "
-                f"({inner.epsilon:g}), and so is what is clipped: the weights will hardly move. "
+                "The weights will hardly move: the noise on each coordinate of a mean gradient "
+                f"({noise:.2g} = noise_multiplier · clip_norm / expected_batch_size) is below "
+                f"`epsilon` of {name} ({inner.epsilon:g}), and so are the clipped gradients. "
                 "Raise `clip_norm`, which changes nothing else for an adaptive optimizer, or "
                 f"lower `epsilon` of {name}"
             ]
@@ -112,15 +113,15 @@ def step_sizes(optimizer: DPOptimizer, steps: int) -> list[str]:
         return []
     if noise and walk > _LONGEST_WALK:
         return [
-            f"Noise alone will move every weight by about {walk:.2g} in {steps} steps "
-            f"({name} at {rate:g}, noise of {noise:.2g} on each coordinate of a mean gradient): "
-            f"training will diverge. Take {smaller}, larger batches or fewer steps"
+            f"Training will diverge: noise alone will move every weight by about {walk:.2g} in "
+            f"{steps} steps ({name} at {rate:g}, noise of {noise:.2g} on each coordinate of a "
+            f"mean gradient). Use {smaller}, larger batches or fewer steps"
         ]
     if way < _SHORTEST_WAY:
         return [
-            f"All {steps} steps together can move the weights by {way:.2g} at most ({name} at "
-            f"{rate:g}, clip_norm {clip_norm:g}), whatever the data: nothing will be learned. Take "
-            "a higher learning rate or more steps"
+            f"The model will learn nothing: all {steps} steps together can move the weights by "
+            f"{way:.2g} at most, whatever the data ({name} at {rate:g}, clip_norm {clip_norm:g}). "
+            "Use a higher learning rate or more steps"
         ]
     return []
 
@@ -131,8 +132,9 @@ class SelectionWatch(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if (logs or {}).get("gradient_size") == 0:
             warnings.warn(
-                f"No row of any sparse table survived the selection in epoch {epoch + 1}: the "
-                "tables are not trained. Lower the `threshold`; `model.optimizer.selection."
-                "explain(...)` says how many examples must share a row.",
+                f"No row of any sparse table survived the selection in epoch {epoch + 1}, so the "
+                "tables were not trained. Lower the `threshold`. "
+                "`model.optimizer.selection.explain(...)` says how many examples must share a "
+                "row.",
                 stacklevel=2,
             )

@@ -28,17 +28,17 @@ def of_optimizer(optimizer):
     schedule = schedule_of(inner)
     if not _is_known(inner):
         name = type(inner).__name__
-        assumptions += (f"optimizer {name} knows the records by their noised gradients alone",)
+        assumptions += (f"optimizer {name} knows the records only through their noised gradients",)
     if schedule is not None and not _is_known(schedule):
         name = getattr(schedule, "__name__", type(schedule).__name__)
-        assumptions += (f"the schedule {name} follows no losses or metrics",)
+        assumptions += (f"the schedule {name} does not follow losses or metrics",)
     if optimizer.seed is None:
         return Notes(assumptions=assumptions)
     return Notes(
         assumptions=assumptions,
         remarks=(
-            f"The noise was drawn from the fixed seed {optimizer.seed}: whoever knows it can "
-            "remove the noise. This run is a test, not a private one.",
+            f"The noise was drawn from the fixed seed {optimizer.seed}: anybody who knows the "
+            "seed can remove the noise. This run is a test, not a private one.",
         ),
     )
 
@@ -91,11 +91,13 @@ def of_callbacks(callbacks):
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
         if callback is not None and _is_of_the_user(callback):
             trusted.append(
-                f"callback {type(callback).__name__} gives the model nothing that learned from "
-                "these records"
+                f"callback {type(callback).__name__} does not give the model anything that "
+                "learned from these records"
             )
         if isinstance(callback, keras.callbacks.LearningRateScheduler):
-            trusted.append("the schedule of LearningRateScheduler follows no losses or metrics")
+            trusted.append(
+                "the schedule of LearningRateScheduler does not follow losses or metrics"
+            )
         nan = isinstance(callback, keras.callbacks.TerminateOnNaN)
         monitor = "loss" if nan else getattr(callback, "monitor", None)
         if not isinstance(monitor, str):

@@ -10,9 +10,9 @@ from tfdp.optimizers import DPOptimizer
 #: What stands in an error of TensorFlow, and what it means.
 _MEANINGS = {
     "requires a fixed tensor list size": (
-        "Under `jit_compile=True` XLA must know how many steps a loop makes at most, to take its "
-        "gradient. Give `keras.ops.while_loop` its `maximum_iterations`, or leave `jit_compile` "
-        "out."
+        "With `jit_compile=True`, XLA needs an upper bound on the iterations of a loop to "
+        "compute its gradient. Give `keras.ops.while_loop` a `maximum_iterations`, or remove "
+        "`jit_compile`."
     ),
 }
 
@@ -30,10 +30,10 @@ def explained(model):
     """
     if isinstance(model.optimizer, DPOptimizer) and checks_numerics():
         raise ValueError(
-            "`tf.debugging.enable_check_numerics()` puts operations into every function that XLA "
-            "cannot compile, by which the noise is drawn, and gradients of single examples would "
-            "be hidden behind them. Call `tf.debugging.disable_check_numerics()` before training; "
-            "`model(x)` and `evaluate` may be looked at with it."
+            "`tf.debugging.enable_check_numerics()` adds operations to every function. XLA "
+            "cannot compile them, so the noise cannot be drawn, and they hide the gradients of "
+            "single examples. Call `tf.debugging.disable_check_numerics()` before training. You "
+            "may use it with `model(x)` and `evaluate`."
         )
     try:
         yield

@@ -68,9 +68,9 @@ def find_data_paths(model, x, y, sample_weight=None):
         if sizes != _BATCH_SIZES:
             raise PrivacyError(
                 f"Layer {call.layer.name!r} (DPForwardNoise) must be called on (batch, ..., k), "
-                "one representation for each example: an example spread over several rows is not "
-                f"clipped as a whole. Received: {sizes[0]} and {sizes[1]} rows for batches of "
-                f"{_BATCH_SIZES[0]} and {_BATCH_SIZES[1]}"
+                "one representation for each example: if an example is spread over several rows, "
+                f"it is not clipped as a whole. Received: {sizes[0]} and {sizes[1]} rows for "
+                f"batches of {_BATCH_SIZES[0]} and {_BATCH_SIZES[1]}"
             )
     return traces[0].paths()
 
@@ -79,9 +79,9 @@ def _refuse_calls_without_noise(calls):
     for call in calls:
         if not hasattr(call.outputs, NOISED):
             raise PrivacyError(
-                f"Layer {call.layer.name!r} (DPForwardNoise) adds no noise in a training step: it, "
-                "or a layer around it, is called with `training=False`. Call it with the "
-                "`training` that the model's `call` is given, and other layers apart."
+                f"Layer {call.layer.name!r} (DPForwardNoise) adds no noise in a training step, "
+                "because it, or a layer around it, is called with `training=False`. Pass it the "
+                "`training` argument of the model's `call`; call other layers separately."
             )
 
 

@@ -30,12 +30,12 @@ from tfdp.training.checks import searched_layers
 
 #: What the statement says of the examples of a batch: one of these.
 PROVED = (
-    "That the examples of a batch do not change each other's gradients was proved from the graph "
-    "of the step."
+    "It was proved from the graph of the step that the examples of a batch do not change each "
+    "other's gradients."
 )
 SEARCHED = (
-    "the examples of a batch do not change each other's gradients in operation {operation}: it has "
-    "no rule, and this was searched by values, not proved"
+    "the examples of a batch do not change each other's gradients in operation {operation}: it "
+    "has no rule, so this was tested on values, not proved"
 )
 NOT_CHECKED = (
     "the examples of a batch do not depend on each other, in the model and in its loss: this was "
@@ -45,7 +45,7 @@ NOT_CHECKED = (
 # parts in one of them is none in another.
 _BATCH_SIZES = (32, 96)
 _SIZES = (32, 17, 256)
-_OUTSIDE = "is no part of the step's examples, and was there before the forward pass"
+_OUTSIDE = "does not belong to the step's examples and existed before the forward pass"
 
 
 def notes_of(found):
@@ -254,18 +254,18 @@ class Step:
             handles = known_inside(self.graph, {id(h) for h in handles_of(variable)})
             if id(variable) not in unused and handles & read:
                 raise PrivacyError(
-                    f"{self.name} reads the trained variable {variable.path!r}, whose gradient for "
-                    "each example is not seen there. Compute what needs weights in the `call` of "
-                    "the model, and return it as an output that the loss reads."
+                    f"{self.name} reads the trained variable {variable.path!r}. tfdp cannot see "
+                    "its gradient for each example there. Compute values that need weights in "
+                    "the `call` of the model, and return them as an output that the loss reads."
                 )
 
     def _refuse_other_shapes(self):
         shape = tuple(self.losses.shape)
         if shape != (self.batch_size,):
             raise PrivacyError(
-                "The loss must give one number for each example, of shape (batch,): what it gives "
-                "cannot be clipped per example. Use a `keras.losses.Loss` that reduces over the "
-                f"axes of one example only. Received: shape {shape} for a batch of "
+                "The loss must return one number for each example, of shape (batch,); otherwise "
+                "it cannot be clipped per example. Use a `keras.losses.Loss` that reduces over "
+                f"the axes of one example only. Received: shape {shape} for a batch of "
                 f"{self.batch_size}"
             )
 

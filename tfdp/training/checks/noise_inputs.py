@@ -44,16 +44,16 @@ def _noise_inputs(model, x):
 def _compare(inputs, others):
     if len(inputs) != len(others):
         raise PrivacyError(
-            "How often the model calls its DPForwardNoise layers depends on the examples: "
-            f"{len(inputs)} times, and {len(others)} times for others. Call them outside of "
-            "`tf.cond` and loops, so that every example costs the same."
+            "The number of calls of the model's DPForwardNoise layers depends on the examples: "
+            f"{len(inputs)} for some, {len(others)} for others. Call them outside `tf.cond` and "
+            "loops, so that every example costs the same."
         )
     for a, b in zip(inputs, others, strict=True):
         a, b = (np.asarray(tf.cast(t[0], tf.float32)) for t in (a, b))
         scale = max(np.max(np.abs(a), initial=0.0), 1e-6)
         if not np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True):
             raise PrivacyError(
-                "What forward noise is added to mixes the examples of a batch: the first one's "
-                f"changed by {np.nanmax(np.abs(a - b)):.3g} when only the others were replaced. "
-                f"{WAY_OUT}"
+                "The input of forward noise mixes the examples of a batch: that of the first "
+                f"example changed by {np.nanmax(np.abs(a - b)):.3g} when only the others were "
+                f"replaced. {WAY_OUT}"
             )

@@ -32,19 +32,19 @@ def charge_own_step(model):
     for name in ("train_step", "make_train_function"):
         if name in vars(model):
             raise PrivacyError(
-                f"A `{name}` was assigned to the model itself, where its steps cannot be charged. "
-                "Define `train_step` in a subclass of tfdp.models.DPModel."
+                f"A `{name}` was assigned to the model itself, where tfdp cannot charge its "
+                "steps. Define `train_step` in a subclass of tfdp.models.DPModel."
             )
     if _is_own(model, "make_train_function"):
         raise PrivacyError(
-            f"{type(model).__name__} has a `make_train_function` of its own, whose steps cannot be "
-            "charged. Define `train_step` in it instead."
+            f"{type(model).__name__} has its own `make_train_function`, whose steps tfdp cannot "
+            "charge. Define `train_step` in it instead."
         )
     function = getattr(model, "train_function", None)
     if function is not None and function is not vars(model).get(_FUNCTION):
         raise PrivacyError(
-            "A `train_function` was assigned to the model, and its steps cannot be charged. Define "
-            "`train_step` in a subclass of tfdp.models.DPModel."
+            "A `train_function` was assigned to the model, and tfdp cannot charge its steps. "
+            "Define `train_step` in a subclass of tfdp.models.DPModel."
         )
     train_step = type(model).train_step
     if _is_own(model, "train_step") and train_step not in _CHARGED:
@@ -74,9 +74,9 @@ def refuse_other_optimizer(model):
     other = model.optimizer is not vars(model).get(_OPTIMIZER, model.optimizer)
     if other and getattr(model, "train_function", None) is not None:
         raise PrivacyError(
-            "Another optimizer was assigned to the model after `compile`, and its steps would "
-            "still be those of the one before. Call `model.compile` with it. Received: optimizer "
-            f"{model.optimizer.name!r}"
+            "Another optimizer was assigned to the model after `compile`, but its steps would "
+            "still use the previous one. Call `model.compile` with the new optimizer. Received: "
+            f"optimizer {model.optimizer.name!r}"
         )
 
 
@@ -143,9 +143,9 @@ def _refuse_other_rows(model, given, handed_on):
         return
     found, rows = handed_on.shape[0], given.shape[0]
     wrong = (
-        f"The `train_step` of {type(model).__name__} hands on other rows than it got: a record "
-        "that is in two of them would count twice. Hand each row on once; several views of a "
-        "record belong into its row, as an axis of their own."
+        f"The `train_step` of {type(model).__name__} passes on other rows than it received: a "
+        "record in two rows would count twice. Pass each row on once. Put several views of a "
+        "record into its row, as an extra axis."
     )
     if None in (found, rows):  # known in the step alone
         tf.debugging.assert_equal(tf.shape(handed_on)[0], tf.shape(given)[0], message=wrong)
@@ -158,14 +158,15 @@ def assumptions(model):
     name, found = type(model).__name__, []
     if _is_own(model, "train_step"):
         found.append(
-            f"the `train_step` of {name} uses the data through `super().train_step` only, to which "
-            "it hands each row once and as it would without the others"
+            f"the `train_step` of {name} uses the data only through `super().train_step`, and "
+            "passes it each row once, independently of the other rows"
         )
     for step in ("test_step", "make_test_function", "evaluate"):
         # `fit` validates by them, and takes what they do to weights for what it did itself.
         if _is_own(model, step, ("tfdp.", "keras.")):
             found.append(
-                f"the `{step}` of {name} gives the model no weights that learned from these records"
+                f"the `{step}` of {name} does not give the model weights that learned from these "
+                "records"
             )
     return tuple(found)
 

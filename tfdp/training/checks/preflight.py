@@ -35,8 +35,8 @@ def refuse_tensor_float_32(strategy):
     devices = {d.device_type for d in tf.config.list_physical_devices()}
     if allowed and (devices & {"GPU", "TPU"} or traces_once(strategy)):
         raise PrivacyError(
-            "TensorFloat-32 (on a GPU) or bfloat16 (on a TPU) would make the norms of gradients "
-            "too inexact to clip by. Call "
+            "With TensorFloat-32 (on a GPU) or bfloat16 (on a TPU), gradient norms would be too "
+            "inexact for clipping. Call "
             "`tf.config.experimental.enable_tensor_float_32_execution(False)` first."
         )
 
@@ -46,13 +46,14 @@ def sampling_of_fit(optimizer, x, y, kwargs):
     sampling = sampling_of_data(x, kwargs)
     if y is None and not isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
         raise ValueError(
-            "Argument `y` of `fit` must be given: a loss compares outputs with targets. Give an "
-            "autoencoder its inputs, `fit(x, x)`. Received: y=None"
+            "Argument `y` of `fit` must be given, because a loss compares outputs with targets. "
+            "For an autoencoder call `fit(x, x)`. Received: y=None"
         )
     if sampling.microbatches > 1:
         raise PrivacyError(
-            "A batch of `tfdp.data.microbatches` may hold one record several times, and each copy "
-            "would be clipped by itself. A DPOptimizer needs `tfdp.data.poisson_batches`."
+            "A batch of `tfdp.data.microbatches` may contain one record several times, and each "
+            "copy would be clipped separately. With a DPOptimizer use "
+            "`tfdp.data.poisson_batches`."
         )
     of_units = ("period", "max_records_per_unit", "num_records")
     for name in (*of_units, "num_examples", "expected_batch_size"):
@@ -73,12 +74,12 @@ def sampling_of_data(x, kwargs):
         sampling = sampling_of(x)
         if sampling is None:
             raise PrivacyError(
-                "Argument `x` of `fit` does not say how its batches were drawn, so no ε would be "
-                "true of them. Make them with `tfdp.data.poisson_batches` or "
-                "`tfdp.data.shuffled_epochs` (only `map`, `prefetch` and the like may follow), or "
-                'declare it yourself, `tfdp.data.declare_sampling(dataset, "shuffled", '
-                "num_examples=…, expected_batch_size=…)`, which the statement lists as assumed. "
-                f"Received: x={x}"
+                "Argument `x` of `fit` does not say how its batches were drawn, so tfdp cannot "
+                "compute ε. Make them with `tfdp.data.poisson_batches` or "
+                "`tfdp.data.shuffled_epochs` (only `map`, `prefetch` and similar operations may "
+                "follow). Or declare the sampling with `tfdp.data.declare_sampling(dataset, "
+                '"shuffled", num_examples=…, expected_batch_size=…)`; the statement lists it as '
+                f"assumed. Received: x={x}"
             )
         if isinstance(x, tf.distribute.DistributedDataset):
             # It has no end, so that no worker waits for one that has reached it.
@@ -95,10 +96,11 @@ def sampling_of_data(x, kwargs):
         sampling = _sampling_of_arrays(x, kwargs)
     else:
         raise PrivacyError(
-            "Argument `x` must be arrays or a tf.data.Dataset made by tfdp.data: it is not known "
-            "how these batches are drawn. Give what a generator or a PyDataset reads to "
-            "`tfdp.data.poisson_batches`: arrays, or an object with `__len__` and `__getitem__` of "
-            f"single records and a `parse`. Received: x of type {type(x)}"
+            "Argument `x` must be arrays or a tf.data.Dataset made by tfdp.data; tfdp does not "
+            "know how other batches are drawn. In place of a generator or a PyDataset, pass its "
+            "data to `tfdp.data.poisson_batches`: arrays, or an object with `__len__` and a "
+            "`__getitem__` that returns single records, and a `parse`. Received: x of type "
+            f"{type(x)}"
         )
     return sampling
 
@@ -109,18 +111,18 @@ def _check_rows(dataset, sampling):
     weighted = isinstance(spec, tuple) and len(spec) == 3 and spec[2] is not None
     if not keeps_padding(dataset):
         raise PrivacyError(
-            "What was done to the dataset after it was sampled may have turned padding into "
-            "records: it has sample weights of 0. Let every `map` return (x, y, sample_weight) "
-            "with the same number of rows, and call `map`, `prefetch`, `take` and `with_options` "
-            "as methods of the dataset that the sampler returned, which keep those weights at 0."
+            "An operation on the sampled dataset may have turned padding into records; padding "
+            "has sample weight 0. Every `map` must return (x, y, sample_weight) with the same "
+            "number of rows. Call `map`, `prefetch`, `take` and `with_options` as methods of the "
+            "dataset that the sampler returned; they keep those weights at 0."
         )
     rows = {t.shape[0] if t.shape.rank else None for t in tf.nest.flatten(spec)}
     if not weighted or len(rows) != 1 or rows != {sampling.rows or rows.pop()}:
         raise PrivacyError(
-            "What was done to the dataset after it was sampled has lost its sample weights, which "
-            "mark padding, or changed the number of rows: padding would train, or one record "
-            "would count as several. A `map` must take and return (x, y, sample_weight) and treat "
-            f"each row by itself. Received: elements of spec {spec}"
+            "An operation on the sampled dataset has lost its sample weights, which mark "
+            "padding, or changed the number of rows: padding would train, or one record would "
+            "count as several. A `map` must take and return (x, y, sample_weight) and treat each "
+            f"row separately. Received: elements of spec {spec}"
         )
 
 
@@ -138,7 +140,7 @@ def notes_of_data(x):
     """What was done to a dataset after it was sampled, and taken to be public when it was made."""
     assumptions = dataset_tags.assumptions_of(x)
     if isinstance(x, tf.data.Dataset) and not dataset_tags.is_as_sampled(x):
-        assumptions += ("what `map` did after sampling treats each row by itself",)
+        assumptions += ("each `map` after sampling treats each row separately",)
     return Notes(assumptions=assumptions)
 
 
@@ -168,9 +170,9 @@ def refuse_other_data(releases, num_examples, unit, period=None):
             if (found is not None or expected == PERSON) and found != expected:
                 raise PrivacyError(
                     f'The release "{entry.label}" is about {name}={found!r}, but the training '
-                    f"data have {name}={expected!r}: a record of one is not a record of the "
-                    "other, and their costs do not add up. Make the release from the records "
-                    "that the model is trained on."
+                    f"data have {name}={expected!r}: they have different records, so their costs "
+                    "do not add up. Make the release from the records on which the model is "
+                    "trained."
                 )
 
 
@@ -178,9 +180,8 @@ def _compare(name, found, expected):
     numbers = is_number(found) and is_number(expected)
     if found != expected and not (numbers and abs(found - expected) <= 1e-9 * expected):
         raise PrivacyError(
-            f"The data have {name}={found}, but the DPOptimizer has {name}={expected}: the "
-            f"ε it would charge is not the ε of this run. Give the DPOptimizer {name}={found}, or "
-            "other data."
+            f"The data have {name}={found}, but the DPOptimizer has {name}={expected}, so it "
+            f"would charge a wrong ε. Give the DPOptimizer {name}={found}, or use other data."
         )
 
 
@@ -197,7 +198,7 @@ def apply_class_weight(x, kwargs):
     keys = list(class_weight) if isinstance(class_weight, dict) else [None]
     if not keys or not all(_is_class(key) for key in keys):
         raise ValueError(
-            "Argument `class_weight` must be a dict from classes, integers from 0 on, to their "
+            "Argument `class_weight` must be a dict from classes (integers from 0) to their "
             f"weights. Received: class_weight={class_weight}"
         )
     size = int(max(keys)) + 1

@@ -29,7 +29,7 @@ def assumptions_without_check(model):
     rules = [find_rule(layer) for layer in all_layers(model)]
     names = dict.fromkeys(type(rule).__name__ for rule in rules if is_foreign(rule))
     return tuple(
-        f"the clipping rule {name} gives the gradient of each example: this was not checked"
+        f"the clipping rule {name} returns the gradient of each example: this was not checked"
         for name in names
     )
 
@@ -91,10 +91,11 @@ def _refuse_other_gradients(model, plan, by_rules, by_fallbacks):
             variable = trained_variables(model)[i]
             raise PrivacyError(
                 f"The gradient of variable {variable.path!r} for one example is wrong by "
-                f"{error / max(largest, 1e-6):.3g} of the largest: it was found by the clipping "
-                f"rules {_foreign_names(plan)}, and compared with the exact fallback on {ROWS} "
-                "examples. Row i of what a rule returns must be the gradient of example i alone. "
-                "Correct the rule, or leave it out: the layer then takes the exact fallback."
+                f"{error / max(largest, 1e-06):.3g} of the largest. The clipping rules "
+                f"{_foreign_names(plan)} computed it, and tfdp compared it with the exact "
+                f"fallback on {ROWS} examples. Row i of a rule's result must be the gradient of "
+                "example i alone. Correct the rule, or remove it: the layer then uses the exact "
+                "fallback."
             )
 
 

@@ -41,10 +41,10 @@ def install():
     def load_own_variables(self, store):
         if HISTORY in store.keys():  # only a `DPModel` writes it there, and takes it out again
             raise ValueError(
-                "These weights were saved from a private model, and are loaded into a plain one "
-                f"({self.name!r}), whose layers stand elsewhere in a file: load them into "
-                "`tfdp.make_private(model)`, which shares its weights with `model`, or save those "
-                "of the plain model, `model.save_weights(path)`."
+                f"These weights were saved from a private model, but {self.name!r} is a plain "
+                "one, with other paths to its layers in the file. Load them into "
+                "`tfdp.make_private(model)`, which shares its weights with `model`, or save the "
+                "weights of the plain model, `model.save_weights(path)`."
             )
         load(self, store)
         file = file_of(store)
@@ -61,8 +61,8 @@ def _refuse_to_lose_charges(model, filepath):
     if _charges_of(model) is not None:
         raise PrivacyError(
             "Argument `filepath` names a file of the legacy HDF5 format, which would lose the "
-            "charges of these weights: what trains on from it would state an epsilon that is "
-            "too small. Save to a `.keras` file, or the weights to a `.weights.h5` file. "
+            "charges of these weights: training that continues from it would state too small an "
+            "epsilon. Save to a `.keras` file, or save the weights to a `.weights.h5` file. "
             f"Received: filepath={str(filepath)!r}"
         )
 

@@ -83,8 +83,8 @@ class WeightOrigin:
             return ()
         of = f"variable {paths[0]}" if len(paths) == 1 else f"{len(paths)} variables ({paths[0]} …)"
         return (
-            f"the values that {of} had before training came from elsewhere, and learned nothing "
-            "from these records",
+            f"the initial values of {of} came from elsewhere, and learned nothing from these "
+            "records",
         )
 
     def states(self):
