@@ -1,4 +1,4 @@
-"""Checks of arguments, for all rooms; each names the argument and what it received."""
+"""Argument checks for all packages. Each message names the argument and the value received."""
 
 import math
 import numbers

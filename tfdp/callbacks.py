@@ -1,4 +1,4 @@
-"""Watching the privacy of a run while it trains."""
+"""Callbacks that show the privacy of a run while it trains."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def charging_and_delta(model, delta, name):
 class PrivacyMeter(keras.callbacks.Callback):
     """Shows ε in the progress bar and the logs (so in TensorBoard, too), and stops at a limit.
 
-    ε is what the ledger composes to, everything charged before training included, rounded up to
-    four decimals. It is computed for some steps ahead, an epoch where its length is known: during
-    an epoch the progress bar shows the ε at its end, and never less than was spent.
+    ε is that of the ledger, including everything charged before training, rounded up to four
+    decimals. It is computed for some steps ahead (for an epoch if its length is known). During an
+    epoch the progress bar therefore shows the ε at its end, and never less than was spent.
 
     Args:
         delta: δ at which ε is shown; defaults to the optimizer's, or 1/(10·n).
@@ -136,9 +136,12 @@ class PrivacyMeter(keras.callbacks.Callback):
 
 
 class PrivacyCurve(keras.callbacks.Callback):
-    """Keeps ε over the steps, and what a selection of rows let through; draws both.
+    """Records ε, and the size of a row selection, over the steps, and plots them.
 
-    Nothing that it keeps, draws or writes is raw data: ε and σ are public, and the rows that
+    It records no raw data: ε and σ are public, and the surviving rows are a private output. It does
+        not record the size of a drawn batch, which reveals who took part; amplification by sampling
+        assumes that nobody knows this. Losses and metrics, which are computed on raw data, are left
+        to Keras.
     survived are private already. The size of a drawn batch is neither kept nor shown: it tells who
     took part, and amplification by sampling assumes that nobody knows. Losses and metrics are left
     to Keras: they are computed on raw data.
@@ -155,10 +158,10 @@ class PrivacyCurve(keras.callbacks.Callback):
             "privacy/noise_multiplier" and "privacy/gradient_size" appear; None writes none.
 
     Attributes:
-        points: list of dicts, one at the begin of each `fit` and one after each epoch: "step" (of
-            all fits with this callback), "epsilon" (rounded up), "noise_multiplier", and with a
-            selection "gradient_size" (scalars of sparse tables that a step noised, mean of the
-            epoch) and, where all tables have one width, "survivors" (rows).
+        points: list of dicts, one at the start of each `fit` and one after each epoch. Keys: "step"
+            (over all fits with this callback), "epsilon" (rounded up) and "noise_multiplier". With
+            a selection also "gradient_size" (table entries noised in a step, mean of the epoch)
+            and, if all tables have the same width, "survivors" (rows).
 
     Raises:
         ValueError: at the start of training, as `PrivacyMeter`.

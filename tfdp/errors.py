@@ -1,9 +1,9 @@
-"""The two refusals of tfdp: what cannot be private, and what cannot be paid for."""
+"""The two errors of tfdp: for something that is not private, and for a spent budget."""
 
 
 class PrivacyError(ValueError):
-    """A model, an argument or a batch for which no guarantee would hold."""
+    """No guarantee would hold for a model, an argument or a batch."""
 
 
 class BudgetError(ValueError):
-    """A privacy budget cannot be met, or has been spent."""
+    """A privacy budget cannot be met, or is spent."""

@@ -1,4 +1,4 @@
-"""Settings of a layer that cannot change after it was made: what is charged depends on them."""
+"""Layer settings that cannot change later, because the charges depend on them."""
 
 
 class FixedSettings:

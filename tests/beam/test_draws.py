@@ -142,7 +142,7 @@ def test_what_records_were_made_with_is_charged_or_refused(tmp_path):
 def test_sources_by_labels_are_refused():
     from tfdp.beam import Indexed
 
-    with pytest.raises(ValueError, match="`source` must give record i as its item i"):
+    with pytest.raises(ValueError, match="`source` must return record i as item i"):
         Indexed({0: 1})
 
 

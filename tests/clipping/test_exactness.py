@@ -288,7 +288,7 @@ class ResidualDense(layers.Dense):
         return x + super().call(x)
 
 
-@pytest.mark.filterwarnings("ignore:These variables do not enter")
+@pytest.mark.filterwarnings("ignore:These variables do not affect")
 def test_user_layers_and_unused_variables(brute_force, mean_loss):
     def build():
         return keras.Sequential([keras.Input((3,)), ResidualDense(3, "relu"), Scale(),

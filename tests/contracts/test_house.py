@@ -1,4 +1,4 @@
-"""The rooms of the library know only the rooms below them."""
+"""The packages of the library import only packages below them."""
 
 import ast
 import graphlib
@@ -10,7 +10,7 @@ import pytest
 import tfdp
 
 ROOT = pathlib.Path(tfdp.__file__).parent
-#: From the ground up: a room may import what stands before it.
+#: From the ground up: a package may import the ones before it.
 ROOMS = (
     "errors",
     "_validate",
@@ -39,7 +39,7 @@ ROOMS = (
     "commands",
     "cli",
 )
-#: The same within a room, of its modules and of the rooms in it; `__init__` is the door.
+#: The same within a package, for its modules and subpackages; `__init__` is exempt.
 INSIDE = {
     "accounting": (
         "budget",

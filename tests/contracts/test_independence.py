@@ -291,7 +291,7 @@ def test_two_towers_with_in_batch_negatives_are_refused():
     refused(keras.Model(inputs, scores), softmax)
 
 
-@pytest.mark.filterwarnings("ignore:These variables do not enter")
+@pytest.mark.filterwarnings("ignore:These variables do not affect")
 def test_xlnet_mixes_examples_of_which_some_are_padded():
     hub = pytest.importorskip("keras_hub")
     backbone = hub.models.XLNetBackbone(7, 1, 2, 8, 8, dropout=0.0)

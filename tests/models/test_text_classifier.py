@@ -127,10 +127,10 @@ def test_a_budget_is_no_more_than_one_release():
     with pytest.raises(tfdp.BudgetError, match="Another release of texts would raise ε"):
         model.fit(TEXTS[::-1], LABELS[::-1], verbose=0)
     data = tfdp.data.shuffled_epochs((np.array(TEXTS, object), LABELS), 50)
-    with pytest.raises(tfdp.BudgetError, match="After 1 epochs more"):
+    with pytest.raises(tfdp.BudgetError, match="After 1 more epochs"):
         model.fit(data, verbose=0)
     fresh = classifier(run_eagerly=True, noise_multiplier=None, budget=budget)
-    with pytest.raises(tfdp.BudgetError, match="After 5 epochs more"):
+    with pytest.raises(tfdp.BudgetError, match="After 5 more epochs"):
         fresh.fit(data, epochs=5, verbose=0)
     fresh.fit(data, verbose=0)
     for statement in (model.privacy_statement(1e-3), fresh.privacy_statement(1e-3)):

@@ -154,7 +154,7 @@ def test_four_disjoint_periods_of_epsilon_1_are_stated_as_epsilon_1(small, tmp_p
     statement = model.privacy_statement()
     assert statement.epsilon <= 1.0 and statement.budget.epsilon == 1.0
     text = " ".join(str(statement).split())
-    assert "of the 4 disjoint periods the costliest is stated" in text
+    assert "that of the costliest of the 4 disjoint periods" in text
     assert "private training, period 'week 3': 2 x" in text
     # Without the periods the ledger would have added them up.
     added = Ledger(

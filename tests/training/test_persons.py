@@ -141,7 +141,7 @@ def test_statement_meter_and_budget_speak_of_persons(small):
     text = " ".join(str(statement).split())
     assert "Unit of privacy: one person with all of its records, of 300." in text
     assert "each person with probability 0.2 in each of 10 steps, with at most 2 of its" in text
-    assert "60 of 300 persons expected" in text and "persons; the chance" in text
+    assert "60 of 300 persons expected" in text and "persons. Larger draws" in text
     # The same steps on as many records, as if each were a person, cost the same.
     alone = small.model(
         num_examples=300, expected_batch_size=60, noise_multiplier=model.optimizer.noise_multiplier

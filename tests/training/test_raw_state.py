@@ -202,8 +202,8 @@ def test_what_acts_on_weights_past_the_noise_is_listed():
     for part in (
         "regularizer towards_public_values knows no records",
         "constraint Kept knows no records",
-        "optimizer Descent knows the records by their noised gradients alone",
-        "the schedule Half follows no losses or metrics",
+        "optimizer Descent knows the records only through their noised gradients",
+        "the schedule Half does not follow losses or metrics",
     ):
         assert part in found, found
     plain = keras.layers.Dense(2, kernel_regularizer="l2", bias_constraint="non_neg")

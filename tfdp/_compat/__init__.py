@@ -1,4 +1,4 @@
-"""What is private in other packages: one small function for each use, and nothing of privacy.
+"""Private parts of other packages: one small function for each use. No privacy logic.
 
 tests/contracts/test_compat.py says what each of them relies on.
 """

@@ -1,4 +1,4 @@
-"""What was done to the data and which ε that is; it imports neither TensorFlow nor Keras.
+"""What was done to the data, and its ε. Imports neither TensorFlow nor Keras.
 
 What papers claim is in `tfdp.accounting.literature`.
 """

@@ -51,19 +51,19 @@ def calibrate_noise_multiplier(
         steps: number of training steps.
         accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
         adjacency: as for `tfdp.accounting.epsilon`.
-        other_events: DpEvents that the same budget has to pay for.
+        other_events: DpEvents that the same budget must pay for.
         extra_delta: delta already promised elsewhere, e.g.
             `truncation_delta(budget.epsilon, steps, overflow_probability)`.
         mechanism: what a step is, as for `training_event`.
-        max_records_per_unit: k, where single records are drawn and the unit of privacy is a
-            person, of whom at most k take part (MATH.md section 11).
+        max_records_per_unit: k, if single records are sampled and the unit of privacy is a person,
+            of whom at most k records take part (MATH.md section 11).
 
     Returns:
         The noise multiplier: standard deviation of the noise on the *sum* of clipped gradients,
         over the clip norm.
 
     Raises:
-        BudgetError: if no noise multiplier meets the budget; it says what used it up.
+        BudgetError: if no noise multiplier meets the budget; the message says what used it up.
         ValueError: if an argument is out of range or an event has no rule.
     """
     q = _validate.probability("sampling_probability", sampling_probability)
@@ -90,7 +90,7 @@ def calibrate_random_allocation(
     Args:
         budget: a `PrivacyBudget`.
         num_steps: T, the steps of an epoch.
-        epochs: number of epochs; one that is begun counts.
+        epochs: number of epochs; an epoch that was begun counts.
         accountant, adjacency, other_events, extra_delta: as for `calibrate_noise_multiplier`;
             "rdp" knows no amplification by allocation.
 

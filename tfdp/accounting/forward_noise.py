@@ -43,7 +43,7 @@ def calibrate_forward_noise(
         σ/C; for `DPForwardNoise(clip_norm, noise_multiplier)`.
 
     Raises:
-        BudgetError: if no noise meets the budget beside the other events.
+        BudgetError: if no noise meets the budget together with the other events.
         ValueError: if an argument is out of range.
 
     Example:

@@ -1,1 +1,1 @@
-"""`PrivateAttention`: it releases its inputs at inference, not training data."""
+"""`PrivateAttention`: releases its inputs at inference, not training data."""

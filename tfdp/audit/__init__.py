@@ -1,4 +1,4 @@
-"""Lower bounds on ε from outside: attacks that trust nothing the library says."""
+"""Lower bounds on ε from attacks that trust no claim of the library."""
 
 from tfdp.audit.attacks import CANARIES, play
 from tfdp.audit.bounds import epsilon_of_guesses, epsilon_of_rates, epsilon_of_scores

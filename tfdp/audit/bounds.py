@@ -22,11 +22,11 @@ def epsilon_of_rates(
     delta: float,
     confidence: float = 0.95,
 ) -> float:
-    """The ε that a test between two neighbouring data sets refutes.
+    """A lower bound on ε from a test between two neighbouring data sets.
 
     Formal guarantees: if the mechanism is (ε, δ)-private, the result exceeds ε with probability
-    1 - confidence at most. Rates are bounded by Clopper and Pearson; (ε, δ)-privacy asks for
-    hits ≤ e^ε·false alarms + δ and for the same of what is left (Kairouz, Oh and Viswanath 2015).
+    1 - confidence at most. Rates are bounded by Clopper and Pearson. (ε, δ)-privacy requires hits ≤
+    e^ε·false alarms + δ, and the same for the complements (Kairouz, Oh and Viswanath 2015).
 
     Args:
         hits: times the test said "in" when the record was there.
@@ -65,9 +65,9 @@ def epsilon_of_rates(
 def epsilon_of_scores(
     scores_with: ArrayLike, scores_without: ArrayLike, delta: float, confidence: float = 0.95
 ) -> float:
-    """The same of a score that tends to be higher when the record is there.
+    """A lower bound on ε from a score that tends to be higher if the record is in the data.
 
-    The threshold is chosen on one half of the trials, and the bound is made on the other.
+    The threshold is chosen on one half of the trials, and the bound is computed on the other.
 
     Args:
         scores_with: scores of independent runs with the record, (m,).
@@ -99,7 +99,7 @@ def epsilon_of_scores(
 def epsilon_of_guesses(
     correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95
 ) -> float:
-    """The ε that guesses about many canaries of one run refute.
+    """A lower bound on ε from guesses about many canaries of one run.
 
     Formal guarantees: each canary was in the data with probability 1/2, independently; an attacker
     guessed about some of them. If the mechanism is (ε, δ)-private for adding or removing one

@@ -22,29 +22,33 @@ def one_run(
     confidence: float = 0.95,
     name: str = "one training run",
 ) -> AuditResult:
-    """Trains once with half of the canaries, and guesses which half it was.
+    """Trains once with half of the canaries, and guesses which half.
 
-    Formal guarantees: those of `epsilon_of_guesses`; nothing is asked of `train` and `score` but
+    Formal guarantees: those of `epsilon_of_guesses`. The only condition on `train` and `score` is
+        that `score` sees the model alone. A fair coin for each canary, from the operating system's
+        entropy, decides whether it is in. The numbers of guesses of both kinds are fixed before the
+        training. The scores determine whom they are about, before the coins are looked at.
     that `score` sees the model alone. The canaries that are in are drawn from the operating
     system's entropy, by a fair coin for each. How many guesses there are of either kind is fixed
     before the training, and about whom they are by the scores, before the coins are looked at.
 
     Args:
-        train: function from a boolean array (canaries,) to a trained model, or to a release: put
-            the canaries that are True beside the other records, through the data path that you want
-            to audit. In the place of a canary that is False, put what contributes nothing: the
-            number of records is public.
-        score: function from the model to a number for each canary, (canaries,), higher where it
-            seems to have been in: the negative loss, or a product with the update.
-        canaries: their number; hundreds, for a bound near the claim.
+        train: function from a boolean array (canaries,) to a trained model, or to a release. It
+            must add the canaries that are True to the other records, through the data path that you
+            audit. It must replace each canary that is False by a record that contributes nothing,
+            because the number of records is public.
+        score: function from the model to one number for each canary, (canaries,), higher for
+            canaries that seem to have been in: the negative loss, or a product with the update.
+        canaries: number of canaries; use hundreds for a bound near the claim.
         delta: δ of the claim.
-        guesses: how many guesses to make: a pair, of "in" (the highest scores) and of "out" (the
-            lowest), or their sum, half of either. Default: a tenth of the canaries each.
+        guesses: a pair, the numbers of guesses of "in" (for the highest scores) and of "out" (for
+            the lowest), or their sum, of which each gets half. Default: a tenth of the canaries
+            each.
         confidence: of the bound.
         name: for the table.
 
     Returns:
-        An `AuditResult`, whose claim is what `model.privacy_statement(delta)` says.
+        An `AuditResult`; its claim is the ε of `model.privacy_statement(delta)`.
 
     Raises:
         ValueError: if an argument is out of range, or the scores have another shape, or are not

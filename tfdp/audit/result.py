@@ -6,12 +6,12 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class AuditResult:
-    """A claim and the lower bound that an attack gave.
+    """A claimed ε and the lower bound that an attack proved.
 
     Attributes:
         name: what was attacked.
-        claim: the ε that is stated.
-        bound: an ε that the attack refutes; above the claim, the claim is false (or the attack was
+        claim: the claimed ε.
+        bound: the lower bound. If it exceeds the claim, the claim is false (or the attack was
             lucky, with probability 1 - confidence).
         delta: δ of both.
         confidence: of the bound.

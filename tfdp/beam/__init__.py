@@ -1,4 +1,4 @@
-"""Draws made ahead and releases by Apache Beam; what they cost is as in `data`.
+"""Draws made ahead, and releases, by Apache Beam. Their cost is that of `data`.
 
 For data that outgrow one machine. Nothing else of tfdp imports Beam; `import tfdp.beam` does.
 """

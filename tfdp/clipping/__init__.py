@@ -1,4 +1,4 @@
-"""One forward pass, one backward pass, and the clipped sums of a batch; no noise, no charge."""
+"""One forward pass, one backward pass, the clipped sums of a batch. No noise, no charge."""
 
 # Importing `rules` registers the rules of Keras' own layers.
 from tfdp.clipping import rules  # noqa: F401

@@ -27,8 +27,8 @@ def per_example_gradient_norms(
 ) -> np.ndarray:
     """The l2 norm of each example's own gradient over all trainable variables.
 
-    One forward pass and one backward pass, with dropout and other random layers active as in
-    training. The result is raw data about the examples: it is for inspection, never for release.
+    Runs one forward pass and one backward pass, with dropout and other random layers active as in
+    training. The result is raw data about the examples: inspect it, never release it.
 
     Args:
         model: a built Keras model with one loss.
@@ -62,14 +62,16 @@ def per_example_gradient_norms(
 
 
 def explain(model: keras.Model, x: Any = None) -> str:
-    """Which rule each layer uses.
+    """Shows the clipping rule of each layer.
 
     Args:
         model: a built Keras model.
         x: a batch of inputs; may be omitted for a model with defined inputs.
 
     Returns:
-        A table as text: one line for each layer call, with its rule, how many variables it
+        A table as text, with one line for each layer call: its rule, the number of variables that
+            it covers, and the number of their parameters. A layer without a rule shows "exact
+            fallback", and about how many times longer a step on a batch of 64 examples then takes.
         covers, and how many parameters they have. Where there is no rule it says "exact
         fallback", and about how often as long that makes a step on a batch of 64 examples.
 

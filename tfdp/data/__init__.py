@@ -1,4 +1,4 @@
-"""Batches, sources, releases and data sets; nothing here knows a model."""
+"""Batches, sources, releases and data sets. Knows no models."""
 
 from typing import TYPE_CHECKING
 

@@ -1,1 +1,1 @@
-"""Works, and may change without notice; nothing stable belongs here."""
+"""Works, and may change without notice. Nothing stable belongs here."""

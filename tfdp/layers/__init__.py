@@ -1,4 +1,4 @@
-"""Layers that release, select, or correct for noise; they know neither optimizers nor models."""
+"""Layers that release, select, or correct for noise. They know neither optimizers nor models."""
 
 from typing import TYPE_CHECKING
 

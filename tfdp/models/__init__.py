@@ -1,4 +1,4 @@
-"""Models that train privately; what works with any Keras model is in `training`."""
+"""Models that train privately. Code for any Keras model is in `training`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The only source of noise: draws, the grid, entries above a threshold; it charges nothing.
+"""The only source of noise: draws, the grid, entries above a threshold. Charges nothing.
 
 A sampler is part of a privacy guarantee (MATH.md section 1). This one
 

@@ -1,4 +1,4 @@
-"""DPOptimizer: it charges, adds noise and hands over. Gradients arrive clipped."""
+"""DPOptimizer: charges, adds noise, calls the wrapped optimizer. Gradients arrive clipped."""
 
 from tfdp.optimizers.dp_optimizer import DPOptimizer
 from tfdp.optimizers.rows import LazyAdam, RowAdagrad, RowSGD

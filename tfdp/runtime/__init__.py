@@ -1,1 +1,1 @@
-"""Replicas, strategies and XLA; it knows nothing of privacy."""
+"""Replicas, strategies and XLA. No privacy logic."""

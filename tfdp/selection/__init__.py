@@ -1,4 +1,4 @@
-"""Which rows of sparse tables a step may touch (MATH.md section 3); no table is updated here."""
+"""Which rows of sparse tables a step may update (MATH.md section 3). Updates no table."""
 
 from tfdp.selection.adafest import AdaFEST
 from tfdp.selection.contribution_map import ContributionMap, Survivors

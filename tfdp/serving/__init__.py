@@ -1,4 +1,4 @@
-"""Exports for TensorFlow Serving, with their statement; nothing trains here."""
+"""Exports for TensorFlow Serving, with their statement. Trains nothing."""
 
 from tfdp.serving.export import export
 

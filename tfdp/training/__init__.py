@@ -1,3 +1,3 @@
-"""DPModel: `fit`, a run, a step. What they call is in the rooms above."""
+"""DPModel: `fit`, a run, a step. They call the packages above."""
 
 import keras  # noqa: F401 (first: what waits for it imports the modules below)

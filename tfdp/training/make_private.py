@@ -22,11 +22,13 @@ def make_private(model: keras.Model, validate: bool = True) -> DPModel:
 
     Args:
         model: any `keras.Model` that treats the examples of a batch independently.
-        validate: whether to prove that it does, from the graph of each step
-            (`DPModel.validate_independence`). Without, the statement lists it as assumed.
+        validate: whether to prove from the graph of each step that the model treats examples
+            independently (`DPModel.validate_independence`). If False, the statement lists this as
+            assumed.
 
     Returns:
-        A `tfdp.models.DPModel`; the same one for the same model, so that its ledger is kept.
+        A `tfdp.models.DPModel`. The same model always gets the same wrapper, so that its ledger is
+        kept.
 
     Raises:
         PrivacyError: for layers that are known to mix examples, layers that train past any

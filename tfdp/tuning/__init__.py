@@ -1,4 +1,4 @@
-"""Hyper-parameters chosen by results, and what the choice costs; no other charges."""
+"""Hyper-parameters chosen by results, and the cost of the choice. No other charges."""
 
 from tfdp.tuning.hyper_parameters import HyperParameters
 from tfdp.tuning.number_of_runs import NumberOfRuns

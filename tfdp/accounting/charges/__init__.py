@@ -1,4 +1,4 @@
-"""What is charged: sampling, mechanisms, the ledger and its history; nothing is printed here."""
+"""What is charged: sampling, mechanisms, the ledger and its history. Prints nothing."""
 
 from tfdp._compat.imports import on_demand
 

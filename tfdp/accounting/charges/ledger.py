@@ -21,9 +21,9 @@ from tfdp.accounting.losses.truncation import truncation_delta
 
 
 class Ledger:
-    """An ordered record of mechanisms; epsilon is what it composes to and nothing else.
+    """An ordered record of mechanisms. Its epsilon is computed from the record alone.
 
-    Entries that differ in nothing but their count are one entry.
+    Entries that differ only in their count are merged.
 
     Args:
         entries: `LedgerEntry` objects to start with.
@@ -43,7 +43,7 @@ class Ledger:
             self._append(entry)
 
     def closed(self):
-        """The ledger itself, which takes nothing more: a model is charged otherwise."""
+        """Closes the ledger and returns it: `add` then fails, as for the ledger of a model."""
         self._is_closed = True
         return self
 
@@ -54,12 +54,12 @@ class Ledger:
             label: its name in statements.
             event: `dp_accounting.DpEvent` of one run.
             count: how many runs.
-            num_examples: n of the data that it saw; δ must not exceed 1/n.
-            details: what describes it: plain values, which accounting does not read. A mechanism
-                that holds otherwise is a `LedgerEntry`, in `Ledger([entry])`.
+            num_examples: n of the data that the mechanism used; δ must not exceed 1/n.
+            details: plain values that describe the entry; accounting does not read them. For other
+                adjacencies or units use a `LedgerEntry`, in `Ledger([entry])`.
 
         Raises:
-            ValueError: for the ledger of a model, or a detail of a name that accounting reads.
+            ValueError: for the ledger of a model, or a detail whose name accounting reads.
         """
         self._refuse_if_closed()
         self._append(LedgerEntry(label, event, count, described(details, num_examples)))
@@ -92,19 +92,19 @@ class Ledger:
         return compose((entry.event, entry.count) for entry in self._entries)
 
     def parallel(self, adjacency):
-        """The mechanisms that saw one and the same person, in every way that is possible.
+        """The mechanisms that can have used the same person, for each possible case.
 
-        A person whose records lie in one of several disjoint periods was seen by the mechanisms of
-        that period, and by those that are of none (parallel composition, McSherry 2009): what
-        happened in the other periods has the same distribution with that person and without.
-        Replacing a person by one of another period changes two, so that nothing is left out under
-        replace-one.
+        If the records of a person lie in one of several disjoint periods, only the mechanisms of
+        that period and those without a period used them (parallel composition, McSherry 2009). What
+        happened in the other periods has the same distribution with that person and without. Under
+        replace-one, a person may be replaced by one of another period, which changes two periods,
+        so nothing is left out.
 
         Args:
             adjacency: one of `tfdp.accounting.ADJACENCIES`.
 
         Returns:
-            List of `Ledger`s, of which each holds under its own costs; ε is the largest of theirs.
+            List of `Ledger`s, one for each case; ε is the largest of their epsilons.
         """
         periods = {}
         for entry in self._entries:
@@ -120,7 +120,7 @@ class Ledger:
         ]
 
     def beside(self, period, adjacency):
-        """The mechanisms that may have seen a person of a period; of None, all of them."""
+        """The mechanisms that may have used a person of this period; for None, all mechanisms."""
         if period is None or adjacency == "replace_one":
             return self
         # Of other registries' periods a person may be in any.
@@ -136,12 +136,12 @@ class Ledger:
 
     @property
     def adjacency(self):
-        """The weakest change of a record that everything in the ledger protects against."""
+        """The weakest adjacency under which everything in the ledger holds."""
         return strongest(e.adjacency for e in self._entries)
 
     @property
     def unit(self):
-        """One person, if any entry is about persons; else None: whatever a record is."""
+        """A person, if any entry is about persons; else None: the unit is a record."""
         return PERSON if any(e.details.get("unit") == PERSON for e in self._entries) else None
 
     @property
@@ -151,21 +151,21 @@ class Ledger:
 
     @property
     def repeats_draws(self):
-        """Whether a draw made ahead trained in several runs, whose samples are then the same."""
+        """Whether a draw made ahead trained in several runs, which then have the same samples."""
         draws = [(e.details.get("sampling") or {}).get("draw") for e in self._entries]
         draws = [draw for draw in draws if draw is not None]
         return len(set(draws)) < len(draws)
 
     @property
     def num_examples(self):
-        """n of the largest data that a mechanism in the ledger ran on, or None if none says."""
+        """n of the largest data set that a mechanism in the ledger used, or None if unknown."""
         known = (entry.num_examples for entry in self._entries)
         return max((n for n in known if n is not None), default=None)
 
     def epsilon(self, delta, accountant=None, adjacency=None):
         """The epsilon at which everything in the ledger is (epsilon, delta)-private.
 
-        Of disjoint periods it is that of the costliest (`parallel`).
+        For disjoint periods it is the epsilon of the costliest one (`parallel`).
 
         Formal guarantees: with delta_M(.) the privacy curve of the composed events, and P_i the
         probability that a batch of entry i was cut off,

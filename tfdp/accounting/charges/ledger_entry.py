@@ -20,9 +20,9 @@ class LedgerEntry:
         label: a name for people, e.g. "training".
         event: the `dp_accounting.DpEvent` of one run.
         count: number of runs, at least 1.
-        details: JSON-able parameters, which the code that runs the mechanism writes, and on which
-            ε depends: `period`, `adjacency`, `overflow_probability` and others. What users say of
-            a charge lies apart from them ("described").
+        details: JSON-able parameters that the mechanism's code writes and that determine ε:
+            `period`, `adjacency`, `overflow_probability` and others. Users' descriptions of a
+            charge are stored separately ("described").
 
     Raises:
         ValueError: if an argument has the wrong type or range.
@@ -66,7 +66,7 @@ class LedgerEntry:
 
     @property
     def period(self):
-        """(registry, name) of the period whose persons alone the mechanism saw, or None."""
+        """(registry, name) of the only period whose persons the mechanism used, or None."""
         return period_of(self.details)
 
     @property

@@ -21,10 +21,10 @@ PERSON = "one person with all of its records"
 class Sampling:
     """How batches were drawn. All fields are public information.
 
-    With `max_records_per_unit` what is drawn are persons, each with at most so many of its
-    records; n, B and the capacity then count persons, and a batch has so many rows for each.
-    With `num_records`, too, single records are drawn, of which no person has more than k; B and
-    the capacity then count records, and n still counts persons, the unit of privacy.
+    With `max_records_per_unit`, persons are sampled, each with at most that many records. n, B and
+    the capacity then count persons, and a batch has that many rows for each person. With
+    `num_records` as well, single records are sampled, and no person has more than k of them. B and
+    the capacity then count records; n still counts persons, the unit of privacy.
 
     Args:
         kind: "poisson" (each record joins each batch independently with probability q),
@@ -37,20 +37,19 @@ class Sampling:
         expected_batch_size: q n; a float is allowed.
         max_batch_size: capacity at which a Poisson or allocated batch is cut off, or `None` if it
             never is.
-        seeded: whether a fixed seed chose the batches, which only a test should do.
+        seeded: whether a fixed seed chose the batches; for tests only.
         steps_per_epoch: batches in one pass over the data, or `None` if that is not known.
-        passes: the most passes over shuffled or allocated data that a run begins, where the
-            batches of a pass are not known.
+        passes: the largest number of passes over shuffled or allocated data that a run begins, if
+            the number of batches of a pass is unknown.
         microbatches: M, for kind "microbatches".
         workers: number of workers that draw a Poisson batch together, each from its own share of
             the records and with its own share of the capacity.
-        max_records_per_unit: k, for persons; None where each record is a unit of privacy.
-        num_records: N, where single records are drawn and persons are the unit of privacy: a
-            public number that the records which may be drawn do not exceed. q is B/N.
-        period: (name of a registry, name of a period in it), where no person has records in
-            another of its periods; None for data that may overlap with any other.
-        draw: name of a draw that was made ahead and trains once; None where every pass is drawn
-            anew.
+        max_records_per_unit: k, for persons; None if each record is a unit of privacy.
+        num_records: N, if single records are sampled and persons are the unit of privacy: a public
+            upper bound on the number of records that can be sampled. q is B/N.
+        period: (name of a registry, name of a period in it), if no person has records in another of
+            its periods; None for data that may overlap with any other data.
+        draw: name of a draw that was made ahead and trains once; None if every pass draws again.
 
     Raises:
         ValueError: if a field is out of range or the fields contradict each other.
@@ -164,17 +163,17 @@ class Sampling:
 
     @property
     def allocation_steps(self):
-        """T, the steps that records are allocated to; `steps_per_epoch` may be fewer (`take`)."""
+        """T, the steps to which records are allocated; `steps_per_epoch` may be smaller (`take`)."""
         return round(self.num_examples / self.expected_batch_size)
 
     @property
     def rows_per_unit(self):
-        """How many rows after each other are one person's; None where rows are drawn by them."""
+        """The number of consecutive rows of one person; None if rows are sampled."""
         return None if self.num_records is not None else self.max_records_per_unit
 
     @property
     def draws_per_unit(self):
-        """The most draws of one step that are about one and the same unit of privacy."""
+        """The largest number of draws of one step that can be about the same unit of privacy."""
         return 1 if self.num_records is None else self.max_records_per_unit
 
     @property
@@ -193,9 +192,10 @@ class Sampling:
     def overflow_probability(self):
         """P[a Poisson batch exceeds `max_batch_size`]; 0 for other kinds and without a maximum.
 
-        It bounds that of both neighbours: the larger one has a unit of privacy more. For several
-        workers, the sum over their shares, an upper bound. For allocated batches, of an epoch: the
-        sum over its steps, whose sizes are binomial and not independent.
+        It is a bound for both neighbours; the larger one has one more unit of privacy. For several
+        workers it is the sum over their shares, an upper bound. For allocated batches it is the
+        probability for an epoch: the sum over its steps, whose sizes are binomial and not
+        independent.
         """
         if self.kind in _SHUFFLED_KINDS or self.kind == "full_batch" or self.max_batch_size is None:
             return 0.0
@@ -209,16 +209,16 @@ class Sampling:
 
     @property
     def most_drawn_from(self):
-        """How many records or persons may be drawn in the larger of two neighbouring data sets."""
+        """How many records or persons can be sampled, in the larger of two neighbouring data sets."""
         if self.num_records is not None:
             return self.num_records + self.max_records_per_unit
         return self.num_examples + 1
 
     def appearances(self, steps):
-        """The most often that one record can be used in `steps` steps of one run.
+        """The largest number of times that one record can be used in `steps` steps of one run.
 
-        Of shuffled or allocated batches, once in each pass that was begun. Where it is not known
-        how many batches a pass has, each step may begin one, up to `passes`.
+        For shuffled or allocated batches, this is once in each pass that was begun. If the number
+        of batches of a pass is unknown, each step may begin a pass, up to `passes`.
         """
         if self.is_poisson:
             return steps * self.microbatches

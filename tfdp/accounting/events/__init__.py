@@ -1,4 +1,4 @@
-"""Events of single mechanisms, their composition and adjacency; no ledger."""
+"""Events of single mechanisms, their composition and adjacency. No ledger."""
 
 from tfdp._compat.imports import on_demand
 

@@ -1,4 +1,4 @@
-"""Privacy losses as numbers and arrays; no events, no ledger."""
+"""Privacy losses as numbers and arrays. No events, no ledger."""
 
 from tfdp._compat.imports import on_demand
 

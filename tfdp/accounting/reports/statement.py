@@ -52,9 +52,9 @@ class Statement:
     """A privacy statement; `str()` is for people, `to_json()` for programs.
 
     Args:
-        epsilon: what the ledger composes to; infinite if nothing is private, or if none can be
-            stated (`unstated` says why).
-        delta: the delta it goes with.
+        epsilon: the composed epsilon of the ledger; infinite if nothing is private, or if none can
+            be stated (`unstated` says why).
+        delta: the delta of this epsilon.
         adjacency: the adjacency under which it holds.
         unit: what one record is, e.g. "one user".
         accountant: "pld" or "rdp".
@@ -62,9 +62,9 @@ class Statement:
         steps: steps of private training.
         entries: the ledger's entries as dicts.
         sampling: how the batches of the last private training were drawn, if known.
-        assumed_epsilon: where batches were shuffled, the epsilon that Poisson sampling would have
-            had; not true of what ran.
-        appearances: for shuffled batches, how often one record was used at most.
+        assumed_epsilon: for shuffled batches, the epsilon that Poisson sampling would have given;
+            it is not a guarantee for what ran.
+        appearances: for shuffled batches, the largest number of uses of one record.
         overflow_delta: the part of delta spent on truncated batches.
         budget: the budget that was asked for, if any.
         unstated: reasons why no epsilon can be stated.
@@ -93,7 +93,7 @@ class Statement:
 
     @property
     def kept(self):
-        """Whether the budget was kept, at its own δ; True where there was none."""
+        """Whether the budget was kept, at its own δ; True if there was none."""
         budget, epsilon = self.budget, self.epsilon
         if budget is None:
             return True
@@ -174,18 +174,18 @@ def privacy_statement(
 ) -> Statement:
     """States what a ledger guarantees.
 
-    Formal guarantees: `.epsilon` is `ledger.epsilon(delta)` under the adjacency stated, and so
+    Formal guarantees: `.epsilon` is `ledger.epsilon(delta)` under the stated adjacency, so it holds
+        for everything that was charged.
     true of what was charged.
 
     Args:
         ledger: a `Ledger`.
         delta: a probability, at most 1/n of the largest data in the ledger.
         accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
-        adjacency: as for `tfdp.accounting.epsilon`; a mechanism that asks for a stronger one gets
-            it.
-        unit: the unit of privacy: what one record is. Where the ledger is about persons, they
-            are.
-        num_examples: n, where the ledger does not say it, or says less.
+        adjacency: as for `tfdp.accounting.epsilon`; stronger if a mechanism requires it.
+        unit: the unit of privacy: what one record is. If the ledger is about persons, they are the
+            unit.
+        num_examples: n, if the ledger does not state it, or states a smaller one.
         budget: the `PrivacyBudget` that was asked for.
         notes: the `Notes` of what ran, beside those of the ledger's entries.
 

@@ -1,4 +1,4 @@
-"""Whether examples mix, proved from the graph of a step (MATH.md section 2); no data is read.
+"""Proves from the graph of a step that examples do not mix (MATH.md section 2).
 
 Here belong what a tensor may hold of the examples (`values`), the rules of operations (`registry`;
 `operations`, `shapes`, `look_ups`, `products`, `lists`), the walk through a graph and the functions

@@ -1,1 +1,1 @@
-"""Which rule each call follows, and what is refused before a step; nothing here runs in one."""
+"""The rule of each call, and what is refused before a step. Nothing runs in a step."""

@@ -1,4 +1,4 @@
-"""How each kind of layer contributes to gradients, one file each, and the fallback for the rest.
+"""How each kind of layer contributes to gradients, one file each, and the fallback.
 
 Importing this package registers them all.
 """

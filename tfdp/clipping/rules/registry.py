@@ -18,8 +18,8 @@ _HARMLESS = {
 class Rule:
     """Per-example gradients of one type of layer, without materialising them.
 
-    Subclass, implement `variables` and `contributions` (and `call` where the gradient is needed
-    at another place than the layer's output), and register with `register_rule`.
+    Subclass it, implement `variables` and `contributions` (and `call` if the gradient is needed
+    elsewhere than at the layer's output), and register it with `register_rule`.
     """
 
     #: Whether outputs that lack the batch axis (shared by the whole batch) may be broadcast to it.
@@ -48,11 +48,11 @@ class Rule:
         return probe(run(*args, **kwargs))
 
     def contributions_from(self, layer, args, kwargs, gradients, kept):
-        """As `contributions`, for rules whose `call` keeps what it computes: `probe.keep(value)`.
+        """As `contributions`, for rules whose `call` stores values by `probe.keep(value)`.
 
         Args:
             layer, args, kwargs, gradients: as for `contributions`.
-            kept: list of what was kept, in order.
+            kept: list of the stored values, in order.
         """
         return self.contributions(layer, args, kwargs, gradients)
 
@@ -73,8 +73,8 @@ def register_rule(*layer_classes: type) -> Callable:
     """Decorator: uses a `Rule` class for these layer types (MATH.md section 2).
 
     A subclass of a registered layer inherits the rule only if it defines nothing beyond its
-    constructor and configuration; any other subclass takes the exact fallback, since what its
-    `call` computes is not known.
+    constructor and configuration. Any other subclass uses the exact fallback, because tfdp does not
+    know what its `call` computes.
 
     Example:
 

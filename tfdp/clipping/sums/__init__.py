@@ -1,1 +1,1 @@
-"""Contributions to one variable, their norms and clipped sums; it knows no layers."""
+"""Contributions to one variable, their norms and clipped sums. Knows no layers."""

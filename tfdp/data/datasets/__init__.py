@@ -1,1 +1,1 @@
-"""Readers of known files, and generated data; what they give is not private."""
+"""Readers of known files, and generated data. Their output is not private."""

@@ -1,1 +1,1 @@
-"""What data and weights carry: how they were drawn, what they were made with, what is padding."""
+"""Tags on data and weights: sampling, the releases behind them, padding."""

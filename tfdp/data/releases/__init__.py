@@ -1,1 +1,1 @@
-"""Private releases of data, each drawn once and charged once; no training."""
+"""Private releases of data, each drawn once and charged once. No training."""

@@ -1,1 +1,1 @@
-"""How batches are drawn, by record or by person; it never looks into a record."""
+"""How batches are sampled, by record or by person. Never looks into a record."""

@@ -1,1 +1,1 @@
-"""Where records lie: in memory, in files, behind `parse`; nothing here draws."""
+"""Where records are stored: in memory, in files, behind `parse`. Draws nothing."""

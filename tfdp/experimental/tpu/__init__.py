@@ -1,1 +1,1 @@
-"""Tables in TPU embeddings, from layer to run; tested with doubles of TPUs alone."""
+"""Tables in TPU embeddings, from layer to run. Tested with test doubles only."""

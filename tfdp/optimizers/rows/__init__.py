@@ -1,4 +1,4 @@
-"""Optimizers for tables of which a step touches a few rows; they know nothing of privacy."""
+"""Optimizers that update only a few rows of a table. No privacy logic."""
 
 from tfdp.optimizers.rows.lazy_adam import LazyAdam
 from tfdp.optimizers.rows.row_adagrad import RowAdagrad

@@ -1,1 +1,1 @@
-"""What is checked before and during a run, and what the statement must add; nothing trains here."""
+"""Checks before and during a run, and their sentences for the statement. Trains nothing."""

@@ -1,1 +1,1 @@
-"""Where weights come from, and the charges in their files; no step runs here."""
+"""The origin of weights, and the charges in their files. Runs no step."""
