@@ -5,13 +5,13 @@ from tfdp.runtime.replicas import is_first_worker
 
 
 class BackupAndRestore(WholeBackups):
-    """`keras.callbacks.BackupAndRestore` that a crash in the middle of a write does not spoil.
+    """`keras.callbacks.BackupAndRestore` whose backup survives a crash during a write.
 
-    A backup is written beside the one before, and takes its place when it is complete. It has
-    weights, slots and ledger; steps after it are run again, with fresh noise and fresh batches.
+    A backup is written beside the previous one and replaces it when it is complete. It contains
+    weights, slots and ledger. Steps after it are run again, with fresh noise and fresh batches.
 
-    Of several workers the first one writes, and all read. When a worker is lost, the others
-    cannot go on: all are started again, and resume from the same backup.
+    With several workers, the first one writes and all read. If a worker is lost, the others cannot
+    continue: restart all of them, and they resume from the same backup.
 
     Args:
         backup_dir: a folder that all workers can read.

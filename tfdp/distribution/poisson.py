@@ -49,9 +49,9 @@ def poisson_batches(
     """`tfdp.data.poisson_batches` for a strategy of several workers.
 
     Record i belongs to worker i mod W. Each worker draws its own records independently with
-    probability q, from its own entropy: together that is the Poisson sample of all records, in
-    which none can take part twice, and no worker needs another's draws. (Datasets that every
-    worker draws anew, and of which each takes a part, would make a record take part twice.)
+    probability q, from its own entropy. Together this is the Poisson sample of all records, in
+    which none can take part twice, and no worker needs another's draws. (If every worker drew its
+    own batch and trained on a part of it, a record could take part twice.)
 
     Example:
 

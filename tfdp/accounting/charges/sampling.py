@@ -163,7 +163,7 @@ class Sampling:
 
     @property
     def allocation_steps(self):
-        """T, the steps to which records are allocated; `steps_per_epoch` may be smaller (`take`)."""
+        """T, the steps to which records are allocated; `steps_per_epoch` may be less (`take`)."""
         return round(self.num_examples / self.expected_batch_size)
 
     @property
@@ -209,7 +209,7 @@ class Sampling:
 
     @property
     def most_drawn_from(self):
-        """How many records or persons can be sampled, in the larger of two neighbouring data sets."""
+        """How many records or persons can be sampled, in the larger of two neighbours."""
         if self.num_records is not None:
             return self.num_records + self.max_records_per_unit
         return self.num_examples + 1

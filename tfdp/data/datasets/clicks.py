@@ -35,17 +35,17 @@ def feature_names(count):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClickData:
-    """Impressions in time order, split into an earlier part to train on and a later one to test.
+    """Impressions in time order: an earlier part for training and a later part for testing.
 
-    One impression is one record. `train` and `test` are pairs (x, y): y is float32 (n, 1), 1 for
-    a click; x is a dict of "integers", float32 (n, 13 of Criteo), raw counts, 0 for what is missing
-    (take logarithms in the model), and of "C1", "C2", …, int64 (n,) ids in [0, V).
+    One impression is one record. `train` and `test` are pairs (x, y). y is float32 (n, 1), 1 for a
+    click. x is a dict: "integers" is float32 (n, 13 for Criteo), raw counts, 0 if missing (take
+    logarithms in the model); "C1", "C2", … are int64 (n,) ids in [0, V).
 
     Attributes:
         train: pair (x, y).
         test: pair (x, y).
         vocabulary_sizes: dict of feature name to V, public.
-        privacy_assumptions: sentences about what was declared public in the making of the data.
+        privacy_assumptions: sentences about what was declared public when the data were made.
     """
 
     train: tuple = dataclasses.field(repr=False)

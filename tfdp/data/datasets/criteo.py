@@ -33,24 +33,24 @@ def load_criteo(
     num_rows: int | None = None,
     test_fraction: float = 0.1,
 ) -> ClickData:
-    """Loads a file of tab-separated label, 13 integers and 26 categorical values a line.
+    """Loads a file whose lines are label, 13 integers and 26 categorical values, tab-separated.
 
-    No header; an empty field is missing. How values become ids must not depend on private data,
-    so one of two ways is chosen by name:
+    The file has no header; an empty field is missing. The mapping from values to ids must not
+    depend on private data, so you choose one of two ways by name:
 
-    - `hash_buckets`: a value goes to a bucket by a hash that is the same in every process and
-      looks at nothing else. A missing value is hashed like any other.
-    - `vocabulary`: a value's id is its place in a list, from 1; 0 is for missing and unknown
-      values. Giving the list declares it public, and the data say so (`privacy_assumptions`).
+    - `hash_buckets`: a hash of the value alone, the same in every process, gives its bucket. A
+      missing value is hashed like any other.
+    - `vocabulary`: a value's id is its position in a list, from 1; 0 is for missing and unknown
+      values. Passing the list declares it public, and the data say so (`privacy_assumptions`).
 
     Args:
         path: path of the file, plain or gzip.
         hash_buckets: number of buckets, or 26 of them, such as
             `tfdp.data.CRITEO_VOCABULARY_SIZES`.
         vocabulary: 26 sequences of values (str); declared public.
-        num_rows: read only so many rows; default all.
-        test_fraction: share of the rows, the last in time, that are held out. A statement lists
-            that which ones these are is public, as for `load_clicks`.
+        num_rows: number of rows to read; default: all.
+        test_fraction: share of the rows that are held out; they are the last in time. The statement
+            lists as assumed that it is public which rows these are, as for `load_clicks`.
 
     Returns:
         A `tfdp.data.ClickData`.

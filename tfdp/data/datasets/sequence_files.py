@@ -28,12 +28,12 @@ def load_sequences(
     delimiter: str | None = None,
     items: Sequence | str | None = None,
 ) -> SequenceData:
-    """Loads who had which item, and holds out each user's last item.
+    """Loads the items of users, and holds out each user's last item.
 
-    Without `user` and `item` the file is in the form of SASRec's, each line of which has two
-    whitespace-separated positive integers, user and item, and the lines of one user stand in time
-    order; or in that of S3Rec's and BERT4Rec's, with one line for each user: the user, then the
-    items. With them it is a table: a CSV or Parquet file, or a DataFrame.
+    Without `user` and `item`, the file has one of two forms. In SASRec's, each line has two
+    whitespace-separated positive integers, user and item, and the lines of one user are in time
+    order. In S3Rec's and BERT4Rec's, there is one line for each user: the user, then the items.
+    With `user` and `item`, the data are a table: a CSV or Parquet file, or a DataFrame.
 
     ```python
     data = tfdp.data.load_sequences("ml-1m.txt")
@@ -42,31 +42,31 @@ def load_sequences(
     data = tfdp.data.load_sequences("ratings.dat", user=0, item=1, timestamp=3, delimiter="::")
     ```
 
-    Users may be interleaved, and may be called by numbers or text. Integers of items are kept as
-    their ids, unless `items` says what they are called. The vocabulary is public, whoever it comes
-    from: an item that a single user had would otherwise show that this user is in the data.
+    Users may be interleaved, and may be numbers or text. Integer items are used as ids, unless
+    `items` gives their names. The vocabulary is public, whatever its source: an item that only one
+    user had would otherwise show that this user is in the data.
 
     Args:
         data: path of a file (.csv, .tsv, .parquet; compressed by gzip, too), a DataFrame (pandas,
             polars, pyarrow), or a dict of columns. Parquet files need `pip install tfdp[parquet]`.
         max_length: number of positions of a record.
         num_items: size of the vocabulary. Default: that of `items`, or else the largest item id in
-            the data, which is then taken to be public.
-        user, item: the columns. Names are those of the header; integers count from 0, and the
-            file has no header.
-        timestamp: column of numbers or ISO 8601 dates by which a user's items are ordered. Default:
-            the order of the rows.
-        delimiter: of a CSV file. Default: a tab in files called .tsv, else a comma.
-        items: what the items are called, in the order of their ids, from 1 on: the public
-            catalogue. Rows of other items are left out. Or `"from_data"`, which takes what occurs;
-            the privacy statement then lists it as assumed to be public.
+            the data, which is then assumed to be public.
+        user, item: the columns. Names are those of the header. Integers count from 0, and the file
+            then has no header.
+        timestamp: column of numbers or ISO 8601 dates that orders a user's items. Default: the
+            order of the rows.
+        delimiter: of a CSV file. Default: a tab for .tsv files, else a comma.
+        items: names of the items, in the order of their ids, from 1: the public catalogue. Rows of
+            other items are left out. `"from_data"` uses the names that occur; the privacy statement
+            then lists them as assumed to be public.
 
     Returns:
         A `tfdp.data.SequenceData` with one record per user, in order of user id.
 
     Raises:
         ValueError: a line is malformed, a column is missing, the file is empty, an item id exceeds
-            `num_items`, or items are called by text and `items` is missing.
+            `num_items`, or items are named by text and `items` is missing.
         FileNotFoundError: there is no such file.
     """
     if (user is None) != (item is None):
@@ -95,12 +95,12 @@ def load_histories(
     delimiter: str | None = None,
     items: Sequence | str | None = None,
 ) -> SequenceData:
-    """Loads a file that has one line for each user: the items, oldest first.
+    """Loads a file with one line for each user: the items, oldest first.
 
     Args:
         path: path of the file. Blank lines are users without items.
         max_length, num_items, items: as for `load_sequences`.
-        first_is_user: whether the first field of a line names the user, and no item.
+        first_is_user: whether the first field of a line is the user, not an item.
         delimiter: between fields. Default: any white space.
 
     Returns:

@@ -21,16 +21,16 @@ UNIT_OF_PRIVACY = "one user (one training sequence)"
 
 
 class Sequences(collections.namedtuple("Sequences", ["x", "y"])):
-    """The pair `(x, y)` of item ids, which also knows the size of the vocabulary.
+    """The pair `(x, y)` of item ids, with the size of the vocabulary.
 
-    Everything that takes a pair takes it. What maps over the pair (`tf.nest`, tf.data) returns one
-    whose `num_items` is `None`: transformed arrays need not be of the same vocabulary.
+    It can be used as any pair. Mapping over it (`tf.nest`, tf.data) returns a pair whose
+    `num_items` is `None`, because transformed arrays may have another vocabulary.
 
     Args:
         x: int32 array (num_users, max_length), inputs; 0 is padding.
         y: int32 array (num_users, max_length), the item that follows each input; 0 is ignored.
         num_items: largest item id, public.
-        origin: the `Origin` of the sequences: releases and assumptions that they were made with.
+        origin: the `Origin` of the sequences: the releases and assumptions behind them.
     """
 
     num_items = None
@@ -52,19 +52,19 @@ class Sequences(collections.namedtuple("Sequences", ["x", "y"])):
 class SequenceData:
     """Users' item sequences, split into training pairs and one test target per user.
 
-    One user is one record, so that a guarantee holds per user. Arrays are right-aligned: padding
-    (0) stands on the left and the last position is always the newest item.
+    One user is one record, so a guarantee holds for each user. Arrays are right-aligned: padding
+    (0) is on the left and the last position is always the newest item.
 
     Attributes:
         train: `Sequences` (x, y): the history without its last item; y is x one step later.
-        test: `Sequences` (x, y): x is the history before the last item; y is zero everywhere but
-            in the last position, which holds the last item. Losses and metrics that ignore label
-            0 thus evaluate the held-out item alone.
+        test: `Sequences` (x, y): x is the history before the last item; y is zero except in the
+            last position, which holds the last item. Losses and metrics that ignore label 0 thus
+            evaluate the held-out item alone.
         num_items: largest item id; item ids are 1 to num_items. Treated as public.
         num_users: number of records n. Treated as public.
         max_length: number of positions.
-        items: what the items are called, in the order of their ids from 1 on, where the data did
-            not say ids; else None. Public, or assumed to be.
+        items: names of the items, in the order of their ids from 1, if the data did not contain
+            ids; else None. Public, or assumed to be.
     """
 
     train: Sequences = dataclasses.field(repr=False)
@@ -87,19 +87,19 @@ def leave_one_out_split(
 ) -> SequenceData:
     """Holds out the last item of every sequence, as SASRec and DPFormer evaluate.
 
-    For a history h_1 … h_m and L = max_length: the training record is made of the newest L+1 of
-    h_1 … h_(m-1), the test record of the newest L of them, with target h_m. So 1, 2, 3, 4 with
-    L = 2 gives train x = [1, 2], y = [2, 3] and test x = [2, 3], y = [0, 4].
+    For a history h_1 … h_m and L = max_length, the training record consists of the newest L+1 items
+    of h_1 … h_(m-1). The test record consists of the newest L of them, with target h_m. So 1, 2, 3,
+    4 with L = 2 gives train x = [1, 2], y = [2, 3] and test x = [2, 3], y = [0, 4].
 
-    Every sequence stays one record in `train` and in `test`, in the order given, however short:
-    with two items there is no training pair, with one there is no test target either, and the
-    rows are zero. A zero row contributes nothing to a loss or a metric, but counts in n.
+    Every sequence stays one record in `train` and in `test`, in the given order, however short.
+    With two items there is no training pair, with one there is no test target either, and the rows
+    are zero. A zero row contributes nothing to a loss or a metric, but counts in n.
 
     Args:
         sequences: list of one-dimensional integer arrays of item ids (1 or more), oldest first.
         max_length: number of positions L.
         num_items: size of the vocabulary. Default: the largest id that occurs, which is then
-            taken to be public; give it where the largest id must not be read from the data.
+            assumed to be public. Give it if the largest id must not be read from the data.
 
     Returns:
         A `SequenceData`.

@@ -28,10 +28,10 @@ def synthetic_sequences(
 ) -> SequenceData:
     """Generates users' item sequences that a sequence model predicts better than popularity.
 
-    Items have Zipf-Mandelbrot popularity and belong to 20 latent genres. Before each item the
-    user moves to a genre drawn anew with probability 0.1. A user who stayed takes, with
-    probability 0.6, one of four fixed successors of the current item, all of its genre;
-    otherwise the next item is one of the user's genre by popularity. Nothing here is real data.
+    Items have Zipf-Mandelbrot popularity and belong to 20 latent genres. Before each item the user
+    draws a new genre with probability 0.1. A user who stayed takes, with probability 0.6, one of
+    four fixed successors of the current item, all of its genre. Otherwise the next item is drawn
+    from the user's genre by popularity. Nothing here is real data.
 
     Args:
         num_users: number of sequences.

@@ -29,7 +29,7 @@ def load_clicks(
     delimiter: str | None = None,
     test_fraction: float = 0.1,
 ) -> ClickData:
-    """Loads a table of impressions: what was clicked, under which circumstances.
+    """Loads a table of impressions and clicks.
 
     ```python
     data = tfdp.data.load_clicks(
@@ -40,26 +40,26 @@ def load_clicks(
         data.vocabulary_sizes, num_integers=2, privacy_assumptions=data.privacy_assumptions)
     ```
 
-    One row is one record. How values become ids must not depend on private data: they are hashed
-    into so many buckets, or have a place in a list that is public.
+    One row is one record. The mapping from values to ids must not depend on private data: values
+    are hashed into buckets, or their ids are positions in a public list.
 
     Args:
         data: path of a file, a DataFrame or a dict of columns, as for `load_sequences`, in the
             order of time.
         label: the column of 0 and 1.
-        categories: dict of column to the number of hash buckets, or to the list of its values,
-            which is thereby declared public: ids are places in it from 1, and 0 is for others.
-        counts: columns of numbers; what is missing is 0.
+        categories: dict of column to the number of hash buckets, or to the list of its values. A
+            list is thereby declared public: ids are positions in it, from 1; 0 is for other values.
+        counts: columns of numbers; missing values become 0.
         delimiter: as for `load_sequences`.
-        test_fraction: share of the rows, the last ones, that are held out, in [0, 1). A statement
-            lists that which ones these are is public. To part rows by a public time, load each
-            part with 0.
+        test_fraction: share of the rows that are held out, in [0, 1); they are the last ones. The
+            statement lists as assumed that it is public which rows these are. To split at a public
+            time, load each part with 0.
 
     Returns:
         A `tfdp.data.ClickData`; "integers" are the counts (n, number of counts), if there are any.
 
     Raises:
-        ValueError: a column is missing, or holds something else; the message shows no values.
+        ValueError: a column is missing or has wrong values; the message shows no values.
     """
     if not isinstance(categories, dict) or not categories:
         raise ValueError(
@@ -99,7 +99,7 @@ class TextData:
     Attributes:
         train: pair (texts (n,) of str objects, labels (n,) int32).
         test: the same, held out.
-        classes: what the labels 0, 1, … are called. Public.
+        classes: names of the labels 0, 1, …. Public.
     """
 
     train: tuple = dataclasses.field(repr=False)
@@ -133,18 +133,18 @@ def load_texts(
     Args:
         data: path of a file, a DataFrame or a dict of columns, as for `load_sequences`.
         text, label: the columns.
-        classes: what the labels are called; public.
+        classes: names of the labels; public.
         delimiter: as for `load_sequences`.
-        test_fraction: probability that a row is held out, in [0, 1), by a keyed hash of its text
-            alone: the same every time, equal texts on the same side, and a row more or less moves
-            no other one.
+        test_fraction: probability that a row is held out, in [0, 1). A keyed hash of its text alone
+            decides. The result is the same every time, equal texts are on the same side, and adding
+            or removing a row moves no other row.
 
     Returns:
         A `TextData`.
 
     Raises:
-        ValueError: a column is missing, or a row has a label that is no class; the message shows
-            no labels of the data.
+        ValueError: a column is missing, or a label is not among the classes; the message shows no
+            labels of the data.
     """
     _check_fraction(test_fraction)
     columns, origin = read_columns(data, [text, label], delimiter)

@@ -102,20 +102,19 @@ def refuse_drawn(name, dataset, way_out):
 
 
 def sampling_of(dataset: tf.data.Dataset) -> Sampling:
-    """How the batches of `dataset` were drawn, or `None` where that is not known.
+    """How the batches of `dataset` were drawn, or `None` if that is unknown.
 
-    The tag is found on the dataset itself, or on the dataset it was made from by `map`,
-    `prefetch`, `with_options`, `take` and `assert_cardinality` alone. Any other transformation
-    hides it: `cache` and `repeat` would replay draws, `shuffle`, `filter`, `batch`, `unbatch` and
-    `zip` make other batches. Put those before the batches are drawn, or say what you know with
-    `declare_sampling`.
+    The tag is on the dataset itself, or on the dataset from which it was made by only `map`,
+    `prefetch`, `with_options`, `take` and `assert_cardinality`. Any other transformation hides it:
+    `cache` and `repeat` would replay draws, and `shuffle`, `filter`, `batch`, `unbatch` and `zip`
+    make other batches. Apply those before sampling, or use `declare_sampling`.
 
     Args:
-        dataset: anything; what is not a `tf.data.Dataset` has no known sampling.
+        dataset: any object; one that is not a `tf.data.Dataset` has no known sampling.
 
     Returns:
-        A `tfdp.accounting.Sampling`, or `None`. Its `steps_per_epoch` is that of `dataset`: fewer
-        than were drawn after `take`.
+        A `tfdp.accounting.Sampling`, or `None`. Its `steps_per_epoch` is that of `dataset`, which
+        is smaller after `take`.
     """
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return getattr(dataset, _ATTRIBUTE, None)
@@ -177,11 +176,11 @@ def is_as_sampled(dataset):
 def declare_sampling(
     dataset: tf.data.Dataset, kind: str, num_examples: int, expected_batch_size: float
 ) -> tf.data.Dataset:
-    """States how a dataset of the user's own draws its batches.
+    """States how your own dataset draws its batches.
 
-    It is for data that tfdp did not draw, and nothing is verified: the privacy statement lists it
-    among what is assumed. Batches of tfdp's samplers know how they were drawn; what is made of them
-    by `cache`, `repeat`, `skip`, `zip` and the like cannot be declared.
+    It is for data that tfdp did not draw, and verifies nothing: the privacy statement lists the
+    declaration as assumed. Batches of tfdp's samplers know how they were drawn. Results of `cache`,
+    `repeat`, `skip`, `zip` and similar operations on them cannot be declared.
 
     Args:
         dataset: `tf.data.Dataset` of batches `(x, y)` or `(x, y, sample_weight)`.
@@ -194,8 +193,8 @@ def declare_sampling(
         The same dataset, tagged as `"declared_poisson"` or `"declared_shuffled"`.
 
     Raises:
-        ValueError: `dataset` is not a `tf.data.Dataset`, or is made of batches that were drawn or
-            declared before; or `kind` is neither of the two.
+        ValueError: `dataset` is not a `tf.data.Dataset`, or is made from batches that were drawn or
+            declared before; or `kind` is unknown.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise ValueError(

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClickStatistics(ChargedRelease):
-    """Clicks by value of each feature, private: they may be kept, shown and built into a model.
+    """Private click counts by value of each feature: you may keep, show and use them in a model.
 
-    Whoever uses one charges `privacy_releases`: its `event` of `dp_accounting`, with `label`,
-    `details` and `num_examples`, and what its `origin` says that the records were made with.
-    A `tfdp.layers.ClickOdds` does so for its model.
+    The user of a release must charge `privacy_releases`: its dp_accounting `event`, with `label`,
+    `details` and `num_examples`, and the charges in its `origin`, which the records already
+    carried. A `tfdp.layers.ClickOdds` does so for its model.
 
     Attributes:
         shows: dict of feature name to float64 (V,): noisy numbers of records with each value. The
             j-th count of "integers" is the feature "integers_j".
-        clicks: the same of records with label 1.
-        log_odds: dict of feature name to float32 (V,): what each value adds to the log odds of a
-            click, shrunk by what is known of noise and chance; 0 where nothing is known.
+        clicks: the same for records with label 1.
+        log_odds: dict of feature name to float32 (V,): the contribution of each value to the log
+            odds of a click, shrunk according to noise and chance; 0 if nothing is known.
         rate: estimated share of records with label 1, in (0, 1); an array without axes.
         details: dict of public parameters, and the standard deviation of the noise.
     """
@@ -62,32 +62,33 @@ def private_click_statistics(
     max_records_per_unit: int | None = None,
     period: Period | None = None,
 ) -> ClickStatistics:
-    """Releases, for each value of each feature, how many records have it and how many are clicks.
+    """For each value of each feature, releases the numbers of records and of clicks.
 
-    A record adds 1 to the shows of its value of each of K features, and 1 or −1, for a click or
-    none, to their balance. Both tables get Gaussian noise once, in all places. Log odds are made
-    of them by `tfdp.data.releases.click_odds`, which is post-processing.
+    For each of K features, a record adds 1 to the count of its value, and 1 (click) or −1 (no
+    click) to the balance of its value. Both tables get Gaussian noise once, in all entries.
+    `tfdp.data.releases.click_odds` computes log odds from them, which is post-processing.
 
-    Formal guarantees: under add-or-remove-one a record moves 2·K sums by exactly 1, whatever it
-    holds: ℓ2 sensitivity √(2·K). Of a person, with at most k records that may all be alike, it is
-    k·√(2·K). Sums are whole numbers, exact in float64. n and the vocabulary sizes are public.
+    Formal guarantees: under add-or-remove-one, a record moves 2·K sums by exactly 1, whatever it
+    contains: ℓ2 sensitivity √(2·K). For a person with at most k records, which may all be alike, it
+    is k·√(2·K). Sums are whole numbers, exact in float64. n and the vocabulary sizes are public.
 
     Args:
-        train: pair (x, y) as of `ClickData.train`: x is a dict of feature name to integer ids (n,)
-            in [0, V), and may have "integers", (n, m) numbers, each of which becomes one of 40
-            values by its logarithm (`value_of_count`); y has n labels, 0 or 1.
+        train: pair (x, y) as in `ClickData.train`. x is a dict of feature name to integer ids (n,)
+            in [0, V), and may have "integers", (n, m) numbers, each of which is mapped to one of 40
+            values by its logarithm (`value_of_count`). y has n labels, 0 or 1.
         vocabulary_sizes: dict of feature name to V, for the features of x that are released.
         epsilon, delta: the guarantee of the release; δ defaults to 1/(10·n).
         noise_multiplier: σ in units of the sensitivity, in place of ε.
-        privacy_ids, max_records_per_unit: as for `poisson_batches`: private for persons.
-        period: a `Period` of `DisjointPeriods` that none of these persons is outside of.
+        privacy_ids, max_records_per_unit: as for `poisson_batches`; the release is then private for
+            persons.
+        period: a `Period` of `DisjointPeriods` that contains all of these persons.
 
     Returns:
         `ClickStatistics`.
 
     Raises:
-        ValueError: for data of another form, ids outside [0, V), labels that are not 0 or 1, or
-            arguments out of their ranges.
+        ValueError: for data of a wrong form, ids outside [0, V), labels that are not 0 or 1, or
+            arguments out of range.
     """
     names, sizes, ids, labels = _checked(train, vocabulary_sizes)
     n, k = len(labels), 1

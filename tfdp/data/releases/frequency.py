@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrequencyRelease(ChargedRelease):
-    """Item frequencies that are private: they may be kept, shown and built into a model.
+    """Private item frequencies: you may keep, show and use them in a model.
 
-    Whoever uses one charges `privacy_releases`: its `event` of `dp_accounting`, with `label`,
-    `details` and `num_examples`, and what its `origin` says that the records were made with.
-    A model that is given the release does so.
+    The user of a release must charge `privacy_releases`: its dp_accounting `event`, with `label`,
+    `details` and `num_examples`, and the charges in its `origin`, which the records already
+    carried. A model that receives the release does so.
 
     Attributes:
         probabilities: float32 (num_items + 1,): the noisy share of sequences that contain each
@@ -55,15 +55,15 @@ def private_frequency(
 ) -> FrequencyRelease:
     """Releases the probability p_j that a sequence contains item j (MATH.md section 4).
 
-    Counts, for every item, the records that contain it; adds noise once; divides by n; clips to
-    [1/n, 1]. A record's items are those of its L inputs and of its last label, which in a record
-    of `SequenceData` are all of its items.
+    Counts the records that contain each item, adds noise once, divides by n, and clips to [1/n, 1].
+    The items of a record are its L inputs and its last label; in a record of `SequenceData` these
+    are all of its items.
 
-    Formal guarantees: a record changes at most L + 1 counts by 1, whatever it holds: under
-    add-or-remove-one, ℓ2 sensitivity √(L+1) and ℓ1 sensitivity L + 1. (ε, δ)-DP for
-    `"gaussian"`, (ε, 0)-DP for `"laplace"`. n is public. The noise is fresh on every call: two
-    calls are two releases, and both cost. With `privacy_ids` the same of a person, which is what
-    at most k of its records hold together, in place of a record: k·(L + 1) in place of L + 1.
+    Formal guarantees: a record changes at most L + 1 counts by 1, whatever it contains. Under
+    add-or-remove-one, the ℓ2 sensitivity is √(L+1) and the ℓ1 sensitivity is L + 1. The release is
+    (ε, δ)-DP for `"gaussian"` and (ε, 0)-DP for `"laplace"`. n is public. The noise is fresh on
+    every call: two calls are two releases, and both cost. With `privacy_ids` the guarantee is for a
+    person, that is for the at most k records that count, and k·(L + 1) replaces L + 1.
 
     Args:
         train: `SequenceData.train`, or a pair `(x, y)` of integer arrays (n, L); 0 is padding.
@@ -72,13 +72,13 @@ def private_frequency(
         mechanism: `"gaussian"` or `"laplace"`. Gaussian needs less noise unless L is very small.
         num_items: size of the vocabulary. Default: that of `train`. It is public, and never read
             from the ids that occur.
-        privacy_ids, max_records_per_unit: as for `poisson_batches`: the share of persons that
-            have an item, private for persons.
-        period: a `Period` of `DisjointPeriods` that none of these persons is outside of: of
-            releases of disjoint periods, and trainings, the costliest counts.
+        privacy_ids, max_records_per_unit: as for `poisson_batches`. The release is then the share
+            of persons who have an item, and private for persons.
+        period: a `Period` of `DisjointPeriods` that contains all of these persons. Among releases
+            and trainings of disjoint periods, only the costliest counts.
 
     Returns:
-        A `FrequencyRelease`; its `num_examples` is the number of persons, with `privacy_ids`.
+        A `FrequencyRelease`. With `privacy_ids` its `num_examples` is the number of persons.
 
     Raises:
         ValueError: an argument is out of its range, `num_items` is not known, or an id is outside

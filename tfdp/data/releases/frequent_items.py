@@ -11,20 +11,20 @@ from tfdp.data.releases.frequency import FrequencyRelease
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrequentItems:
-    """Maps items to the k most frequent ones and a shared item k + 1 for the rest.
+    """Maps items to the k most frequent ones, and all others to a shared item k + 1.
 
     Under differential privacy every row of an embedding table gets the same noise, but the signal
-    lies in the rows of the frequent items: fewer rows, less noise. What distinguishes the rare
-    items is then their popularity alone. This is the idea of DP-FEST (MATH.md section 3), with
-    the rare rows tied together instead of frozen.
+    is in the rows of the frequent items: fewer rows mean less noise. Rare items then differ only by
+    their popularity. This is the idea of DP-FEST (MATH.md section 3), with the rare rows tied
+    together instead of frozen.
 
-    The choice is post-processing of `frequency`: public frequencies, or a `private_frequency`
-    release, which is charged to the model that is given `.release`.
+    The choice is post-processing of `frequency`. These are public frequencies, or a
+    `private_frequency` release, which is charged to the model that receives `.release`.
 
     Args:
         frequency: array of num_items + 1 probabilities (index 0 is padding), declared public, or
             a `FrequencyRelease`.
-        k: number of items that keep a row of their own.
+        k: number of items with their own row.
 
     Raises:
         ValueError: if k is not between 1 and the number of items.
@@ -57,8 +57,8 @@ class FrequentItems:
     def release(self):
         """The frequencies of the k + 1 items, as a model's `item_frequency` takes them.
 
-        That of the shared item is the sum of its items' frequencies, at most 1: what is known of
-        the probability that a sequence contains any of them.
+        The frequency of the shared item is the sum of its items' frequencies, at most 1: an upper
+        bound on the probability that a sequence contains any of them.
         """
         sums = np.bincount(self._rows, self._probabilities, minlength=self.k + 2)
         sums = np.minimum(sums, 1.0)

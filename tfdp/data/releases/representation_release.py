@@ -20,7 +20,7 @@ from tfdp.data.releases.base import ChargedRelease
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Release(ChargedRelease):
-    """Noisy vectors that are private, and what they cost. Anything done with them is free.
+    """Private noisy vectors, and their cost. Everything computed from them is free.
 
     Made by `release_once` or `release_mixtures`. Train a `DPModel` on `.batches(...)` for any
     number of epochs, with any optimizer: the release is charged to its ledger once.
@@ -40,10 +40,10 @@ class Release(ChargedRelease):
 
         Args:
             batch_size: rows of a batch.
-            balanced: whether to add sample weights under which all classes count alike, for the
-                labels (m,) of `release_once`. A head that learns from much noise is unsure, and
-                falls back on the commoner class; without noise, at inference, it would then
-                answer nothing else.
+            balanced: whether to add sample weights that give all classes the same weight, for the
+                labels (m,) of `release_once`. A head that learns from strong noise is unsure and
+                falls back on the more common class. Without noise, at inference, it would then
+                predict nothing else.
 
         Raises:
             ValueError: for `balanced` without one label for each row.
@@ -103,7 +103,7 @@ class Release(ChargedRelease):
 
     @classmethod
     def load(cls, path):
-        """Reads what `save` wrote; it costs what it cost, once, however often it is read."""
+        """Reads a file that `save` wrote. The release costs once, however often it is read."""
         with np.load(path, allow_pickle=False) as saved:
             entry = accounting.LedgerEntry.from_dict(json.loads(str(saved["entry"])))
             releases = accounting.Ledger.from_json(str(saved["made_with"])).entries

@@ -41,14 +41,15 @@ def release_once(
     adjacency: str = "zero_out",
     path: str | os.PathLike | None = None,
 ) -> Release:
-    """Draws every record's noisy representation once, to be trained on for any number of epochs.
+    """Draws every record's noisy representation once; you can then train on it for any number of
+    epochs.
 
-    The cheapest way to train on forward noise with a fixed encoder: fresh noise in every epoch
-    would cost one more copy of every record each time.
+    This is the cheapest way to train on forward noise with a fixed encoder: fresh noise in every
+    epoch would cost one more copy of every record each time.
 
-    Formal guarantees: row i is clip(h_i) + N(0, (noise_multiplier·clip_norm)² I). The features of
-    a record are (ε, δ)-private as one Gaussian mechanism of `noise_multiplier` if they are blanked
-    out, of half of it if they are replaced. The labels are *not* private, and are handed on.
+    Formal guarantees: row i is clip(h_i) + N(0, (noise_multiplier·clip_norm)² I). The features of a
+    record are (ε, δ)-private as one Gaussian mechanism of `noise_multiplier` if they are blanked
+    out, and of half of it if they are replaced. The labels are *not* private, and are passed on.
 
     Args:
         representations: float array (n, k), row i from record i alone, by an encoder that was
@@ -113,8 +114,8 @@ def release_mixtures(
 ) -> Release:
     """Releases noisy *sums* over Poisson micro-batches, of representations and of labels.
 
-    Where one vector for each record shows who was drawn, a sum does not: sampling amplifies, and
-    the labels are covered as well. A micro-batch of no records is released like any other.
+    One vector for each record shows who was drawn, but a sum does not: sampling amplifies, and the
+    labels are covered as well. A micro-batch without records is released like any other.
 
     Formal guarantees: mixture t is (Σ_i clip(h_i) + N(0, s_h² I), Σ_i onehot(y_i) + N(0, s_y² I))
     over records drawn independently with probability q = expected_size/n. With
@@ -130,7 +131,7 @@ def release_mixtures(
         num_mixtures: T.
         noise_multiplier: σ. Exactly one of it and `budget` must be given.
         budget: `tfdp.PrivacyBudget`, all of which is spent on the release.
-        label_share: the share of the squared sensitivity that goes to the labels, in (0, 1).
+        label_share: the share of the squared sensitivity for the labels, in (0, 1).
         path: file to save to at once; must not exist.
 
     Returns:

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TransitionRelease(ChargedRelease):
-    """Transitions between items that are private: they may be kept, shown and built into a model.
+    """Private transitions between items: you may keep, show and use them in a model.
 
-    Whoever uses one charges `privacy_releases`: its `event` of `dp_accounting`, with `label`,
-    `details` and `num_examples`, and what its `origin` says that the records were made with.
-    A model that is given the release does so.
+    The user of a release must charge `privacy_releases`: its dp_accounting `event`, with `label`,
+    `details` and `num_examples`, and the charges in its `origin`, which the records already
+    carried. A model that receives the release does so.
 
     Attributes:
         indices: int64 (S, 2): pairs (item, later item) that survived, sorted; ids from 1.
-        values: float32 (S,): their noisy weights, all positive; a user gives all of its pairs
-            together a vector of norm 1. In a symmetric release every pair stands in both orders.
+        values: float32 (S,): their noisy weights, all positive. All pairs of a user together
+            contribute a vector of norm 1. A symmetric release contains every pair in both orders.
         popularity: float32 (num_items + 1,): noisy weights of the items, at least 0; index 0, the
             padding item, is 0.
         num_items: M, public.
@@ -74,45 +74,47 @@ def private_transitions(
 ) -> TransitionRelease:
     """Releases how often one item follows another, and how popular items are.
 
-    For each user: every pair of an item and one of the next `window` items, once, with the weight
-    gap^−gap_power of its smallest gap; all of them divided by their ℓ2 norm. The sums over users
-    get Gaussian noise, on all M² entries; those under the threshold are forgotten, which is
-    post-processing, and the only ones that are ever held in memory are the others.
+    Each user contributes every pair of an item and one of the next `window` items, once, with
+    weight gap^−gap_power of the smallest gap. All weights of a user are divided by their ℓ2 norm.
+    The sums over users get Gaussian noise, on all M² entries. Entries under the threshold are
+    discarded, which is post-processing; only the others are ever in memory.
 
-    With several `rounds`, each takes its part of the budget; from the second on users spend their
-    whole norm on the pairs that survived so far, so that these are measured better. The values of
-    a pair in all rounds are averaged by their precision.
+    With several `rounds`, each round gets a part of the budget. From the second round on, users
+    spend their whole norm on the pairs that have survived so far, so that these are measured more
+    precisely. The values of a pair in all rounds are averaged by their precision.
 
-    Formal guarantees: adding or removing one sequence moves what is summed in each round by at
-    most 1 in ℓ2 norm (`transition_counts.py`, exact in integers), and the item weights by at most
-    1, whatever the sequence holds: repeated items, no item, or 2,000. Which pairs a round
-    looks at depends on released values only, so that the rounds and the popularity are an adaptive
-    composition of Gaussians of multipliers σ/√share, whose shares add up to 1: no more than one
-    Gaussian of multiplier σ (Dong, Roth and Su 2022, theorem 3 and corollary 2), which is what
-    `event` says. Noise is fresh at every call: two calls are two releases, and both cost.
+    Formal guarantees: adding or removing one sequence moves the sums of each round by at most 1 in
+    ℓ2 norm (`transition_counts.py`, exact in integers), and the item weights by at most 1, whatever
+    the sequence contains: repeated items, no item, or 2,000. Which pairs a round measures depends
+    on released values only. The rounds and the popularity are therefore an adaptive composition of
+    Gaussians of multipliers σ/√share, whose shares add up to 1. They cost no more than one Gaussian
+    of multiplier σ (Dong, Roth and Su 2022, theorem 3 and corollary 2), which is `event`. Noise is
+    fresh at every call: two calls are two releases, and both cost.
 
     Args:
-        train: `SequenceData.train`, or a pair `(x, y)` of integer arrays (n, L), 0 is padding. A
-            record's items are its L inputs and its last label: never the held-out test item.
-        epsilon, delta: ε and δ that the release alone is to cost; δ defaults to 1/(10·n).
-        noise_multiplier: σ of everything together, instead of `epsilon`.
+        train: `SequenceData.train`, or a pair `(x, y)` of integer arrays (n, L), 0 is padding. The
+            items of a record are its L inputs and its last label, never the held-out test item.
+        epsilon, delta: ε and δ of this release alone; δ defaults to 1/(10·n).
+        noise_multiplier: σ of the whole release, instead of `epsilon`.
         num_items: M. Default: that of `train`. It is public, and never read from the ids found.
         window: the largest gap between the two items of a pair, in positions.
-        gap_power: a pair of gap g weighs g^−gap_power.
-        popularity_share: share of 1/σ² that the popularity gets, in (0, 1).
-        rounds: number of rounds, which share the rest alike.
-        threshold: in standard deviations of the noise. Raised, in the first round, to where noise
-            alone is expected to leave `most_survivors` entries; `details["thresholds"]` has it.
-        symmetric: whether the order of the two items of a pair counts for nothing.
+        gap_power: a pair with gap g has weight g^−gap_power.
+        popularity_share: share of 1/σ² for the popularity, in (0, 1).
+        rounds: number of rounds, which share the rest equally.
+        threshold: in standard deviations of the noise. In the first round it is raised until noise
+            alone is expected to leave at most `most_survivors` entries; `details["thresholds"]`
+            holds the result.
+        symmetric: whether to ignore the order of the two items of a pair.
         most_survivors: bounds the memory.
         source: a `tfdp.noise.NoiseSource` for tests; default: fresh entropy.
-        privacy_ids, max_records_per_unit: as for `poisson_batches`: whose sequence each one is,
-            and how many of a person's count. The transitions of a person are those within its
-            sequences, all of them together a vector of norm 1: the release is private for persons.
+        privacy_ids, max_records_per_unit: as for `poisson_batches`: the person of each sequence,
+            and the number of a person's sequences that count. The transitions of a person are those
+            within its sequences, all of them together a vector of norm 1: the release is private
+            for persons.
         period: as for `private_frequency`.
 
     Returns:
-        A `TransitionRelease`; its `num_examples` is the number of persons, with `privacy_ids`.
+        A `TransitionRelease`. With `privacy_ids` its `num_examples` is the number of persons.
 
     Raises:
         ValueError: an argument is out of its range, `num_items` is not known, or an id is outside

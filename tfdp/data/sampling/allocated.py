@@ -59,13 +59,14 @@ def allocated_epochs(
     max_records_per_unit: int | None = None,
     period: Period | None = None,
 ) -> tf.data.Dataset:
-    """Batches of epochs in which every record takes part exactly once, in a random step.
+    """Batches in which every record takes part exactly once in an epoch, in a random step.
 
-    Each record falls into one of the T steps of an epoch, uniformly, independently of the other
-    records and anew in every epoch. Unlike with `poisson_batches` no record is missed in an epoch
-    and none comes twice, and unlike with `shuffled_epochs` privacy is amplified: at equal noise ε
-    is mostly somewhat below that of Poisson samples with q = 1/T. Batches differ in size, as
-    Poisson's do, and are padded to one static shape; who is in which step stays secret.
+    Each record is assigned to one of the T steps of an epoch, uniformly, independently of the other
+    records, and anew in every epoch. In contrast to `poisson_batches`, no record is missed in an
+    epoch and none comes twice. In contrast to `shuffled_epochs`, privacy is amplified: at equal
+    noise, ε is usually somewhat below that of Poisson samples with q = 1/T. As with Poisson
+    sampling, batches differ in size and are padded to one static shape. Which record is in which
+    step stays secret.
 
     Example:
 
@@ -76,32 +77,33 @@ def allocated_epochs(
     model.fit(batches, epochs=10)
     ```
 
-    An epoch is charged as a whole when it begins: one that ends early (`take`, an interrupted
-    `fit`, a budget that is not a whole number of epochs) costs as much as a full one, and a `fit`
-    that goes on begins another.
+    An epoch is charged as a whole when it begins. If it ends early (`take`, an interrupted `fit`, a
+    budget that is not a whole number of epochs), it costs as much as a full one, and a `fit` that
+    continues begins another epoch.
 
-    Formal guarantees: of E epochs of Gaussian steps, those of `RandomAllocationGaussianDpEvent`,
-    composed E times; an epoch that is cut at `max_batch_size` differs from it by at most
-    `sampling_of(batches).overflow_probability` in total variation (MATH.md section 10).
+    Formal guarantees: E epochs of Gaussian steps have the guarantee of
+    `RandomAllocationGaussianDpEvent`, composed E times. An epoch that is cut at `max_batch_size`
+    differs from it by at most `sampling_of(batches).overflow_probability` in total variation
+    (MATH.md section 10).
 
     Args:
         data: as for `poisson_batches`.
         steps_per_epoch: T; a step has n/T records on average.
         max_batch_size: rows of every batch, at least n/T and at most n + 1. Default: the smallest
-            number that a step exceeds with probability at most 1e-20, also with a record more.
+            number that a step exceeds with probability at most 1e-20, even with one more record.
         seed: integer for tests only. Epochs still differ, but the draws are predictable, and the
             privacy statement says so.
         parse, period: as for `poisson_batches`.
-        privacy_ids, max_records_per_unit: as for `poisson_batches`: each *person* in one step of
-            an epoch, with at most so many of its records.
+        privacy_ids, max_records_per_unit: as for `poisson_batches`: each *person* is in one step of
+            an epoch, with at most `max_records_per_unit` of their records.
 
     Returns:
         `tf.data.Dataset` of one epoch, `(x, y, sample_weight)`, with a known cardinality, tagged
-        for `sampling_of`. Every pass over it is a new epoch, drawn anew.
+        for `sampling_of`. Every pass over it draws a new epoch.
 
     Raises:
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
-        PrivacyError: a person is in another period, too.
+        PrivacyError: a person is also in another period.
 
     Source: Chua et al. 2025, "Balls-and-Bins Sampling for DP-SGD"; Feldman and Shenfeld 2025,
     "Privacy amplification by random allocation".

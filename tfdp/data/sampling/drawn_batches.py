@@ -176,22 +176,22 @@ _ASSUMED = (
 
 
 def load_batches(directory: str | os.PathLike) -> tf.data.Dataset:
-    """Batches that `tfdp.beam.draw_batches` drew: Poisson samples, read from files in their order.
+    """Reads the batches that `tfdp.beam.draw_batches` drew: Poisson samples, in their order.
 
-    Each draw trains once. `fit` marks it when it begins (a file `TRAINED` in the directory); no
-    other `fit` takes it afterwards, in this process or another, and neither does a `fit` that was
-    interrupted and goes on: draw anew for the steps that are left.
+    Each draw trains once. `fit` marks the draw when it begins (a file `TRAINED` in the directory).
+    No other `fit` accepts it afterwards, in this process or another, not even to continue after an
+    interruption: make a new draw for the remaining steps.
 
     ```python
     batches = tfdp.data.load_batches("gs://bucket/draw")     # T steps
     model.fit(batches, epochs=10, steps_per_epoch=T // 10)
     ```
 
-    Formal guarantees: as of `poisson_batches`, as long as the directory stays as secret as the
-    data: it shows who is in which step.
+    Formal guarantees: those of `poisson_batches`, if the directory stays as secret as the data: it
+    shows who is in which step.
 
     Args:
-        directory: where the draw is, with its manifest.
+        directory: folder of the draw, with its manifest.
 
     Returns:
         `tf.data.Dataset` of `(x, y, sample_weight)`, tagged for `sampling_of`, of T batches.

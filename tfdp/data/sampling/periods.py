@@ -19,10 +19,10 @@ _CLAIMING = threading.Lock()  # of registries in memory; a file has a lock of it
 
 
 class DisjointPeriods:
-    """Knows whose records lie in which period, and refuses a person who is in two.
+    """Registers whose records are in which period, and refuses a person who is in two.
 
-    What trains on one period learns nothing of the persons of the others: of disjoint periods the
-    ledger states the costliest, and not their sum (parallel composition).
+    Training on one period learns nothing about the persons of other periods. For disjoint periods
+    the ledger therefore states the cost of the costliest, not the sum (parallel composition).
 
     Example, of weeks that are trained on one after the other:
 
@@ -39,15 +39,15 @@ class DisjointPeriods:
         model.fit(batches)
     ```
 
-    Formal guarantees: the ids of all periods of one registry are disjoint, as they are written:
-    the integer 7 and the string "7" are the same id. That one person has one id, in all periods, is
-    for the user to see to. A registry of which there are two copies that go on by themselves is
-    two registries under one name: keep one file. A restored backup of it is a copy. A registry in
-    memory cannot be copied or pickled, and refuses claims in a forked process.
+    Formal guarantees: the ids of all periods of one registry are disjoint, as they are written: the
+    integer 7 and the string "7" are the same id. You must make sure that one person has one id, in
+    all periods. Two copies of a registry that continue separately are two registries under one
+    name: keep one file. A restored backup is a copy. A registry in memory cannot be copied or
+    pickled, and refuses claims in a forked process.
 
     Args:
-        path: file that the registry is kept in, read if it exists; it holds keyed digests of the
-            ids, and is as private as they are. `None` keeps it in this process alone.
+        path: file of the registry, read if it exists. It holds keyed digests of the ids, and is as
+            private as they are. `None` keeps the registry in this process only.
 
     Raises:
         ValueError: if the file is no registry.
@@ -78,7 +78,7 @@ class DisjointPeriods:
 
     @property
     def name(self):
-        """The random name of the registry, by which ledgers know its periods."""
+        """The random name of the registry, by which ledgers identify its periods."""
         return self._name
 
     def period(self, name):
@@ -90,7 +90,7 @@ class DisjointPeriods:
         return Period(self, _checked_name(name))
 
     def claim(self, name, privacy_ids):
-        """Enters the persons of a period; called when batches are made.
+        """Adds the persons of a period; called when batches are made.
 
         Args:
             name: of the period.
@@ -98,9 +98,9 @@ class DisjointPeriods:
 
         Raises:
             ValueError: for a wrong name, or wrong ids.
-            PrivacyError: if a person is in another period already, if the file is gone or holds
-                another registry, or in a fork of the process of a registry in memory. Nothing is
-                entered then.
+            PrivacyError: if a person is already in another period, if the file is gone or holds
+                another registry, or if the registry is in memory and this is a forked process.
+                Nothing is added then.
         """
         _checked_name(name)
         if self._path is None and os.getpid() != self._process:
@@ -210,7 +210,7 @@ class Period:
         name: of the period.
 
     Attributes:
-        key: (name of the registry, name of the period), as the ledger has it.
+        key: (name of the registry, name of the period), as in the ledger.
     """
 
     def __init__(self, periods: DisjointPeriods, name: str):

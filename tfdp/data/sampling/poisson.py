@@ -58,12 +58,12 @@ def poisson_batches(
     """Batches in which every record takes part independently with probability q.
 
     This is the sampling that privacy amplification assumes; fixed-size shuffled batches are not
-    (`shuffled_epochs`). Every batch has the same static shape: the drawn records first, then rows
-    of zeros whose sample weight is 0. A batch may be empty: it is noised and charged like any
-    other. The size of a draw is private; only the padded shape is visible.
+    (`shuffled_epochs`). Every batch has the same static shape: first the drawn records, then rows
+    of zeros with sample weight 0. A batch may be empty: it is noised and charged like any other.
+    The size of a draw is private; only the padded shape is visible.
 
-    Each pass over the dataset (each epoch of `fit`) draws anew from a generator keyed by the
-    operating system, so no draw comes back in another epoch, after a resume or in another process.
+    Each pass over the dataset (each epoch of `fit`) draws again, from a generator keyed by the
+    operating system. No draw is repeated in another epoch, after a resume or in another process.
 
     Example:
 
@@ -73,12 +73,12 @@ def poisson_batches(
     model.fit(batches, epochs=10)
     ```
 
-    With `privacy_ids` the unit of privacy is a person: what is drawn are persons, each
-    independently with probability q, and a drawn person takes part with at most k of its records,
-    chosen uniformly and anew each time. n, B and `max_batch_size` then count persons. A batch has k
-    rows for each of `max_batch_size` persons; the rows that a person does not need are padding.
-    Give the `DPOptimizer` `num_examples=` the number of persons, and the same
-    `max_records_per_unit`: a person's gradient is the sum over its records.
+    With `privacy_ids` the unit of privacy is a person. Persons are sampled, each independently with
+    probability q, and a sampled person takes part with at most k records, chosen uniformly and anew
+    each time. n, B and `max_batch_size` then count persons. A batch has k rows for each of
+    `max_batch_size` persons; rows that a person does not need are padding. Give the `DPOptimizer`
+    the number of persons as `num_examples=`, and the same `max_records_per_unit`: a person's
+    gradient is the sum over their records.
 
     ```python
     batches = tfdp.data.poisson_batches(
@@ -86,12 +86,12 @@ def poisson_batches(
     persons = tfdp.data.sampling_of(batches).num_examples
     ```
 
-    With `sampling_unit="record"`, too, single records are drawn and clipped, each by itself, and
-    the unit of privacy is still a person: what a person's records do together is accounted for
-    (MATH.md section 11). Of a person with more than k records a uniformly random k are chosen once,
-    here; no other record is ever drawn. B and `max_batch_size` then count records, and q = B/N of N
-    records. Give the `DPOptimizer` `num_examples=` the number of persons, the same
-    `max_records_per_unit`, and `num_records=` N (or leave all of them to the batches).
+    With `sampling_unit="record"` as well, single records are sampled and clipped, each separately,
+    and the unit of privacy is still a person: the accounting covers the joint effect of a person's
+    records (MATH.md section 11). If a person has more than k records, k of them are chosen
+    uniformly, once, here; the others are never used. B and `max_batch_size` then count records, and
+    q = B/N for N records. Give the `DPOptimizer` the number of persons as `num_examples=`, the same
+    `max_records_per_unit`, and N as `num_records=` (or let it read all of them from the batches).
 
     ```python
     batches = tfdp.data.poisson_batches(
@@ -101,8 +101,8 @@ def poisson_batches(
     ```
 
     With `parse`, `data` is a source that need not fit in memory: np.memmap, array_record and grain
-    sources, Hugging Face datasets, or any object with a length whose records are had by their
-    number. Only records that are drawn are read, while the step before them runs.
+    sources, Hugging Face datasets, or any object with a length whose records can be read by number.
+    Only sampled records are read, while the previous step runs.
 
     ```python
     rows = np.memmap("clicks.bin", np.float32, "r").reshape(-1, 40)
@@ -113,39 +113,38 @@ def poisson_batches(
     `sampling_of(batches).overflow_probability` in total variation (MATH.md section 7).
 
     Args:
-        data: tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or nestings (dict, tuple, list)
-            of arrays, with the same leading axis of length n. The user's own weights may have
-            shape `(n,)` or `(n, T)`, or be a nesting of these, one of each output. Or a finite
-            `tf.data.Dataset` of single records, which is read into memory once. Or, with `parse`,
-            a random-access source: an object with `__len__`, and `__getitem__` or
-            `__getitems__`.
+        data: tuple `(x, y)` or `(x, y, sample_weight)` of arrays, or structures (dict, tuple, list)
+            of arrays, with the same leading axis of length n. Your own weights may have shape
+            `(n,)` or `(n, T)`, or be a structure of these, one for each output. Or a finite
+            `tf.data.Dataset` of single records, which is read into memory once. Or, with `parse`, a
+            random-access source: an object with `__len__`, and `__getitem__` or `__getitems__`.
         expected_batch_size: mean number of records B of a batch; q = B/n.
-        max_batch_size: rows of every batch, at least `expected_batch_size`; at most n + 1, and that
-            many where B = n, so that a record more fits as well. Default: the smallest number that
-            a draw exceeds with probability at most 1e-20, also with a record more.
+        max_batch_size: rows of every batch, at least `expected_batch_size` and at most n + 1
+            (exactly n + 1 if B = n, so that one more record fits). Default: the smallest number
+            that a draw exceeds with probability at most 1e-20, even with one more record.
         steps_per_epoch: batches in one pass. Default: n/B, rounded, at least 1.
         seed: integer for tests only. Epochs still differ, but the draws are predictable, and the
             privacy statement says so.
-        parse: function of one record of a source that returns `(x, y)` or `(x, y,
-            sample_weight)`: arrays of the same shapes and dtypes for each record, without a batch
-            axis. A lambda that returns its argument does for a source of such tuples. Or a
+        parse: function of one record of a source that returns `(x, y)` or `(x, y, sample_weight)`:
+            arrays of the same shapes and dtypes for each record, without a batch axis. If the
+            source consists of such tuples, pass a lambda that returns its argument. Or a
             `tfdp.data.batched` function of a list of records, which is faster.
-        privacy_ids: array (number of records,) of integers or strings: whose record each one is.
-            A `tf.data.Dataset` must give its records in this order: not shuffled.
-        max_records_per_unit: k, the most records of a person that take part in a step.
+        privacy_ids: array (number of records,) of integers or strings: the person of each record. A
+            `tf.data.Dataset` must return its records in this order: not shuffled.
+        max_records_per_unit: k, the largest number of records of a person in a step.
         period: a `Period` of `DisjointPeriods`, which checks that none of these persons is in
-            another one.
-        sampling_unit: "person" or "record": what is drawn, where `privacy_ids` are given.
-        num_records: N, for `sampling_unit="record"`: a public number that the records kept do not
-            exceed, n·k at most. Default: how many are kept, which is then taken to be public.
+            another period.
+        sampling_unit: "person" or "record": what is sampled, if `privacy_ids` are given.
+        num_records: N, for `sampling_unit="record"`: a public upper bound on the number of records
+            kept, at most n·k. Default: the number kept, which is then assumed to be public.
 
     Returns:
         `tf.data.Dataset` of `(x, y, sample_weight)`, with a known cardinality, tagged for
-        `sampling_of`. A `map` after it is applied to the k rows of each person by themselves.
+        `sampling_of`. A `map` after it is applied to the k rows of each person separately.
 
     Raises:
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
-        PrivacyError: a person is in another period, too.
+        PrivacyError: a person is also in another period.
     """
     records = records_of(data, parse, privacy_ids)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)

@@ -26,20 +26,20 @@ def shuffled_epochs(
     privacy_ids: ArrayLike | None = None, max_records_per_unit: int | None = None,
     period: Period | None = None,
 ) -> tf.data.Dataset:  # fmt: skip
-    """Batches that hold each record exactly once in every epoch, in a new order each time.
+    """Batches that contain each record exactly once in every epoch, in a new order each time.
 
-    This is not Poisson sampling: an accountant that amplifies by sampling does not describe it.
-    It is what forward-noise mechanisms need, where a record's cost is the number of its copies
-    (MATH.md section 5). The last batch of an epoch is filled with rows of zeros of weight 0.
+    This is not Poisson sampling, so amplification by sampling does not apply. Forward-noise
+    mechanisms need these batches, because a record's cost is the number of its copies (MATH.md
+    section 5). The last batch of an epoch is filled with rows of zeros of weight 0.
 
     Args:
         data: as for `poisson_batches`.
         batch_size: rows of every batch, at most the number of records; with `privacy_ids`,
             persons.
-        seed: integer for tests only; the orders of different epochs differ all the same.
+        seed: integer for tests only; different epochs still have different orders.
         parse, period: as for `poisson_batches`.
-        privacy_ids, max_records_per_unit: as for `poisson_batches`: each *person* once an epoch,
-            with at most so many of its records.
+        privacy_ids, max_records_per_unit: as for `poisson_batches`: each *person* once in an epoch,
+            with at most `max_records_per_unit` of their records.
 
     Returns:
         `tf.data.Dataset` of one epoch, `(x, y, sample_weight)`, with a known cardinality, tagged
@@ -48,7 +48,7 @@ def shuffled_epochs(
 
     Raises:
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
-        PrivacyError: a person is in another period, too.
+        PrivacyError: a person is also in another period.
     """
     records = records_of(data, parse, privacy_ids)
     persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)

@@ -46,11 +46,12 @@ def records_of(data, parse=None, privacy_ids=None):
 
 
 def batched(parse: Callable) -> Callable:
-    """A `parse` for many records at once: a list of records in, arrays with as many rows out.
+    """Turns a function of many records into a `parse`: a list of records in, arrays with as many
+    rows out.
 
-    Parsing takes a call of Python for each record otherwise. What it makes of a record must depend
-    on that record alone: a batch normalised by its own mean would mix its examples. The samplers
-    compare a few records parsed together with the same ones parsed one by one, and refuse others.
+    Otherwise each record needs one call of Python. The result for a record must depend on that
+    record alone: a batch normalised by its own mean would mix its examples. The samplers parse a
+    few records together and one by one, and refuse the function if the results differ.
 
     ```python
     @tfdp.data.batched
@@ -63,11 +64,12 @@ def batched(parse: Callable) -> Callable:
 
     Args:
         parse: function of a list of records that returns `(x, y)` or `(x, y, sample_weight)`,
-            nestings of arrays whose first axis counts the records, in their order. Of an np.memmap
-            and other sources whose `__getitems__` gives an array, it gets the array of rows.
+            structures of arrays whose first axis counts the records, in their order. For an
+            np.memmap, and other sources whose `__getitems__` returns an array, it receives the
+            array of rows.
 
     Returns:
-        What a sampler takes as `parse`.
+        The function, for the argument `parse` of a sampler.
 
     Raises:
         ValueError: if `parse` is not a function.
