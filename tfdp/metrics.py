@@ -105,13 +105,13 @@ class _RankingMetric(keras.metrics.Metric):
 class NDCG(_RankingMetric):
     """Normalized discounted cumulative gain of the one true item among all items.
 
-    A target with r items above it gains 1/log2(r + 2) where r < k, and 0 otherwise. Ties are
-    broken at random, in expectation: a model that scores all M items alike gets the mean gain
-    over all ranks, not 1. Padding rows and positions whose label is `ignore_class` do not count.
+    A target with r items above it gains 1/log2(r + 2) if r < k, and 0 otherwise. Ties are broken at
+    random, in expectation: a model that gives all M items the same score gets the mean gain over
+    all ranks, not 1. Padding rows and positions whose label is `ignore_class` do not count.
 
-    Every score is compared with its target's: temporaries as large as `y_pred`. For sequences,
-    evaluate on data in which only the last position is labelled and predict that position alone,
-    where (B, T, M) is too large.
+    Every score is compared with its target's, which needs temporaries as large as `y_pred`. If (B,
+    T, M) is too large for sequences, evaluate on data in which only the last position is labelled,
+    and predict that position alone.
 
     Example:
 

@@ -34,33 +34,32 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
     Formal guarantees: one call is (epsilon, delta)-differentially private with respect to each
     example's own input, over all heads together, where inputs are neighbours if they differ in
     one `unit`. Length, width and mask are public. Examples of a batch are inputs of different
-    people: each has its own noise. Private is the returned matrix and nothing else: attention
-    times values is private only if the values are. No gradient flows through the layer.
+    people: each has its own noise. Only the returned matrix is private: attention times values is
+    private only if the values are. No gradient flows through the layer.
 
-    | unit | neighbours differ in | clipped | true where |
-    |---|---|---|---|
+    | unit | neighbours differ in | clipped | valid |
     | "sequence" | anything | rows | everywhere |
-    | "token" | one token | rows | a row depends on its own token only (embeddings) |
-    | "feature" | one feature | columns | a column depends on its own feature only |
+    | "token" | one token | rows | if a row depends on its own token only (embeddings) |
+    | "feature" | one feature | columns | if a column depends on its own feature only |
 
     After any attention, recurrence, convolution or pooling, one token moves every row and only
-    "sequence" is true. "token" and "feature" are assertions by the user: nothing checks them, and
-    the privacy statement repeats them.
+    "sequence" is valid. "token" and "feature" are assertions by the user: tfdp does not check them,
+    and the privacy statement repeats them.
 
     Args:
         budget: `tfdp.PrivacyBudget` of one call, shared by the heads.
-        max_norm: alpha, the l2 norm that rows (columns for "feature") of each head are clipped to.
+        max_norm: alpha, the l2 norm to which rows (columns for "feature") of each head are clipped.
         unit: "sequence", "token" or "feature".
         neighbor_distance: beta, the l2 distance up to which the token's row (of query and key
             alike) or the feature's column may move; `None` is any replacement.
-        ridge: eta, of "gaussian_sampling"; `None` takes the smallest that num_samples and the
-            budget allow, or, if num_samples is `None` too, the smallest whose error is within 5%
-            of what the largest would give.
-        num_samples: k, of "gaussian_sampling"; `None` takes the most that the budget allows.
+        ridge: eta, for "gaussian_sampling". `None` takes the smallest that num_samples and the
+            budget allow. If num_samples is `None` too, it takes the smallest whose error is within
+            5% of that of the largest ridge.
+        num_samples: k, for "gaussian_sampling"; `None` takes the most that the budget allows.
         activation: f, "exp" or "cosh".
         mechanism: "gaussian_noise" (analytic Gaussian, on X X' or directly on Q K'),
-            "gaussian_sampling" (the paper's: a sample covariance, of [Q; K] for a key), or "auto"
-            for the one with the smaller error.
+            "gaussian_sampling" (the paper's: a sample covariance, of [Q; K] if there is a key), or
+            "auto" for the one with the smaller error.
         seed: integer for tests only; the noise of this process is then not private.
 
     Call arguments:
@@ -201,7 +200,7 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
 
     @property
     def release_plan(self):
-        """What every call does: mechanism, noise, sensitivity, `error()`. Public information."""
+        """The public settings of every call: mechanism, noise, sensitivity, `error()`."""
         if self._plan is None:
             raise ValueError(
                 f"Layer {self.name!r} is not built, and its noise depends on the input shape. "
@@ -217,8 +216,8 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
     def event(self):
         """One call, over all heads, as a `dp_accounting.DpEvent`.
 
-        Its noise is relative to the change between neighbours, whatever the unit. So a ledger's
-        default adjacency gives exactly the epsilon of the statement; "replace_one" would double a
+        Its noise is relative to the change between neighbours, for each unit. A ledger's default
+        adjacency therefore gives exactly the epsilon of the statement; "replace_one" would double a
         Gaussian's sensitivity once more.
         """
         return self.release_plan.event
@@ -226,8 +225,8 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
     def charge(self, ledger, calls=1):
         """Charges calls about one input to a ledger kept for that input.
 
-        Only the caller knows which calls were about the same input, so nothing is charged by
-        itself.
+        Only the caller knows which calls were about the same input, so calls are not charged
+        automatically.
 
         Args:
             ledger: `tfdp.accounting.Ledger` of releases about inference inputs. Its epsilon is by
@@ -255,7 +254,7 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
         return release_statement(self.release_plan, self.seed)
 
     def explain(self, print_fn=print):
-        """Prints cost and expected error of both mechanisms, before anything is released."""
+        """Prints cost and expected error of both mechanisms, without releasing anything."""
         print_fn(explanation(self.release_plan))
 
     def get_config(self):

@@ -52,10 +52,10 @@ class SelectedInputs(typing.NamedTuple):
 def select_on_host(
     batches: tf.data.Dataset, model: keras.Model, ids: Callable | None = None
 ) -> tf.data.Dataset:
-    """Chooses the rows of each batch in the input pipeline, by the model's AdaFEST.
+    """Selects the rows of each batch in the input pipeline, by the model's AdaFEST.
 
-    The choice is the one that the step would make, with the same distribution, charged with the
-    step: σ₁ is that of the model's `DPOptimizer`. It is drawn anew for every batch of every epoch.
+    The selection is the same as in the step: it has the same distribution and is charged with the
+    step. σ₁ is that of the model's `DPOptimizer`. It is drawn anew for every batch of every epoch.
 
     Example:
 

@@ -13,22 +13,22 @@ def replace_batch_norm(model: keras.Model, groups: int = 32) -> keras.Model:
     """The same model with `GroupNormalization` in place of every trainable `BatchNormalization`.
 
     Batch normalization mixes the examples of a batch, so no gradient belongs to one of them, and
-    private training refuses it. Group normalization takes mean and variance over one example (Wu
-    and He 2018, "Group Normalization"). All other weights are copied; gains and shifts too, but
-    the network computes something else than before and needs training.
+    private training refuses it. Group normalization computes mean and variance over one example (Wu
+    and He 2018, "Group Normalization"). All other weights are copied, and so are gains and shifts,
+    but the network computes something else than before and must be trained.
 
     Args:
         model: a functional or sequential Keras model, models nested in it included.
-        groups: the most groups into which channels are divided. A layer gets the largest number of
-            groups up to it that divides its channels and leaves at least four channels in each
-            group, or one group.
+        groups: the largest number of groups into which channels are divided. A layer gets the
+            largest number up to it that divides its channels and leaves at least four channels in
+            each group, or one group.
 
     Returns:
         A new model, which shares no weights with `model`.
 
     Raises:
         ValueError: for any other model.
-        PrivacyError: for a batch normalization inside another layer, which cannot be replaced.
+        PrivacyError: for a batch normalization inside another layer, where it cannot be replaced.
 
     Example:
 

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 class ClickOdds(PrivacyParticipant, keras.layers.Layer):
     """The log odds of a click by each feature of an example, from `ClickStatistics`.
 
-    Nothing in it is trained: a model that adds up its outputs is naive Bayes, and one that weighs
-    them learns K numbers where tables of embeddings have millions.
+    It trains nothing. A model that adds up its outputs is naive Bayes. A model that weights them
+    learns K numbers, where embedding tables have millions.
 
     Args:
-        statistics: `ClickStatistics`, by `tfdp.data.private_click_statistics`; they are charged to
+        statistics: `ClickStatistics` from `tfdp.data.private_click_statistics`; they are charged to
             the model that holds the layer.
 
     Call arguments:
-        inputs: dict of feature name to integer ids (B,), and "integers", (B, m), if the
-            statistics have them. Other features are left alone.
+        inputs: dict of feature name to integer ids (B,), and "integers", (B, m), if the statistics
+            contain them. Other features are ignored.
 
     Returns:
         float32 (B, K), in the order of `feature_names`; 0 for ids outside [0, V).
 
     Raises:
-        ValueError: if `statistics` is something else, or a feature is missing.
+        ValueError: if `statistics` has another type, or a feature is missing.
     """
 
     def __init__(self, statistics: ClickStatistics, **kwargs):

@@ -24,24 +24,24 @@ class DPForwardNoise(FixedSettings, keras.layers.Layer):
 
         y = h · min(1, clip_norm / ‖h‖₂) + N(0, (noise_multiplier·clip_norm)² I)
 
-    so that everything above the layer sees noisy vectors alone. In a `tfdp.models.DPModel` (or
+    so that all later layers see only noisy vectors. In a `tfdp.models.DPModel` (or
     `tfdp.make_private(model)`) compiled with any Keras optimizer, the layer's releases are charged
-    to the model's ledger; in any other model nobody counts them and there is no guarantee.
+    to the model's ledger. In any other model they are not counted, and there is no guarantee.
 
     Formal guarantees: in a `DPModel`, every step releases one noisy vector for each example of its
-    batch, and the cost is that of the copies of a record. With `tfdp.data.shuffled_epochs` these
-    are exactly the epochs: E Gaussian mechanisms of noise multiplier `noise_multiplier` if a
-    record's features are blanked out ("zero_out"), of half of it if they are replaced by others
-    ("replace_one"). Sampling does not amplify this: who is in a batch is visible. Labels and
-    sample weights are not covered. With `gradient="propagate"` the layers below are trained on raw
-    data: no ε holds for the whole model, and the statement names their variables.
+    batch, and each copy of a record costs. With `tfdp.data.shuffled_epochs` there is exactly one
+    copy for each epoch: E Gaussian mechanisms of noise multiplier `noise_multiplier` if a record's
+    features are blanked out ("zero_out"), and of half of it if they are replaced by others
+    ("replace_one"). Sampling does not amplify this, because it is visible who is in a batch. Labels
+    and sample weights are not covered. With `gradient="propagate"` the layers below are trained on
+    raw data: no ε holds for the whole model, and the statement names their variables.
 
     | input | in training | in inference |
     |---|---|---|
     | norm ≤ C | noise added | unchanged |
     | norm > C | scaled to C, noise added | unchanged |
-    | not finite | noise alone | unchanged |
-    | masked positions | count as zeros; no mask is handed on | no mask is handed on |
+    | not finite | only noise | unchanged |
+    | masked positions | count as zeros; no mask is passed on | no mask is passed on |
 
     Args:
         clip_norm: C, the largest l2 norm of one example's representation.
@@ -49,7 +49,7 @@ class DPForwardNoise(FixedSettings, keras.layers.Layer):
             `tfdp.accounting.calibrate_forward_noise`.
         gradient: "stop" (the layers below receive no gradient) or "propagate" (the paper's
             version).
-        adjacency: what the statement's ε is about: "zero_out" or "replace_one".
+        adjacency: the adjacency of the statement's ε: "zero_out" or "replace_one".
         seed: integer for tests only; `None` draws from the operating system's entropy.
 
     Call arguments:
@@ -60,7 +60,7 @@ class DPForwardNoise(FixedSettings, keras.layers.Layer):
         A tensor of the same shape. In inference its values are those of the input.
 
     Raises:
-        ValueError: if an argument is out of range, or an input has no axis beside the batch's.
+        ValueError: if an argument is out of range, or an input has only the batch axis.
 
     Source: "DP-FP: Differentially Private Forward Propagation for Large Models", equations 8 and
         9; MATH.md section 5.

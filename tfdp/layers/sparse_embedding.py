@@ -21,22 +21,22 @@ _DENSE = ("embeddings_regularizer", "embeddings_constraint", "activity_regulariz
 class SparseEmbedding(keras.layers.Layer):
     """Looks up rows of a table, and combines those of a multi-valued feature.
 
-    The layer of tables too large for dense noise: a `DPOptimizer` with `selection=` chooses rows
-    of it. Features that share a table call one layer several times.
+    Use it for tables that are too large for dense noise: a `DPOptimizer` with `selection=` selects
+    rows of it. Features that share a table call one layer several times.
 
     Args:
         input_dim: number of rows V; ids are integers in [0, V).
         output_dim: width d of a row.
-        combiner: what happens to the values of one example, the last axis of the ids. `None` keeps
-            them apart; with w the weights (1 if none are given), "sum" gives Σ w·E, "mean"
-            Σ w·E / Σ w, and "sqrtn" Σ w·E / √(Σ w²). No values give zeros.
-        mask_zero: whether id 0 is padding: it looks up zeros, trains no row, enters no mean and,
-            without a combiner, is masked for the layers that follow.
+        combiner: how to combine the values of one example, the last axis of the ids. `None` keeps
+            them apart. With w the weights (1 if none are given), "sum" gives Σ w·E, "mean" Σ w·E /
+            Σ w, and "sqrtn" Σ w·E / √(Σ w²). An example without values gets zeros.
+        mask_zero: whether id 0 is padding: it looks up zeros, trains no row, and is not part of a
+            mean. Without a combiner it is masked for later layers.
         embeddings_initializer: initializer of the table.
-        placement: "tpu" puts the table into TensorFlow's TPU embedding where the layer is built
-            under a `TPUStrategy`: `TPUEmbedding`, `TPUEmbeddingV0` or `TPUEmbeddingV2`, by
-            hardware. It then trains on batches of `tfdp.distribution.select_on_host`. Anywhere
-            else, to evaluate or to serve, the table is an ordinary one, as it is with `None`.
+        placement: "tpu" puts the table into TensorFlow's TPU embedding if the layer is built under
+            a `TPUStrategy`: `TPUEmbedding`, `TPUEmbeddingV0` or `TPUEmbeddingV2`, by hardware. The
+            model then trains on batches of `tfdp.distribution.select_on_host`. Elsewhere, to
+            evaluate or to serve, the table is an ordinary one, as with `None`.
 
     Call arguments:
         ids: integers of any width, (B,), (B, T) or with more axes; or with a combiner a
@@ -48,9 +48,10 @@ class SparseEmbedding(keras.layers.Layer):
         single-valued: (B, d) in any case.
 
     Raises:
-        ValueError: for arguments out of range, and for regularizers and constraints, whose
-            updates would touch all V rows.
-        tf.errors.InvalidArgumentError: at the step, for an id outside [0, V). Under XLA and on
+        ValueError: for arguments out of range, and for regularizers and constraints, whose updates
+            would change all V rows.
+        tf.errors.InvalidArgumentError: at the step, for an id outside [0, V). XLA and accelerators
+        cannot raise errors: there such an id is treated as padding.
             accelerators nothing can be raised: there such an id is treated as padding.
 
     Example:

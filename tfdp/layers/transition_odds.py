@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class TransitionOdds(TransitionPrior):
-    """Scores the next item by what the last items say of it beyond its popularity.
+    """Scores the next item by how much more likely the last items make it than its popularity.
 
         score(j) = Σ_k w_k · log(1 + r(i_k, j) / (a·pop(j) + b)) + g·log pop(j)
 
-    with r(i, j) = v(i, j) / (Σ_j v(i, j) + s), and i_k, w_k, v, pop and s as in `TransitionPrior`,
-    whose place it takes: `TransitionRecommender(TransitionOdds(release))`. An item that several of
-    the last ones lead to is worth more than one that a single one leads to often. b keeps noisy
-    rates of rare items from counting.
+    with r(i, j) = v(i, j) / (Σ_j v(i, j) + s), and i_k, w_k, v, pop and s as in `TransitionPrior`.
+    It can replace that layer: `TransitionRecommender(TransitionOdds(release))`. An item to which
+    several of the last items lead scores higher than one to which a single item leads often. b
+    limits the effect of noisy rates of rare items.
 
-    The scores rank; their size means nothing. Around an encoder give it a `gate`, or train one.
+    Only the order of the scores has a meaning. Around an encoder give the layer a `gate`, or train
+    one.
 
     Args:
         release: a `tfdp.data.TransitionRelease`; it is charged to the model that holds the layer.

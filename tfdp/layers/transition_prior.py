@@ -22,18 +22,18 @@ _FLOOR = 0.01  # least popularity of an item, relative to the mean
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
-    """The probability of every item as the next one, by a `TransitionRelease`, without learning.
+    """The probability of every item to be the next one, from a release and without training.
 
     The last items of a history vote, each by its row of the release:
 
         p(j) = Σ_k w_k · (v(i_k, j) + s·pop(j)) / (Σ_j v(i_k, j) + s),   w_k ∝ decay^k
 
     with i_0 the newest item, v the values that survived, pop the popularity with sum 1, and s the
-    smoothing: where little is known of an item, popularity speaks. Where a history is shorter than
-    `last_items`, it has the weight of what is missing.
+    smoothing: popularity dominates if little is known about an item. If a history is shorter than
+    `last_items`, popularity gets the weight of the missing items.
 
-    Called as a layer it adds gate·log p to logits, so that a model learns what the release does not
-    say. p at position t depends on the items up to t and no later one.
+    Called as a layer, it adds gate·log p to logits, so that a model learns what the release does
+    not contain. p at position t depends on the items up to t only.
 
     Args:
         release: a `tfdp.data.TransitionRelease`; it is charged to the model that holds the layer.
@@ -41,7 +41,7 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
         decay: w_(k+1)/w_k, in (0, 1].
         smoothing: s, positive, in units of the release's values.
         gate: factor of log p.
-        train_gate: whether the gate is trained, by one private scalar of the gradient.
+        train_gate: whether to train the gate; its gradient is one private scalar.
 
     Call arguments:
         logits: (B, T, num_items + 1).

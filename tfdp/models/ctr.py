@@ -29,8 +29,8 @@ class CategoricalFeature:
     Attributes:
         vocabulary_size: V; ids are integers in [0, V). Public.
         embedding_dim: width of a row; default int(2·V^0.25), the paper's rule.
-        multivalued: whether an example has several values, ids (B, T), rather than one, (B,).
-        combiner: "sum", "mean" or "sqrtn": how several values become one vector.
+        multivalued: whether an example has several values, with ids (B, T), or one, with ids (B,).
+        combiner: "sum", "mean" or "sqrtn": how to combine several values into one vector.
         mask_zero: whether id 0 is padding.
         table: name of the table; features with the same name share one. Default: the feature's.
     """
@@ -64,30 +64,30 @@ class CategoricalFeature:
 class PrivateCTR(PrivateModel):
     """pCTR: embeddings of categorical features beside log-transformed counts, then an MLP.
 
-    Takes a dict of the features by name, and "integers", float (B, num_integers) raw counts, of
-    which log(1 + max(0, x)) enters; returns logits (B, 1). Compiled without a loss and metrics it
-    takes binary cross-entropy and AUC. Every table is a `SparseEmbedding` under the name of its
-    feature, which is the name that `FEST` knows it by.
+    Takes a dict of the features by name, and "integers", float (B, num_integers) raw counts, which
+    enter as log(1 + max(0, x)). Returns logits (B, 1). If it is compiled without a loss and
+    metrics, it uses binary cross-entropy and AUC. Every table is a `SparseEmbedding` with the name
+    of its feature, by which `FEST` identifies it.
 
     Args:
-        features: dict of feature name to vocabulary size, or to `CategoricalFeature`; such as
-            `vocabulary_sizes` of the data of `load_criteo`.
+        features: dict of feature name to vocabulary size, or to `CategoricalFeature`; for example
+            `vocabulary_sizes` of the data from `load_criteo`.
         num_integers: width of "integers"; 0 for none.
         hidden_units: widths of the dense ReLU layers; the paper's are four of 598.
         embeddings_initializer: of all tables.
         placement: of all tables, as `SparseEmbedding`'s; "tpu" under a TPUStrategy.
-        privacy_assumptions: sentences for the statement about what is public in the making of the
-            features, such as `privacy_assumptions` of the data of `load_criteo`.
+        privacy_assumptions: sentences for the statement about what was declared public when the
+            features were made, for example `privacy_assumptions` of the data from `load_criteo`.
         statistics: `tfdp.data.ClickStatistics` of the training data, charged to the model. The log
-            odds of each feature enter the MLP (those of counts in place of their logarithms) and,
-            with a weight each, the logit, which starts as a share of their sum.
-        embedded: names of the features that have a table; default all. With `statistics`, no
-            tables and no hidden units the model is a logistic regression of a few coordinates,
-            which little noise hides.
+            odds of each feature enter the MLP (those of counts replace their logarithms). With one
+            weight each they also enter the logit, which starts as a share of their sum.
+        embedded: names of the features that have a table; default all. With `statistics`, no tables
+            and no hidden units, the model is a logistic regression with few coordinates, and so
+            with little noise.
 
     Raises:
-        ValueError: for arguments out of range, features that share a table and differ, or a model
-            of nothing.
+        ValueError: for arguments out of range, for features that share a table and differ, or for a
+            model without any input.
 
     Example:
 

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 class DPFormer(SequenceModel):
     """A transformer with tied embeddings whose attention is corrected for DP noise.
 
-    Phantom clipping handles the tied table without an array of its size per example;
-    Re-Attention tracks the noise of the rare items' embeddings through the blocks and removes
-    the attention it would draw (DPFormer, sections 4 and 5; MATH.md section 4). The noise is taken
-    from the `DPOptimizer` when the model is compiled; with any other optimizer the correction is
-    zero.
+    Phantom clipping handles the tied table without an array of its size per example. Re-Attention
+    tracks the noise of the rare items' embeddings through the blocks and removes the attention that
+    the noise would draw (DPFormer, sections 4 and 5; MATH.md section 4). `compile` reads the noise
+    from the `DPOptimizer`; with any other optimizer the correction is zero.
 
     Args:
         num_items: number of items; ids run from 1, 0 is padding. Public.
@@ -43,7 +42,7 @@ class DPFormer(SequenceModel):
             `SequenceModel`.
         transitions: a private release of transitions that is added to the logits; see
             `SequenceModel`.
-        error_scale: multiplies the effective error; 0 turns the correction off.
+        error_scale: multiplies the effective error; 0 switches the correction off.
 
     Call arguments:
         inputs: (B, T) item ids, right-aligned.

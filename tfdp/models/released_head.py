@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def release_head(release: Release, ridge: float = 0.01) -> tuple[np.ndarray, np.ndarray]:
-    """The linear discriminant of a release: post-processing, at no cost.
+    """The linear discriminant of a release: post-processing, without further cost.
 
     Noise of known variance is subtracted from the second moments, which gradient descent on noisy
     vectors cannot do. With class means m_j, class shares p_j and the second moment M of clean
@@ -25,14 +25,14 @@ def release_head(release: Release, ridge: float = 0.01) -> tuple[np.ndarray, np.
 
     Args:
         release: a `tfdp.data.Release`; for "release_once" its labels are integers.
-        ridge: regularization, as a share of the squared clip norm; the noisier, the larger.
+        ridge: regularization, as a share of the squared clip norm; use a larger one for more noise.
 
     Returns:
         float32 kernel (k, num_classes) and bias (num_classes,): `h @ kernel + bias` are scores of
         representations clipped as in the release.
 
     Raises:
-        ValueError: if the ridge is not positive, or labels are no indices of classes.
+        ValueError: if the ridge is not positive, or labels are not indices of classes.
     """
     if not ridge > 0:
         raise ValueError(f"Argument `ridge` must be positive. Received: ridge={ridge}")

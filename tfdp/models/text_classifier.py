@@ -46,18 +46,18 @@ def _labels(y):
 class TextClassifier(DPModel):
     """Raw strings to class logits: tokenizer, encoder, pooling, forward noise, linear head.
 
-    Three ways to train, by what `fit` is given:
+    There are three ways to train, depending on the argument of `fit`:
 
     - texts and labels: every text's noisy representation is released *once*, and the head is
-      trained on the release for as many epochs as wanted, at the cost of one Gaussian. The
-      default, and the cheapest. Other weights of the encoder make another release.
+      trained on the release for as many epochs as you want, at the cost of one Gaussian. This is
+      the default, and the cheapest. If the encoder's weights change, another release is made.
     - `tfdp.data.shuffled_epochs((texts, labels), batch_size)`: fresh noise in every epoch, and one
       more copy of every text in the ledger each time. Give `copies` with a budget.
-    - a `tfdp.data.Release`'s `.batches(...)`, made by `release` or loaded from its file; or
-      `fit_head(release)`, which takes the noise out of the moments and needs no training.
+    - a `tfdp.data.Release`'s `.batches(...)`, made by `release` or loaded from its file. Or call
+      `fit_head(release)`, which removes the noise from the moments and needs no training.
 
-    With a `DPOptimizer` and without noise it trains by DP-SGD, the encoder as well if
-    `train_backbone`; labels are covered then.
+    With a `DPOptimizer` and without forward noise, it trains by DP-SGD, including the encoder if
+    `train_backbone`. Labels are then covered.
 
     Formal guarantees: those of `DPForwardNoise` and `release_once`: the texts are covered, the
     labels are not, and the encoder must not have learned from these texts before.
@@ -69,14 +69,14 @@ class TextClassifier(DPModel):
             for a small transformer of random weights.
         max_length: T, number of tokens.
         pooling: "mean" or "cls".
-        normalize: whether representations are scaled to norm `clip_norm`, in training and in
-            inference alike. Without it long ones are clipped in training alone, and the head sees
-            in inference what it never saw before.
+        normalize: whether to scale representations to norm `clip_norm`, in training and at
+            inference. Without it, long representations are clipped in training only, and at
+            inference the head sees norms that it never saw before.
         clip_norm: C, the largest norm of a representation.
         noise_multiplier: σ/C of the forward noise.
-        budget: `tfdp.PrivacyBudget` that the noise is calibrated to, instead. With neither there
-            is no forward noise.
-        copies: how often each text will be released: 1 for a release, E for E epochs.
+        budget: `tfdp.PrivacyBudget` to which the noise is calibrated, in place of
+            `noise_multiplier`. With neither there is no forward noise.
+        copies: number of times that each text will be released: 1 for a release, E for E epochs.
         gradient, adjacency: as for `DPForwardNoise`.
         train_backbone: whether the encoder's weights are trainable.
 
@@ -174,7 +174,7 @@ class TextClassifier(DPModel):
         return self.head(h)
 
     def release(self, texts, labels, path=None, batch_size=256):
-        """Releases every text's noisy representation once; train on it for free.
+        """Releases every text's noisy representation once; training on it costs nothing more.
 
         Args:
             texts: sequence of n strings.

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class TransitionRecommender(NextItemModel):
-    """Scores the next item by a `TransitionRelease`: ready without `fit`, at the release's cost.
+    """Scores the next item by a `TransitionRelease`, without `fit` and without further cost.
 
     Args:
         release: a `tfdp.data.TransitionRelease`; or a layer around one, `TransitionPrior` or
-            `TransitionOdds`, which then has the settings.
-        max_length: how many items of a history are looked at, at most.
+            `TransitionOdds`, which then holds the settings.
+        max_length: largest number of items of a history that are used.
         last_items, decay, smoothing: as for `tfdp.layers.TransitionPrior`, which has the formula.
-        exclude_seen: whether the items of the history that is asked about are never recommended.
+        exclude_seen: whether to exclude items of the given history from the recommendations.
 
     Call arguments:
         inputs: (B, T) item ids, right-aligned, 0 is padding.

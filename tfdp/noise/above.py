@@ -28,27 +28,28 @@ def entries_above(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Those entries of a dense release of `size` sums that are at least `threshold`.
 
-    Most sums are 0 and are not given. The result has the distribution of: release all of them,
-    `source.release`, and forget what is below the threshold. So it is post-processing
-    of the Gaussian mechanism on all `size` coordinates, whichever of them were given.
+    Most sums are 0 and are not given. The result has the same distribution as this procedure:
+    release all sums by `source.release`, and discard values below the threshold. It is therefore
+    post-processing of the Gaussian mechanism on all `size` coordinates, whichever of them were
+    given.
 
     Formal guarantees: an entry whose sum is 0 becomes r(z) + γ·w (`tfdp.noise.grid`), independent
     of all others. It can only reach the threshold if z ≥ z₀, the threshold less the largest γ·w and
-    half a step. So the candidates are a Binomial number, each with probability Q(z₀/σ), at uniform
-    places; their z has the normal law above z₀, and w its own law; those below the threshold are
-    dropped.
+    half a step. The number of candidates is therefore Binomial, each with probability Q(z₀/σ), at
+    uniform positions. Their z has the normal distribution above z₀, and w its own distribution;
+    values below the threshold are dropped.
 
     Args:
         source: a `tfdp.noise.NoiseSource`.
-        places: int64 (m,) sorted and distinct, in [0, size): which sums are given.
+        places: int64 (m,) sorted and distinct, in [0, size): the positions of the given sums.
         sums: float64 (m,).
         size: number of entries of the dense array, at most 2^53.
         grid: the `Grid` of the release; its noise must not be 0.
         threshold: number.
 
     Returns:
-        int64 (S,) places, sorted, and float64 (S,) noisy values. Time and memory are those of the
-        places given and of the survivors.
+        int64 (S,) positions, sorted, and float64 (S,) noisy values. Time and memory grow with the
+        given positions and the survivors.
     """
     lowest, likely = _lowest(grid, threshold), probability_above(grid, threshold)
     step, stddev, window = (float(t) for t in grid.tensors)

@@ -51,7 +51,7 @@ WORDS = 2
 
 
 def sum_rounding(num_summed: int) -> float:
-    """What one record may move a float32 sum by beyond its own norm, relative to C.
+    """How far one record may move a float32 sum beyond its own norm, relative to C.
 
     Each of two neighbouring sums of B vectors of norm C has norm B·C at most; if each is computed
     to within half a unit in the last place, 2⁻²⁴ of it, they differ by 2·B·C·2⁻²⁴ more than the
@@ -66,13 +66,13 @@ def sum_rounding(num_summed: int) -> float:
 
 
 class Grid:
-    """Where a release is rounded to, and the noise it needs there; public, all of it.
+    """The grid to which a release is rounded, and the noise that it needs; all of it is public.
 
     Args:
         stddev: σ·C, a number or scalar tensor; 0 for no noise.
         sensitivity: C, a number: the clip norm.
         coordinates: d, an integer: all scalars of one release, or more.
-        rounding: how much one record may move what is released beyond C, relative to C.
+        rounding: how far one record may move the release beyond C, relative to C.
 
     Attributes:
         step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > 2⁴³·γ.
@@ -105,15 +105,15 @@ class Grid:
 
 
 def grid_of_counts(stddev, moved, largest):
-    """The `Grid` of sums of whole numbers, which are on it: nothing of them is rounded or cut.
+    """The `Grid` of sums of whole numbers, which lie on it and are neither rounded nor clipped.
 
-    Whole numbers are on every grid of steps up to 1: where the finest one ends below the largest
-    sum, this one is as coarse as that takes.
+    Whole numbers are on every grid with a step up to 1. If the finest grid ends below the largest
+    sum, this one is as coarse as necessary.
 
     Args:
         stddev: as for `Grid`.
-        moved: how many sums one record may move.
-        largest: what no sum exceeds, public.
+        moved: number of sums that one record may move.
+        largest: public upper bound on each sum.
 
     Raises:
         ValueError: if there is no such grid.

@@ -23,7 +23,7 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
     process that loads the model runs them. Assign an instance to an attribute of a Keras layer and
     `model.export` and `tf.saved_model.save` find it.
 
-    What was measured about the alternatives, on TensorFlow 2.21:
+    Measurements of the alternatives, on TensorFlow 2.21:
 
     - `tf.random.Generator` and `keras.random.SeedGenerator` are saved, and replayed in every
       process that loads the file.
@@ -100,7 +100,7 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
         return on_grid.release(values, grid, key, counter, dtype=tf.float64, scale=scale)
 
     def advance(self, shape):
-        """Key and counter for a tensor of this shape; nobody else gets them.
+        """Key and counter for a tensor of this shape; no other call gets them.
 
         Raises:
             PrivacyError: in a program that all replicas run: its state stays on the host.

@@ -68,7 +68,7 @@ class NoiseSource:
 
         Args:
             strategy: a `tf.distribute.Strategy` of several workers, all of which make this call:
-                they take the first one's entropy, and then draw the same in every step.
+                they use the first one's entropy, and then draw the same values in every step.
         """
         if self.seed is None:
             entropy = os.urandom(24)
@@ -90,8 +90,9 @@ class NoiseSource:
     def normal(self, shape, stddev, dtype=tf.float32):
         """Independent N(0, stddev^2) values, drawn in float64 and rounded once to `dtype`.
 
-        For choices: what is released with noise in it is a `release`. Many values are drawn in
-        parts, so that no float64 (or uint64) tensor of the size of a large variable is made.
+        Use it for choices only; use `release` for values that are released with noise. Many values
+        are drawn in parts, so that no float64 (or uint64) tensor of the size of a large variable is
+        created.
         """
 
         def draw(key, counter, start, count):
@@ -108,7 +109,7 @@ class NoiseSource:
             grid: the `Grid` of all of them together.
             quantile: as for `tfdp.noise.grid.release`.
             dtype: of the results.
-            divisor: a number by which what is released is divided.
+            divisor: a number by which the release is divided.
 
         Returns:
             List of tensors of the same shapes. Small ones share a draw; of large ones no float64
@@ -263,11 +264,11 @@ def _compiled_size(size):
 
 
 class PipelineNoiseSource(NoiseSource):
-    """A `NoiseSource` for input pipelines, of which several iterators may draw at the same time.
+    """A `NoiseSource` for input pipelines, in which several iterators may draw at the same time.
 
-    An iterator that nobody reads any more still fills its buffer. Were its draw to read the
-    counter, wait, and write it back, another iterator would draw the same bits twice; this counter
-    is read and advanced in one operation, as that of `ServingNoiseSource`.
+    An iterator that nobody reads any more still fills its buffer. If its draw read the counter,
+    waited, and wrote it back, another iterator would draw the same bits twice. This counter is read
+    and advanced in one operation, like that of `ServingNoiseSource`.
 
     Args:
         seed: as for `NoiseSource`.

@@ -33,7 +33,7 @@ _CHARGES = "charges"  # of a saved optimizer, beside its variables
 class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
     """Differentially private training with any Keras optimizer.
 
-    Each logical step hands the wrapped optimizer (MATH.md section 1)
+    Each logical step passes to the wrapped optimizer (MATH.md section 1)
 
         G = ( Σ_i c_i·g_i + N(0, (noise_multiplier·clip_norm)²·I) ) / expected_batch_size
 
@@ -42,42 +42,44 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
     first step. Weight regularizers are added after the noise; weight decay, momentum, schedules
     and everything else of the wrapped optimizer only see the noisy G.
 
-    Formal guarantees: with batches from `tfdp.data.poisson_batches`, `steps` steps are
-    (ε, δ)-differentially private for adding or removing one example, as the ledger composes them.
+    Formal guarantees: with batches from `tfdp.data.poisson_batches`, `steps` steps are (ε,
+    δ)-differentially private for adding or removing one example, with ε from the ledger.
 
     Args:
         optimizer: a `keras.optimizers.Optimizer`.
         budget: `tfdp.PrivacyBudget`; the noise multiplier is calibrated so that `steps` steps,
-            together with everything else charged to the model, meet it. After `steps` steps no
-            example is used any more.
+            together with everything else charged to the model, meet it. After `steps` steps,
+            training uses no more examples.
         noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`. Exactly
             one of `budget` and `noise_multiplier` must be given.
-        num_examples: n, the number of training records (of persons, where they are the unit);
-            public. `None`: as the first `fit` draws its batches (`max_records_per_unit`,
-            `num_records` and `period`, too).
-        expected_batch_size: B̄, the divisor, and n (or `num_records`) times the sampling
-            probability. `None`: as the first `fit` draws its batches.
-        steps: number of steps that will be run in all. `None`, with a budget: all epochs of the
-            first `fit`, after which the budget is spent.
+        num_examples: n, the number of training records (of persons, if they are the unit); public.
+            `None`: as in the batches of the first `fit`, which then also determine
+            `max_records_per_unit`, `num_records` and `period`.
+        expected_batch_size: B̄, the divisor, which is n (or `num_records`) times the sampling
+            probability. `None`: as in the batches of the first `fit`.
+        steps: total number of steps. `None`, with a budget: all epochs of the first `fit`, after
+            which the budget is spent.
         clip_norm: C, the largest l2 norm of one example's contribution.
         clipping: "flat", "automatic", "normalized" or "per_layer".
-        layer_shares: with "per_layer", {name of a layer: its share of C²}; the other layers have
-            equal parts of what is left. `None`: equal shares.
-        selection: `tfdp.selection.AdaFEST` or `FEST`: which rows of the model's
-            `tfdp.layers.SparseEmbedding` tables a step trains and noises; the others it does not
-            touch. `None` noises every row of every table, at the cost of dense gradients.
+        layer_shares: with "per_layer", {name of a layer: its share of C²}; the other layers share
+            the rest equally. `None`: equal shares.
+        selection: `tfdp.selection.AdaFEST` or `FEST`: selects the rows of the model's
+            `tfdp.layers.SparseEmbedding` tables that a step trains and noises; other rows do not
+            change. `None` noises every row of every table, at the cost of dense gradients.
         embedding_optimizer: `RowSGD`, `RowAdagrad` or `LazyAdam` for those tables; needed with
             `selection`. `optimizer` then trains everything else.
-        microbatch_size: examples processed at once inside a step; bounds memory, changes nothing
-            else. `None` processes the whole batch at once. With `AdaFEST` it needs rows that
-            come with the batches, from `tfdp.distribution.select_on_host`.
+        microbatch_size: number of examples processed at once inside a step; bounds memory and
+            changes nothing else. `None` processes the whole batch at once. With `AdaFEST` it needs
+            rows that come with the batches, from `tfdp.distribution.select_on_host`.
         max_records_per_unit: k, with batches of persons (`privacy_ids=` of the samplers): g_i is
-            the sum over at most k records of person i, and everything else speaks of persons.
-            `None`: each record is a unit of privacy.
-        num_records: N, with batches of single records of persons (`sampling_unit="record"`): g_i
-            is of one record, of which a person has at most k; public. `expected_batch_size` and
-            `microbatch_size` then count records, and `num_examples` still persons.
-        period: a `tfdp.data.Period`, that of the batches: the steps cost nobody of another one.
+            the sum over at most k records of person i, and all counts are of persons. `None`: each
+            record is a unit of privacy.
+        num_records: N, with batches of single records of persons (`sampling_unit="record"`): g_i is
+            the gradient of one record, of which a person has at most k; public.
+            `expected_batch_size` and `microbatch_size` then count records, and `num_examples` still
+            counts persons.
+        period: a `tfdp.data.Period`, that of the batches: the steps cost nothing for persons of
+            other periods.
         per_example_reduction: "mean" or "sum" over the positions of one example.
         seed: integer that fixes the noise, for tests only; the statement says so.
 
@@ -155,7 +157,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
 
     @property
     def rows_per_unit(self):
-        """How many rows after each other are one person's, clipped together; None for one."""
+        """The number of consecutive rows of one person, clipped together; None for one."""
         return self.max_records_per_unit if self.num_records is None else None
 
     @property
@@ -199,7 +201,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
 
     @property
     def default_delta(self):
-        """δ where none is given: the budget's, or 1/(10·n) of the largest data trained on."""
+        """Default δ: the budget's, or 1/(10·n) of the largest data set used for training."""
         if self.budget:
             return self.budget.delta
         n = max(self.num_examples or 0, self.ledger.num_examples or 0)
@@ -230,7 +232,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
 
     @property
     def hidden_variables(self):
-        """What a step reads and no checkpoint holds: noise key and counter, steps, limit, σ·C."""
+        """Variables that a step reads and no checkpoint stores: noise key, counters, limit, σ·C."""
         return [*self._noise.variables, *self._charging.variables]
 
     @property
@@ -255,10 +257,11 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         return [] if self.selection is None else list(self.selection.privacy_releases)
 
     def select_rows(self, activated, variables, example_mask, static=False):
-        """The rows of sparse tables that this step may touch; charged with the step.
+        """Selects the rows of sparse tables that this step may update; charged with the step.
 
         Args:
-            activated: dict of place among the variables to the `RowGradients` of its table.
+            activated: dict from the position among the variables to the `RowGradients` of its
+                table.
             variables: the trainable variables.
             example_mask: (B,) bool, false for padding.
             static: whether XLA compiles the step, so that rows need a fixed size.
@@ -282,7 +285,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         )
 
     def apply_clipped_sums(self, sums, variables, regularization):
-        """One logical step: noise once, divide, charge, hand over.
+        """One logical step: adds noise once, divides, charges, and calls the wrapped optimizer.
 
         Args:
             sums: for each variable the sum of clipped gradients, over all micro-batches of this
@@ -292,7 +295,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             regularization: for each variable the gradient of its regularizer, or None.
 
         Returns:
-            Scalar float32: the scalars of sparse tables that received noise, |S|·d.
+            Scalar float32: |S|·d, the number of table entries that received noise.
         """
         if not self.built:
             with tf.init_scope():

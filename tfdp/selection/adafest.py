@@ -29,24 +29,24 @@ class AdaFEST(RowSelection):
     are trained in the step and only they receive noise.
 
     Formal guarantees: with σ the noise multiplier of the `DPOptimizer`, rows are chosen with
-    σ₁ = noise_ratio·σ₂ and gradients released with σ₂ = σ·√(1 + 1/noise_ratio²), so that
-    1/σ₁² + 1/σ₂² = 1/σ²: a step costs what one Gaussian of noise multiplier σ costs, which is
-    what the ledger charges. Example: σ = 1 and noise_ratio = 5 give σ₂ = 1.0198, σ₁ = 5.099.
+    σ₁ = noise_ratio·σ₂ and gradients are released with σ₂ = σ·√(1 + 1/noise_ratio²), so that 1/σ₁²
+    + 1/σ₂² = 1/σ². A step costs as much as one Gaussian of noise multiplier σ, and the ledger
+    charges that. Example: σ = 1 and noise_ratio = 5 give σ₂ = 1.0198, σ₁ = 5.099.
 
     Args:
-        threshold: τ, positive. In examples of a single feature: about as many must share a row
-            for it to be trained. With no example, a row survives with the probability that
-            a normal variable exceeds τ/(σ₁·C₁).
+        threshold: τ, positive. For a single feature, about τ examples must share a row for it to be
+            trained. A row without examples survives with the probability that a normal variable
+            exceeds τ/(σ₁·C₁).
         noise_ratio: σ₁/σ₂, positive. Large values spend the budget on gradients.
-        contribution_norm: C₁, the largest ‖v_i‖₂ that counts in full. With p single-valued
-            features, √p lets every feature of an example count as one.
-        within: a `FEST` whose rows alone may survive (DP-AdaFEST+). The v_i are restricted to
-            them before they are clipped.
-        capacity: the number of rows, of all tables together, that a step may touch at most; of
-            more survivors those with the largest V stay. The metric `capacity_reached` shows in
-            which share of the steps there was a survivor for every place. Needed for
-            `jit_compile=True`, which compiles a step for a fixed number of rows: the fastest way
-            to train, where the capacity is small. `None` sets no limit.
+        contribution_norm: C₁, the largest ‖v_i‖₂ that counts fully. With p single-valued features,
+            √p lets every feature of an example count as one.
+        within: a `FEST`; only its rows may survive (DP-AdaFEST+). The v_i are restricted to them
+            before they are clipped.
+        capacity: the largest number of rows, over all tables, that a step may update. If there are
+            more survivors, those with the largest V stay. The metric `capacity_reached` shows in
+            which share of the steps the survivors filled the capacity. `jit_compile=True` needs a
+            capacity, because it compiles a step for a fixed number of rows; with a small one it is
+            the fastest way to train. `None` sets no limit.
 
     Raises:
         ValueError: for arguments out of range.
@@ -111,7 +111,7 @@ class AdaFEST(RowSelection):
         noise_multiplier: float,
         expected_batch_size: float | None = None,
     ) -> SelectionForecast:
-        """What the threshold lets through, before any data are read.
+        """Computes what the threshold passes, from settings alone.
 
         ```python
         print(selection.explain(data.vocabulary_sizes, noise_multiplier=1.0,
@@ -125,7 +125,7 @@ class AdaFEST(RowSelection):
 
         Returns:
             A `tfdp.selection.SelectionForecast`: print it, or read its `rows_by_noise`,
-            `threshold_in_stddevs` and `examples_needed`. None of it is computed from data.
+            `threshold_in_stddevs` and `examples_needed`. It uses no data.
         """
         num_rows = sum(tables.values())
         if self.within is not None:

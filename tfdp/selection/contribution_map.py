@@ -12,12 +12,12 @@ from tfdp.runtime import ordering
 
 
 class Survivors:
-    """What a step may release about its rows: private, and all that may be shown of them.
+    """The surviving rows of a step: a private output, and all that may be shown of its rows.
 
     Args:
         rows: (S,) int64, the surviving rows, sorted.
-        contributions: function that gives the attribute of this name, when it is first read: to
-            train the rows nobody needs it.
+        contributions: function that returns the attribute of this name when it is first read;
+            training the rows does not need it.
 
     Attributes:
         rows: as given.
@@ -59,12 +59,12 @@ def activations(rows, example_mask, contribution_norm, distinct=False):
 class ContributionMap:
     """V̂ = Σ_i v_i·min(1, C₁/‖v_i‖₂), where v_i marks the rows that example i activates.
 
-    Only the rows that some example touches are held. They and their values are raw data: nothing
-    but `survivors` gives anything out (MATH.md section 3, steps 1 and 2).
+    It holds only the rows that some example activates. They and their values are raw data: only the
+    output of `survivors` may be released (MATH.md section 3, steps 1 and 2).
 
-    Formal guarantees: adding or removing one example changes V̂ by at most `contribution_norm`
-    in l2 norm, whatever rows and however many of them it activates; a row that it activates
-    several times counts once. Computed in float64.
+    Formal guarantees: adding or removing one example changes V̂ by at most `contribution_norm` in
+    l2 norm, however many rows it activates; a row that it activates several times counts once.
+    Computed in float64.
 
     Args:
         rows: (B, T) int64, the rows that each example activates, over all tables together; in any
@@ -72,8 +72,8 @@ class ContributionMap:
         example_mask: (B,) bool, false for the padding of a batch.
         num_rows: total number of rows, at most 2^53.
         contribution_norm: C₁.
-        distinct: whether no example can have a row twice, whatever its ids (see
-            `tables.are_distinct`): then nobody has to look for repetitions.
+        distinct: whether no example can contain a row twice, whatever its ids (see
+            `tables.are_distinct`); repetitions are then not searched.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class ContributionMap:
     def survivors(self, threshold, noise_multiplier, source):
         """The rows with V_j ≥ threshold, where V = V̂ + N(0, (noise_multiplier·C₁)²) on every row.
 
-        A row survives with probability Ψ((threshold − V̂_j)/(noise_multiplier·C₁)), Ψ the survival
-        function of a normal variable, independently of the others. Those that no example touched
-        are not visited: all of them survive with the same probability (appendix B.2; the paper
-        prints σ₁²C₁² where the standard deviation is σ₁·C₁).
+        A row survives with probability Ψ((threshold − V̂_j)/(noise_multiplier·C₁)), independently
+        of the others, where Ψ is the survival function of a normal variable. Rows that no example
+        activates are not visited: all of them survive with the same probability (appendix B.2; the
+        paper prints σ₁²C₁² where the standard deviation is σ₁·C₁).
 
         Args:
             threshold: τ.
@@ -104,7 +104,7 @@ class ContributionMap:
             source: a `tfdp.noise.NoiseSource`.
 
         Returns:
-            `Survivors`, in the order of their rows, which tells nothing about who touched them.
+            `Survivors`, in the order of their rows, which reveals nothing about who activated them.
         """
         threshold = tf.constant(threshold, tf.float64)
         stddev = tf.cast(noise_multiplier, tf.float64) * self.contribution_norm

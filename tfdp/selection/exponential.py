@@ -24,13 +24,13 @@ class ExponentialSelection(RowSelection):
 
     and g_i[j] is row j of example i's gradient. Only these rows are trained and noised.
 
-    Formal guarantees: adding or removing an example moves no utility by more than 1, and all of
-    them in the same direction, so that one draw has a privacy loss within an interval of length
-    ε_s and is ε_s²/8-zCDP (log E[e^{sL}] has second derivative at most ε_s²/4 and vanishes at
-    s = 0 and s = 1). With σ the noise multiplier of the `DPOptimizer`, `num_rows` draws get
-    ε_s = 2/(σ₁·√num_rows) and gradients σ₂, where σ₁ = noise_ratio·σ₂ and 1/σ₁² + 1/σ₂² = 1/σ²: a
-    step is 1/(2σ²)-zCDP, and the *joint* Rényi curve is amplified by sampling (MATH.md section
-    3). PLD has no rule for that; ε is by RDP.
+    Formal guarantees: adding or removing an example moves each utility by at most 1, and all of
+    them in the same direction. The privacy loss of one draw therefore lies in an interval of length
+    ε_s, and the draw is ε_s²/8-zCDP (log E[e^{sL}] has second derivative at most ε_s²/4 and
+    vanishes at s = 0 and s = 1). With σ the noise multiplier of the `DPOptimizer`, `num_rows` draws
+    get ε_s = 2/(σ₁·√num_rows) and gradients σ₂, where σ₁ = noise_ratio·σ₂ and 1/σ₁² + 1/σ₂² = 1/σ².
+    A step is 1/(2σ²)-zCDP, and the *joint* Rényi curve is amplified by sampling (MATH.md section
+    3). PLD has no rule for this, so ε is by RDP.
 
     Args:
         num_rows: rows to draw in a step, at most the rows of all tables together.

@@ -22,17 +22,16 @@ if TYPE_CHECKING:
 class FEST(RowSelection):
     """Filtering-enabled sparse training, DP-FEST: only the k most frequent rows are trained.
 
-    The other rows keep their initial value and receive no noise. Frequencies are public, or the
-    rows are found privately, once, by `adapt`; that release is charged to the ledger of the model
+    The other rows keep their initial value and receive no noise. Either the frequencies are public,
+    or `adapt` finds the rows privately, once. Its release is charged to the ledger of the model
     that is compiled with it, and a budget is calibrated after it (MATH.md section 3).
 
     Args:
         k: number of rows to train in each table: an integer, or a dict of table name to integer.
-        frequencies: array of the V frequencies of a single table, or a dict of table name to
-            such arrays; declared public by giving them. A table's name is its
-            `SparseEmbedding` layer's name.
-        epsilon: ε of a private choice instead. Exactly one of `frequencies` and `epsilon` must be
-            given.
+        frequencies: array of the V frequencies of a single table, or a dict of table name to such
+            arrays. Passing them declares them public. A table's name is that of its
+            `SparseEmbedding` layer.
+        epsilon: ε of a private choice. Exactly one of `frequencies` and `epsilon` must be given.
         mechanism: "laplace" or "gumbel", see `private_top_k`.
 
     Raises:
@@ -157,7 +156,7 @@ class FEST(RowSelection):
         """The rows of one table that are trained, sorted int64.
 
         Raises:
-            ValueError: if no rows were chosen for this table, or for one of another size.
+            ValueError: if no rows were chosen for this table, or only for one of another size.
         """
         chosen = self._rows.get(name, self._rows.get(None))
         if chosen is None:

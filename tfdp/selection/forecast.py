@@ -11,13 +11,14 @@ MANY_ROWS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class SelectionForecast:
-    """What can be said of `AdaFEST` from its settings alone; nothing here is computed from data.
+    """Properties of `AdaFEST` that follow from its settings alone; it uses no data.
 
     Args:
         threshold: τ.
         noise_stddev: σ₁·C₁, of the noise on each row's contributions.
-        weight: what an example adds to each row that it activates, min(1, C₁/√p) for p features.
-        num_rows: rows of all tables, or of those that may survive at all.
+        weight: contribution of an example to each row that it activates, min(1, C₁/√p) for p
+            features.
+        num_rows: rows of all tables, or of those rows that can survive.
         expected_batch_size: B, or None where it is not known.
     """
 
@@ -34,12 +35,12 @@ class SelectionForecast:
 
     @property
     def rows_by_noise(self) -> float:
-        """Expected rows that survive a step though no example activates them."""
+        """Expected number of rows that survive a step although no example activates them."""
         return self.num_rows * 0.5 * math.erfc(self.threshold_in_stddevs / math.sqrt(2.0))
 
     @property
     def examples_needed(self) -> float:
-        """Examples of a batch that must share a row for it to survive every second time."""
+        """Examples that must share a row so that it survives with probability 1/2."""
         return self.threshold / self.weight
 
     @property

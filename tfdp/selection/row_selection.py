@@ -7,20 +7,20 @@ from tfdp.fixed_settings import FixedSettings
 class RowSelection(FixedSettings, PrivacyParticipant):
     """Base of the rules that choose which rows of sparse tables a private step may touch.
 
-    A subclass defines `describe` and `select`; whatever it reads of a batch must be paid for by
-    the step's noise multiplier σ, of which it leaves `gradient_noise_multiplier(σ)` to the noise
-    on the gradients.
+    A subclass defines `describe` and `select`. The step's noise multiplier σ must pay for
+    everything that it reads of a batch; it leaves `gradient_noise_multiplier(σ)` for the noise on
+    the gradients.
 
     Attributes:
-        step_mechanism: what choosing and noising together are, as for `training_event` in
+        step_mechanism: selection and noise together, as for `training_event` in
             `accounting/events/composition.py`: "gaussian" if they cost exactly one Gaussian of
             noise multiplier σ, "concentrated" if they only have its Rényi curve.
-        capacity: the number of rows that a step may touch at most, or None: any number.
-        is_static: whether the number of rows that a step touches is known before it, or has a
+        capacity: the largest number of rows that a step may update, or None for no limit.
+        is_static: whether the number of rows that a step updates is known beforehand, or has a
             capacity, so that XLA can compile the step.
         reads_batch: whether the rows depend on the batch of the step at all.
-        reads_gradients: whether it reads the norms of the rows' gradients, not ids alone.
-        version: changes whenever rows that were chosen before training are chosen anew.
+        reads_gradients: whether it reads the norms of the rows' gradients, not only ids.
+        version: changes whenever rows that were chosen before training are chosen again.
     """
 
     step_mechanism = "gaussian"
@@ -63,10 +63,10 @@ class RowSelection(FixedSettings, PrivacyParticipant):
         raise NotImplementedError
 
     def select_padded(self, tables, example_mask, noise_multiplier, source):
-        """As `select`, in tensors of a fixed size, where there is a `capacity`.
+        """As `select`, in tensors of a fixed size, if there is a `capacity`.
 
         Returns:
             (One tensor of sorted ids for each table, filled up with the largest int64; scalar
-            int64, the survivors that had no place.)
+            int64, the number of survivors beyond the capacity.)
         """
         raise NotImplementedError

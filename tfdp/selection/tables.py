@@ -16,9 +16,9 @@ class TableActivity:
         name: of the layer that holds the table.
         num_rows: V, public.
         ids: (B, T) integers, the rows that each example activates; negative entries are padding.
-        relative_norms: function that gives (B, T) float64, the norm of each of these rows in the
-            example's gradient over the clip norm; where an example repeats an id, 0 in all places
-            but the first. None where rows are chosen from ids alone.
+        relative_norms: function that returns (B, T) float64, the norm of each of these rows in the
+            example's gradient divided by the clip norm. If an example repeats an id, all positions
+            but the first are 0. None if rows are selected by ids alone.
     """
 
     name: str

@@ -27,7 +27,7 @@ _CHUNK = 1 << 22
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TopKRelease(ChargedRelease):
-    """The chosen rows, which are private and may be shown, and what choosing them cost.
+    """The privately chosen rows, which may be shown, and the cost of the choice.
 
     Attributes:
         rows: dict of feature name to a sorted int64 array of ids.
@@ -74,13 +74,13 @@ def private_top_k(
         k: integer, or dict of feature name to integer; at most V of each feature are chosen.
         epsilon: ε, positive.
         mechanism: "laplace" or "gumbel".
-        max_values: largest number of distinct values L_f of an example that count: an integer, a
-            dict, or None for T. Of more, the smallest ids are kept.
+        max_values: largest number L_f of distinct values of an example that count: an integer, a
+            dict, or None for T. If there are more, the smallest ids are kept.
         padding_id: an id that stands for "no value", or None.
         source: a `tfdp.noise.NoiseSource` for tests; default: fresh entropy.
         privacy_ids, max_records_per_unit: as for `tfdp.data.poisson_batches`: a person, with at
-            most so many of its examples, takes the place of an example. Its values are those of
-            all of them: L_f is at most k·T, unless `max_values` says less.
+            most `max_records_per_unit` examples, takes the place of an example. Its values are
+            those of all its examples: L_f is at most k·T, unless `max_values` is smaller.
         period: as for `tfdp.data.private_frequency`.
 
     Returns:

@@ -24,32 +24,34 @@ def export(
 ) -> pathlib.Path:
     """Writes `path/` as a SavedModel, with `privacy_statement.json` inside.
 
-    The SavedModel is loaded by `tf.saved_model.load(path)` without tfdp. Its `serve` signature
-    (also "serving_default") computes in inference mode:
+    Load the SavedModel by `tf.saved_model.load(path)`, without tfdp. Its `serve` signature (also
+    "serving_default") computes in inference mode:
 
     - for a recommender (`TransitionRecommender`, `DPFormer`, `SequenceBaseline`): from raw
-      histories, an int (B, any length) array `sequences` of item ids, oldest first, 0 = nothing
-      (before, after or between items), to the `k` best next `items` (B, k) and their `scores`;
+      histories to the `k` best next `items` (B, k) and their `scores`. Histories are an int (B, any
+      length) array `sequences` of item ids, oldest first; 0 means no item (before, after or between
+      items);
     - for a `TextClassifier`: from a string array `sentences` (B,) to `labels` (B,) and
       `probabilities` (B, classes); loading it needs `import tensorflow_text`;
-    - for any other model: what `keras.Model.export` writes.
+    - for any other model: the signature that `keras.Model.export` writes.
 
-    No training state is written: no optimizer, no noise, no ledger beyond the statement. What
-    `PrivateAttention` layers release at every call is stated beside the training, under
-    "releases_at_inference": it protects the inputs of the calls, and costs by the call. Each layer
-    has its "calls_in_one_request" there, and "release_of_one_request" states their total.
+    It writes no training state: no optimizer, no noise, no ledger beyond the statement.
+    `PrivateAttention` layers release something at every call. The file states this separately from
+    training, under "releases_at_inference": it protects the inputs of the calls, and costs per
+    call. There, each layer has its "calls_in_one_request", and "release_of_one_request" states
+    their total.
 
     Args:
-        model: a built `DPModel`, or a Keras model that holds `PrivateAttention` layers.
-        path: folder to write; must not exist or be a folder.
-        k: number of items returned, for recommenders; default: 10, or all where there are fewer.
+        model: a built `DPModel`, or a Keras model with `PrivateAttention` layers.
+        path: folder to write; it must not exist or must be a folder.
+        k: number of items returned, for recommenders; default: 10, or all if there are fewer.
         delta: δ of the statement; defaults to the optimizer's.
 
     Returns:
         The path, as a `pathlib.Path`.
 
     Raises:
-        ValueError: if the model is no `DPModel`, is not built, or k is out of range.
+        ValueError: if the model is not a `DPModel`, is not built, or k is out of range.
         RuntimeError: if a TPU embedding holds tables of the model.
     """
     releasing = [layer for layer in all_layers(model) if isinstance(layer, PrivateAttention)]

@@ -40,16 +40,18 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
     """A `keras.Model` whose training is differentially private under a `DPOptimizer`.
 
     Subclass it as you would subclass `keras.Model`; for an existing model use
-    `tfdp.make_private(model)`. All else is Keras', but for what clips each example by itself:
+    `tfdp.make_private(model)`. It differs from Keras only where each example must be clipped
+    separately:
 
     - A loss is the mean (or sum) over an example's *own* valid positions; the displayed loss is
       the mean of these over the examples that are present.
-    - An example whose sample weight is 0 is absent, as the padding of a Poisson batch is: losses
-      and metrics are those of the others.
-    - Layers and losses that mix examples are refused.
+    - An example with sample weight 0 is absent, like the padding of a Poisson batch: losses and
+      metrics are those of the other examples.
+    - tfdp refuses layers and losses that mix examples.
 
-    With any other optimizer the model trains on the same loss. Private is then what passes through
-    `tfdp.layers.DPForwardNoise` layers, or comes from a release; the ledger says if nothing is.
+    With any other optimizer the model trains on the same loss. Only data that pass through
+    `tfdp.layers.DPForwardNoise` layers, or come from a release, are then private; if nothing is,
+    the ledger says so.
     """
 
     #: What one record is, for the statement.
@@ -142,7 +144,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         self.history_state = HistoryState(self.charging)
 
     def bind_layers(self):
-        """Tells layers that correct for the noise how large it is."""
+        """Passes the noise level to layers that correct for it."""
         optimizer = self.optimizer
         participant.bind(
             all_layers(self),
@@ -153,8 +155,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         )
 
     def serving_endpoint(self, k):
-        """How the exported model is asked: a `tfdp.models.endpoint.Endpoint`, or None for what
-        `keras.Model.export` writes.
+        """The exported endpoint: a `tfdp.models.endpoint.Endpoint`, or None for that of Keras.
 
         Args:
             k: number of items that a recommender returns, None for its default; others ignore it.
@@ -167,8 +168,8 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         """As `keras.Model.fit`, after checking that the data are drawn as the optimizer assumes.
 
         Raises:
-            PrivacyError: if n, the sampling probability or the way batches are drawn differ from
-                the optimizer's, or are not known.
+            PrivacyError: if n, the sampling probability or the kind of sampling differ from the
+                optimizer's, or are unknown.
             BudgetError: if the budget is spent.
         """
         run.refuse_uncompiled(self)
@@ -184,7 +185,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
             run.end(self)
 
     def training_batches(self, batches):
-        """Batches for `train_on_batch`, charged by how they were drawn, as `fit` would.
+        """Batches for `train_on_batch`, charged according to their sampling, as in `fit`.
 
         ```python
         for x, y, sample_weight in model.training_batches(batches):
@@ -192,8 +193,8 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         ```
 
         Args:
-            batches: a dataset of `tfdp.data`, or one of `tfdp.data.declare_sampling`. Each batch
-                that it gives may be trained on once.
+            batches: a dataset of `tfdp.data`, or one of `tfdp.data.declare_sampling`. Each of its
+                batches may be used for training once.
 
         Yields:
             The batches of one pass.
@@ -206,8 +207,8 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
     def train_on_batch(self, x, y=None, sample_weight=None, *args, **kwargs):
         """As `keras.Model.train_on_batch`, on batches of `training_batches`.
 
-        Any other batch is of unknown origin: with a budget it is refused, and without one it
-        costs ε = infinity.
+        Any other batch has an unknown origin: with a budget it is refused, and without one it costs
+        ε = infinity.
 
         Raises:
             PrivacyError: for a batch of unknown origin with a budget, or the second step on one.
@@ -303,8 +304,9 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Losses of shape (B,) in training under a `DPOptimizer`, else their mean.
 
-        Weight penalties are included; under a `DPOptimizer` for display, as their gradients depend
-        on no example and are added after the noise. On several replicas a mean is this one's share.
+        Weight penalties are included. Under a `DPOptimizer` they are only displayed, because their
+        gradients depend on no example and are added after the noise. On several replicas, a mean is
+        this replica's share.
         """
         of_weights = self.losses
         with penalties.apart():  # Keras would stack them with the (B,) losses

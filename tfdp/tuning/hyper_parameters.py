@@ -10,11 +10,11 @@ _DRAWS = 2**53
 
 
 class HyperParameters:
-    """One setting: each value is drawn when it is first asked for, independently of all data.
+    """One setting. Each value is drawn when it is first read, independently of all data.
 
-    Has the methods of KerasTuner's `HyperParameters`, so that a function written for it serves
-    here, too. Draws are uniform (`sampling="log"`: of the logarithm), from the operating system's
-    entropy.
+    It has the methods of KerasTuner's `HyperParameters`, so functions written for KerasTuner work
+    here, too. Draws are uniform (`sampling="log"`: uniform in the logarithm), from the operating
+    system's entropy.
 
     Attributes:
         values: dict of the values drawn so far, by name.

@@ -15,17 +15,17 @@ _LARGEST = 700.0  # of a logarithm: what math.expm1 still has a number for
 
 @dataclasses.dataclass(frozen=True)
 class NumberOfRuns:
-    """Truncated negative binomial distribution of the number of runs.
+    """A truncated negative binomial distribution for the number of runs.
 
     Formal guarantees: trying a random number of settings, each drawn at random, and releasing only
     the best result costs a small multiple of one run, whatever the mean (Papernot and Steinke 2022,
-    "Hyperparameter tuning with Rényi differential privacy", theorem 2). A number that is fixed
-    costs that number of runs. The number drawn must stay secret: it is no part of what is released.
+    "Hyperparameter tuning with Rényi differential privacy", theorem 2). A fixed number of runs
+    costs that many runs. The drawn number must stay secret; it is not part of the release.
 
     Args:
         mean: expected number of runs, at least 1.
-        shape: η ≥ 0. 1 is the geometric distribution, 0 the logarithmic one; a smaller one costs
-            less, and has a longer tail: few runs mostly, very many now and then.
+        shape: η ≥ 0. 1 is the geometric distribution, 0 the logarithmic one. A smaller shape costs
+            less, and has a longer tail: usually few runs, sometimes very many.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -53,7 +53,7 @@ class NumberOfRuns:
         return math.exp(0.5 * (low + high))
 
     def event(self, event):
-        """What the best of these runs costs, if one run costs `event`; a `DpEvent`."""
+        """The cost of the best of these runs, if one run costs `event`; a `DpEvent`."""
         if self.mean == 1:
             return event
         return dp_event.RepeatAndSelectDpEvent(event, float(self.mean), float(self.shape))

@@ -33,14 +33,14 @@ def means_released():
 
 
 class PrivateMean:
-    """The mean of a score over private records, cut to [0, bound], with Gaussian noise.
+    """The mean of a score over private records, clipped to [0, bound], with Gaussian noise.
 
-    Formal guarantees: one record changes the sum by at most `bound`; noise of standard deviation
+    Formal guarantees: one record changes the sum by at most `bound`, so noise of standard deviation
     `noise_multiplier`·bound on the sum is one Gaussian mechanism, `.event`. The sum is divided by
     `num_examples`, which is public. Scores that are not finite count as 0. With `privacy_ids` the
-    mean over persons, each of whom counts with the mean score of its records: one person changes
-    the sum by at most `bound`. What scores or ids were made with (another release) costs beside
-    it: the mean carries that charge, as arrays do, and a tuning charges it.
+    mean is over persons, each with the mean score of their records: one person changes the sum by
+    at most `bound`. If scores or ids were made with another release, that release costs extra: the
+    mean carries its charge, as arrays do, and a tuning charges it.
 
     Args:
         values: function from a trained model to one score for each record, an array (n,). Record
@@ -48,7 +48,7 @@ class PrivateMean:
         num_examples: n, of persons if they are the unit.
         noise_multiplier: σ; the error of the mean is σ·bound/n.
         bound: largest score of a record.
-        privacy_ids: array (number of records,) of integers or strings: whose record each one is.
+        privacy_ids: array (number of records,) of integers or strings: the person of each record.
             Needed to choose among trainings whose unit of privacy is a person.
 
     Raises:
@@ -86,7 +86,7 @@ class PrivateMean:
 
     @property
     def is_about_persons(self):
-        """Whether a person, and not a record, is what the mean is taken over."""
+        """Whether the mean is over persons, not over records."""
         return self._persons is not None
 
     @property

@@ -33,7 +33,7 @@ _SECRET = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TuningResult:
-    """What may be released of a tuning.
+    """The part of a tuning that may be released.
 
     Attributes:
         model: the trained model with the highest score; its statement carries the tuning.
@@ -53,34 +53,35 @@ def tune(
 ) -> TuningResult:
     """Trains with settings drawn at random, a random number of times, and keeps the best.
 
-    Formal guarantees: with K runs of one cost, K drawn from `NumberOfRuns` and every setting from
+    Formal guarantees: with K runs of equal cost, K drawn from `NumberOfRuns` and every setting from
     one distribution, the best (setting, score, model) is as private as dp_accounting's
-    `RepeatAndSelectDpEvent` says. Runs of different costs are refused: which settings were drawn
-    does not depend on the data, so that given their common cost the result costs what is stated.
-    What a run costs is read from its model, which must hold all training that began in the run;
-    what was charged before (a release that the runs share, a private encoder) must be the same for
-    all of them, and is charged once beside it. Every run names layers as the first one did, and
-    takes the seeds of Python, NumPy, Keras and TensorFlow from the operating system: what is
-    written of the best does not tell which one it was, nor how many there were. That a run takes
-    its settings from `hp` alone, and nothing else from the runs before it, is not checked; the
-    statement lists it as an assumption.
+    `RepeatAndSelectDpEvent` says. Runs of different costs are refused. The drawn settings do not
+    depend on the data, so the stated cost holds given the common cost of the runs.
+
+    The cost of a run is read from its model, which must contain all training that began in the run.
+    Earlier charges (a release that the runs share, a private encoder) must be the same for all
+    runs, and are charged once in addition. Every run uses the layer names of the first one, and
+    takes the seeds of Python, NumPy, Keras and TensorFlow from the operating system. Files of the
+    best run therefore reveal neither which one it was, nor how many there were. tfdp does not check
+    that a run takes its settings from `hp` alone, and nothing else from earlier runs; the statement
+    lists this as an assumption.
 
     Args:
         train: function from a `HyperParameters` to a model that it built and trained. All settings
             must cost the same: the same noise multiplier, or budget, batch size and steps. Settings
             that differ between runs must come from the `HyperParameters`.
-        score: function from a model to a number, the higher the better. A `PrivateMean` is a
-            release, and its cost a part of each run's (of errors e, give it 1 - e). Any other
-            function is taken to use public data only; the statement says so. One that calls a
-            `PrivateMean` is refused. Releases that the number was made with are charged, too.
+        score: function from a model to a number; higher is better. A `PrivateMean` is a release,
+            and its cost is part of each run's (for errors e, return 1 - e). Any other function is
+            assumed to use public data only; the statement says so. A function that calls a
+            `PrivateMean` is refused. Releases behind the number are charged, too.
         number_of_runs: a `NumberOfRuns`, or its mean.
 
     Returns:
         A `TuningResult`.
 
     Raises:
-        PrivacyError: if runs cost different amounts or share trained layers, or a model is not a
-            private one.
+        PrivacyError: if runs cost different amounts or share trained layers, or a model is not
+            private.
         ValueError: if an argument is out of range.
 
     Example: eight learning rates, ten runs on average.

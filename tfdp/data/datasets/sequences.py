@@ -76,8 +76,10 @@ class SequenceData:
 
     @property
     def held_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """The test for `model.evaluate(*data.held_out)`: histories (num_users, max_length) and
-        the item that followed (num_users,), 0 for none. Only the last position is scored.
+        """The test data, as in `model.evaluate(*data.held_out)`.
+
+        Histories (num_users, max_length), and the item that followed each, (num_users,), 0 for
+        none. Only the last position is scored.
         """
         return self.test.x, self.test.y[:, -1]
 

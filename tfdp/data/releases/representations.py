@@ -41,8 +41,7 @@ def release_once(
     adjacency: str = "zero_out",
     path: str | os.PathLike | None = None,
 ) -> Release:
-    """Draws every record's noisy representation once; you can then train on it for any number of
-    epochs.
+    """Draws every record's noisy representation once, for any number of training epochs.
 
     This is the cheapest way to train on forward noise with a fixed encoder: fresh noise in every
     epoch would cost one more copy of every record each time.

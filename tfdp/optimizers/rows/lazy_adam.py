@@ -13,7 +13,8 @@ class LazyAdam(RowOptimizer):
     """Adam on the rows of a `tf.IndexedSlices` gradient.
 
     Equal to `keras.optimizers.Adam` when all rows are given. A row that is not given keeps its
-    moments and its value: Keras' Adam would go on moving it. The bias corrections count all steps.
+    moments and its value, while Keras' Adam would continue to move it. The bias corrections count
+    all steps.
 
     Args:
         learning_rate: float or schedule.

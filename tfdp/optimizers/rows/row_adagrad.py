@@ -13,12 +13,12 @@ class RowAdagrad(RowOptimizer):
     """Adagrad on the rows of a `tf.IndexedSlices` gradient.
 
     Element-wise it is equal to `keras.optimizers.Adagrad` when all rows are given. Row-wise it
-    keeps one accumulator for each row, the sum of the mean squares of the row's gradients: 1/d of
-    the memory, for tables that hardly fit.
+    keeps one accumulator for each row, the sum of the mean squares of the row's gradients. This
+    takes 1/d of the memory, for tables that hardly fit.
 
     Args:
         learning_rate: float or schedule.
-        initial_accumulator_value: where the accumulators start.
+        initial_accumulator_value: initial value of the accumulators.
         epsilon: added under the square root.
         row_wise: one accumulator for each row instead of one for each element.
         weight_decay: see `RowOptimizer`.
