@@ -38,7 +38,7 @@ _CHUNK = 4096  # records that one worker reads at a time
 class Indexed(beam.PTransform):
     """(i, record i) of a random-access source: an object with `__len__` and `__getitem__`.
 
-    The number of a record is its key, so that keys need no check.
+    The number of a record is its key, so keys need no check.
 
     Args:
         source: the object; workers get a copy by pickle. An array_record data source, say.
@@ -93,44 +93,45 @@ def draw_batches(
         signature=(tf.TensorSpec((39,), tf.float32), tf.TensorSpec((), tf.float32)))
     ```
 
-    With `max_records_per_unit` the unit of privacy is a person: `records` gives (key of the person,
-    record), several with one key, n, B and `max_batch_size` count persons, and a drawn person
-    takes part with at most k of its records, drawn anew for each step; as `poisson_batches` with
-    `privacy_ids`. Write a person's key alike in all of its records: 7 and "7" are two persons.
+    With `max_records_per_unit` the unit of privacy is a person. `records` then returns (key of the
+    person, record), several with one key. n, B and `max_batch_size` count persons, and a sampled
+    person takes part with at most k records, drawn anew for each step, as in `poisson_batches` with
+    `privacy_ids`. Write a person's key in the same way in all records: 7 and "7" are two persons.
 
-    The direct runner is the default. Others come by Beam's own options:
+    The direct runner is the default. Choose others by Beam's own options:
     `options=PipelineOptions(["--runner=DataflowRunner", ...])`.
 
-    The manifest is written after everything else: an interrupted run leaves no draw, and the next
-    one begins anew beside its remains.
+    The manifest is written last. An interrupted run therefore leaves no draw, and the next run
+    starts anew beside its remains.
 
-    Formal guarantees: as of `poisson_batches`. The pipeline fails, and there is no draw, if n is
-    not the number of records or if two of them have one key: they would be drawn together. Who is
-    in which step follows from a secret of 32 bytes that is made here, sent to the workers within
-    the pipeline, and kept nowhere. It shows in what the runner stores of the job, and the files
-    show what it decides: keep both as secret as the data.
+    Formal guarantees: those of `poisson_batches`. The pipeline fails, and there is no draw, if n is
+    not the number of records or if two records have the same key: they would be drawn together. The
+    steps of a record follow from a secret of 32 bytes that is created here, sent to the workers
+    within the pipeline, and stored nowhere. The job data that the runner stores contain it, and the
+    files show its decisions: keep both as secret as the data.
 
     Args:
-        records: a `PTransform` that gives (key, record): `Indexed(source)`, or any other. Keys are
-            integers, strings or bytes, and not random: a part of the pipeline that is run again
-            must give each record the same key. Distinct, or those of persons.
-        directory: where to write, local or on an object store; without a draw in it.
+        records: a `PTransform` that returns (key, record): `Indexed(source)`, or any other. Keys
+            are integers, strings or bytes, and not random: a part of the pipeline that is run again
+            must give each record the same key. Keys must be distinct, or those of persons.
+        directory: folder to write, local or on an object store; it must not contain a draw.
         num_examples: n.
         expected_batch_size: B.
         steps: T, all steps of a training.
         parse: function of one record that returns (x, y) or (x, y, sample_weight) of arrays.
-        signature: nested `tf.TensorSpec` of what `parse` returns, without a batch axis.
+        signature: structure of `tf.TensorSpec` of the results of `parse`, without a batch axis.
         max_batch_size: rows of every batch. Default: the smallest number that a draw exceeds with
             probability at most 1e-20. A larger draw is cut to a random subset, and charged.
         max_records_per_unit: k, to draw persons.
-        steps_per_file: a worker holds so many batches in memory. Default: about 64 MB, at least 1.
+        steps_per_file: number of batches that a worker holds in memory. Default: about 64 MB, at
+            least 1.
         options: `apache_beam` `PipelineOptions`, or None.
 
     Returns:
         The directory.
 
     Raises:
-        ValueError: for an argument out of its range, or if the directory holds a draw already.
+        ValueError: for an argument out of range, or if the directory already contains a draw.
     """
     n, directory = count("num_examples", num_examples), str(directory).rstrip("/")
     check_expected_batch_size(expected_batch_size, n)

@@ -47,12 +47,12 @@ class Log:
     ```
 
     Args:
-        records: a function without arguments that returns a `PTransform`, which gives (key of the
-            person, record); a release may read the log several times. Keys are integers, strings
-            or bytes, written alike in all records of a person, and not random.
-        scratch: a directory that all workers can reach. Sums without noise lie in it while a
+        records: a function without arguments that returns a `PTransform`, which returns (key of the
+            person, record); a release may read the log several times. Keys are integers, strings or
+            bytes, written in the same way in all records of a person, and not random.
+        scratch: a directory that all workers can reach. It contains sums without noise while a
             pipeline runs: keep it as secret as the data.
-        max_records_per_unit: k: of a person with more records, k that are chosen at random count.
+        max_records_per_unit: k; if a person has more records, k of them are chosen at random.
         options: `apache_beam` `PipelineOptions`; None for the direct runner.
     """
 
@@ -93,10 +93,10 @@ def private_frequency(
     """As `tfdp.data.private_frequency`, of a log: the share of persons that have each item.
 
     Args:
-        log: a `Log` whose records are item ids, a list or array, oldest first; 0 is padding. Of
-            more than `length` the last ones count.
+        log: a `Log` whose records are item ids, a list or array, oldest first; 0 is padding. If
+            there are more than `length`, the last ones count.
         epsilon, delta, mechanism, num_items: as for `tfdp.data.private_frequency`.
-        length: public, the most items of a record that count.
+        length: public, the largest number of items of a record that count.
 
     Returns:
         A `FrequencyRelease`; its `num_examples` is the number of persons.
@@ -134,7 +134,8 @@ def private_top_k(
             most `widths[name]`; negative ids count as absent.
         vocabulary_sizes, k, epsilon, mechanism, max_values, source: as for
             `tfdp.selection.private_top_k`.
-        widths: dict of feature name to T, the most values that one record has of it; public.
+        widths: dict of feature name to T, the largest number of values that one record has of it;
+            public.
 
     Returns:
         A `TopKRelease`.

@@ -9,11 +9,12 @@ from tfdp.commands.progress import working
 def add(subparsers) -> None:
     parser = subparsers.add_parser(
         "audit",
-        help="attacks every mechanism: epsilon claimed, and epsilon shown at least",
-        description="Plays games against the mechanisms of this installation: one record, as bad "
-        "as it may be, is in or not, and a test has to tell. Then puts canaries into the data of "
-        "whole runs, each by a fair coin, and guesses which. Prints the epsilon that is claimed "
-        "and the lower bound that the attack shows. Exits with 1 if a claim is refuted.",
+        help="attacks every mechanism: epsilon claimed, and a lower bound on the true one",
+        description="Attacks the mechanisms of this installation. In games, one worst-case "
+        "record is in the data or not, and a test must tell. In canary attacks, fair "
+        "coins decide which records are in the data of a whole run, and the attack "
+        "guesses which. Prints the claimed epsilon and the lower bound that the "
+        "attack proves. Exits with 1 if a claim is refuted.",
         epilog='example: tfdp audit --mechanism "forward noise" --trials 20000 --plot audit.png',
     )
     parser.add_argument("--mechanism", nargs="+", metavar="NAME", help="default: all")

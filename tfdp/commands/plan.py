@@ -4,9 +4,10 @@
 def add(subparsers) -> None:
     parser = subparsers.add_parser(
         "plan",
-        help="the batch size, steps and noise that an epsilon leaves",
-        description="Prints, for one epsilon and one number of epochs, the noise multiplier of "
-        "each batch size, and how much noise that is on the mean gradient: of a step, and of all.",
+        help="batch sizes, with the steps and noise for an epsilon",
+        description="For one epsilon and one number of epochs, prints the noise multiplier of "
+        "each batch size, and the noise on the mean gradient: of one step, and over "
+        "all steps.",
         epilog="example: tfdp plan --num-examples 6040 --epochs 100 --epsilon 8 --delta 1e-4",
     )
     parser.add_argument("--num-examples", type=int, required=True, help="number of records, n")

@@ -6,9 +6,9 @@ import pathlib
 
 _FILE = "privacy_statement.json"
 _RELEASES = (
-    "The model releases attention weights at every call. What that costs its callers is listed "
-    "under releases_at_inference in privacy_statement.json, and for a whole request under "
-    "release_of_one_request; it is no part of this epsilon."
+    "The model releases attention weights at every call. privacy_statement.json lists the cost "
+    "of a call under releases_at_inference, and that of a whole request under "
+    "release_of_one_request. It is not part of this epsilon."
 )
 
 

@@ -9,8 +9,8 @@ from tfdp.commands.startup_log import started_quietly
 
 _UNITS = {"dpformer": "user", "transitions": "user", "ctr": "impression", "text": "text"}
 _ADDS_UP = (
-    "What is stated is the cost of this model. Another run on the same people costs again, for\n"
-    "whoever sees both, or sees the better one (tfdp.tuning accounts for choosing).\n"
+    "The statement covers this model only. Another run on the same people costs again, for an\n"
+    "observer who sees both models, or the better one (tfdp.tuning accounts for choosing).\n"
 )
 _DESCRIPTION = """\
 Trains a private model on a file, writes exported/ (a SavedModel and privacy_statement.json),
@@ -43,15 +43,15 @@ def add(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data", required=True, metavar="FILE", help="what to train on")
+    parser.add_argument("--data", required=True, metavar="FILE", help="training data")
     parser.add_argument("--model", required=True, choices=list(_UNITS))
     parser.add_argument("--export", default="exported", metavar="FOLDER", help="default: exported")
     privacy = parser.add_argument_group("privacy")
-    privacy.add_argument("--epsilon", type=float, required=True, help="of everything together")
+    privacy.add_argument("--epsilon", type=float, required=True, help="total of everything charged")
     privacy.add_argument("--delta", type=float, help="at most 1/n; default: 1/(10 n)")
     privacy.add_argument(
         "--unit", choices=sorted(set(_UNITS.values())),
-        help="what one record must be; refused where the model protects another",
+        help="required unit of privacy; an error if the model protects another",
     )  # fmt: skip
     training = parser.add_argument_group("training")
     training.add_argument("--epochs", type=int, help="default: dpformer 20, ctr 4, text 20")
@@ -69,8 +69,8 @@ def add(subparsers) -> None:
         "--items", metavar="FILE",
         help="the public catalogue, one item a line; or from_data, which the statement lists",
     )  # fmt: skip
-    others = parser.add_argument_group("of single models")
-    others.add_argument("--num-items", type=int, help="items there are, where ids are numbers")
+    others = parser.add_argument_group("options of some models")
+    others.add_argument("--num-items", type=int, help="number of items, if ids are numbers")
     others.add_argument(
         "--exclude-seen", action="store_true", help="transitions: recommend new items only"
     )

@@ -29,9 +29,9 @@ class AdaFEST(RowSelection):
     are trained in the step and only they receive noise.
 
     Formal guarantees: with σ the noise multiplier of the `DPOptimizer`, rows are chosen with
-    σ₁ = noise_ratio·σ₂ and gradients are released with σ₂ = σ·√(1 + 1/noise_ratio²), so that 1/σ₁²
-    + 1/σ₂² = 1/σ². A step costs as much as one Gaussian of noise multiplier σ, and the ledger
-    charges that. Example: σ = 1 and noise_ratio = 5 give σ₂ = 1.0198, σ₁ = 5.099.
+    σ₁ = noise_ratio·σ₂ and gradients are released with σ₂ = σ·√(1 + 1/noise_ratio²), so that
+    1/σ₁² + 1/σ₂² = 1/σ². A step costs as much as one Gaussian of noise multiplier σ, and the
+    ledger charges that. Example: σ = 1 and noise_ratio = 5 give σ₂ = 1.0198, σ₁ = 5.099.
 
     Args:
         threshold: τ, positive. For a single feature, about τ examples must share a row for it to be
