@@ -166,7 +166,7 @@ def test_texts(tmp_path, capsys):
     arguments += ["--export", tmp_path / "other"]
     assert cli.main(["train", *map(str, arguments), "--classes", "up", "sideways"]) == 2
     error = capsys.readouterr().err
-    assert "`classes`" in error and "30 rows are not among" in error and "down" not in error
+    assert "`classes`" in error and "labels of 30 rows" in error and "down" not in error
     arguments += ["--classes", "down", "up", "--delta", 0.5]
     assert cli.main(["train", *map(str, arguments)]) == 2
     error = capsys.readouterr().err

@@ -320,7 +320,7 @@ def test_useless_releases_are_refused_with_the_error_and_what_must_change():
         PrivateAttention(PrivacyBudget(1.0, 1e-5), 1.0)(tf.ones([1, 50, 64]))
     text = str(error.value)
     assert "No useful release" in text and "50 rows" in text
-    assert "off by 23.3" in text and "within 0.125 of 0" in text
+    assert "error of each logit is 23.3" in text and "within 0.125 of 0" in text
     needed = float(text.split("epsilon to about ")[1].split()[0])
     PrivateAttention(PrivacyBudget(needed * 1.01, 1e-5), 1.0)(tf.ones([1, 50, 64]))
     near = PrivateAttention(BUDGET, 1.0, "token", neighbor_distance=0.1)
@@ -416,5 +416,5 @@ def test_no_precision_spreads_neighbours_apart(policy, monkeypatch):
 )
 def test_what_is_stated_is_fixed(name):
     layer = _built("feature", BUDGET)
-    with pytest.raises(AttributeError, match=f"`{name}` of a PrivateAttention is fixed"):
+    with pytest.raises(AttributeError, match=f"`{name}` of a PrivateAttention cannot be changed"):
         setattr(layer, name, 50.0)

@@ -161,7 +161,7 @@ def test_records_of_a_pipeline_need_keys_of_their_own_and_their_true_number(tmp_
     assert found.sum() > 0
     with pytest.raises(Exception, match="must give every record a unique key"):
         draw(tmp_path / "twice", beam.Create([*pairs[:-1], pairs[0]]))
-    with pytest.raises(Exception, match="must be the number of records, 300"):
+    with pytest.raises(Exception, match="must be the number of records, which is 300"):
         draw(tmp_path / "other n", beam.Create(pairs), num_examples=N + 1)
     with pytest.raises(ValueError, match="must be the number of records, 300"):
         draw(tmp_path / "other n", num_examples=N + 1)
@@ -290,7 +290,7 @@ def test_a_model_trains_on_persons_drawn_ahead(tmp_path):
 
 def test_persons_need_keys_of_persons_and_their_true_number(tmp_path):
     keyed = [(p, SOURCE[i - 1]) for p, own in enumerate(OWN) for i in own]
-    with pytest.raises(Exception, match="must be the number of persons, 60"):
+    with pytest.raises(Exception, match="must be the number of persons, which is 60"):
         draw(tmp_path, beam.Create(keyed), max_records_per_unit=2)
     with pytest.raises(ValueError, match="must be pairs .person, record."):
         draw(tmp_path, max_records_per_unit=2)

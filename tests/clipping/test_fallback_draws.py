@@ -155,4 +155,10 @@ def test_a_layer_that_runs_example_by_example_says_so_once_and_logs_nothing():
     finally:
         tf.get_logger().removeHandler(handler)
     assert not [r for r in logged if "pfor" in r.getMessage() or "created at" in r.getMessage()]
-    assert sum("'own_loop'" in str(w.message) and "by example" in str(w.message) for w in said) == 1
+    assert (
+        sum(
+            "'own_loop'" in str(w.message) and "one example at a time" in str(w.message)
+            for w in said
+        )
+        == 1
+    )

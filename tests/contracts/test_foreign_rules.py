@@ -141,7 +141,7 @@ def test_without_the_check_the_statement_says_that_the_rule_is_trusted(train):
 @pytest.mark.parametrize(
     "rule, message",
     [
-        (ForgetsOne, "covers.*shift.*no contribution"),
+        (ForgetsOne, "lists.*shift.*no contribution"),
         (SumsTooMuch, r"`values` of shape \(batch, 3\)"),
         (WithoutPositions, "which is not a matrix"),
         (FlatFactors, r"`left` of shape \(batch, positions, 1\). Without positions use 1."),

@@ -189,7 +189,7 @@ def test_tensors_that_were_there_before_the_forward_pass_may_hold_of_any_example
         def call(self, x):
             return self.other(self.one(x - getattr(self, "mean", 0.0)))
 
-    with pytest.raises(PrivacyError, match="there before the forward pass"):
+    with pytest.raises(PrivacyError, match="existed before the forward pass"):
         trained(compiled(Centred(False)))
 
 

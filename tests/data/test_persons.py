@@ -162,7 +162,7 @@ def test_ids_are_integers_or_strings(ids):
         ({"max_records_per_unit": None}, "`max_records_per_unit` must be given"),
         ({"max_records_per_unit": 0}, "max_records_per_unit"),
         ({"max_records_per_unit": 2.0}, "max_records_per_unit"),
-        ({"privacy_ids": IDS[:-1]}, "12 in all"),
+        ({"privacy_ids": IDS[:-1]}, "each of the 12 records"),
         ({"privacy_ids": IDS.astype(float)}, "float64"),
         ({"privacy_ids": IDS[:, np.newaxis]}, "shape"),
         ({"privacy_ids": [None, *map(str, IDS[1:])]}, "no value missing"),

@@ -101,7 +101,10 @@ def test_records_carry_where_any_of_their_arrays_comes_from():
         ((np.ones(N), np.ones(N), np.ones((N, 2, 2))), "sample weights"),
         ((np.ones(N), np.ones(N), np.ones(N - 1)), "sample weights"),
         ((tf.ragged.constant([[1], [2, 3]]), np.ones(2)), "dense"),
-        ((np.ones(N), np.ones(N), np.ma.masked_array(np.ones(N), np.arange(N) < 2)), "no mask"),
+        (
+            (np.ones(N), np.ones(N), np.ma.masked_array(np.ones(N), np.arange(N) < 2)),
+            "must not be masked",
+        ),
         ((np.array([1, 2], object), np.ones(2)), "holds a int at record 0.*by `astype`"),
         ((np.array(["a", None], object), np.ones(2)), "no value at record 1"),
         ((np.array(["2020-01-01"], "datetime64[D]"), np.ones(1)), "dtype"),

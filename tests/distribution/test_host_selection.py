@@ -218,13 +218,13 @@ def test_rows_that_nobody_knows_who_chose_are_refused(replicas):
         cluster_spec=lambda: tf.train.ClusterSpec({"worker": ["a:1", "b:1"]})
     )
     workers = types.SimpleNamespace(num_replicas_in_sync=2, cluster_resolver=resolver)
-    with pytest.raises(PrivacyError, match="noise of its own"):
+    with pytest.raises(PrivacyError, match="its own noise"):
         check_selected(chosen, types.SimpleNamespace(distribute_strategy=workers))
 
 
 def test_missing_ids_and_selections_without_capacity_are_refused(replicas):
     model = compiled(replicas, None)
-    with pytest.raises(ValueError, match="each SparseEmbedding"):
+    with pytest.raises(ValueError, match="each trainable SparseEmbedding"):
         select_on_host(batches(1), model, lambda x: {"one": x})
     plain = replicas.model(
         None, build, selection=AdaFEST(1.0), rows=lambda: RowSGD(1.0), noise_multiplier=1.0,

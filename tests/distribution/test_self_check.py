@@ -171,7 +171,7 @@ def test_every_fault_is_found_and_named(tpus, monkeypatch, faults, found):
     # Each fault changes what is listed, alone or with one other.
     for fault in faults:
         fault(monkeypatch)
-    with pytest.raises(PrivacyError, match="nothing was trained") as error:
+    with pytest.raises(PrivacyError, match="Nothing was trained") as error:
         self_check.check_devices(tpus.strategy(2))
     named = [name for name, what in self_check._WHAT.items() if what in str(error.value)]
     assert sorted(named) == sorted(found)

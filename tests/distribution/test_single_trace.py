@@ -265,7 +265,10 @@ def test_rows_chosen_on_the_host_are_those_of_the_step(tpus):
         np.testing.assert_allclose(a, b, atol=1e-6)
     stddev = on_host.optimizer.charging.host_noise_stddev()
     assert not isinstance(stddev, tf.distribute.DistributedValues)
-    with on_host.distribute_strategy.scope(), pytest.raises(PrivacyError, match="outside of"):
+    with (
+        on_host.distribute_strategy.scope(),
+        pytest.raises(PrivacyError, match="outside `strategy"),
+    ):
         select_on_host(batches(sparse_data()), on_host)
 
 

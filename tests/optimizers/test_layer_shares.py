@@ -72,7 +72,7 @@ def test_layers_that_do_not_train_have_no_share():
 
 @pytest.mark.parametrize(
     "shares, received",
-    [({"second": 0.5}, "'second'"), ({"middle": 1.0}, r"something .*first.*last"),
+    [({"second": 0.5}, "'second'"), ({"middle": 1.0}, r"a share for the layers .*first.*last"),
      ({"first": 0.5, "middle": 0.5}, "a share for the layers")],
 )  # fmt: skip
 def test_shares_that_do_not_fit_the_model_are_refused(shares, received):

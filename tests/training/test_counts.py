@@ -75,7 +75,7 @@ RAW = {
 
 @pytest.mark.parametrize("count", RAW.values(), ids=RAW)
 def test_what_is_more_than_a_count_is_refused(small, count):
-    with pytest.raises(PrivacyError, match="updated from the batch.*may count"):
+    with pytest.raises(PrivacyError, match="updated from the batch.*may keep a count"):
         small.model(counting(Counts(count))).fit(small.poisson((X, Y)), verbose=0)
 
 

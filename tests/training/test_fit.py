@@ -240,7 +240,7 @@ def unknown_datasets(small):
         lambda x, y, w: (tf.repeat(x, 2, 0), tf.repeat(y, 2, 0), tf.repeat(w, 2, 0))
     )
     yield repeated, "rows"
-    yield ((x, y) for _ in range(3)), "not known"
+    yield ((x, y) for _ in range(3)), "does not know"
 
 
 def test_unknown_datasets_are_refused(small):

@@ -53,7 +53,7 @@ def test_a_noise_multiplier_needs_no_steps(small, tmp_path):
 
 def test_arrays_give_their_number_and_their_batches(small):
     model = made(small)
-    with pytest.warns(UserWarning, match="without amplification"):
+    with pytest.warns(UserWarning, match="Without amplification"):
         model.fit(*small.data(), batch_size=20, epochs=2, verbose=0)
     assert model.optimizer.steps == 4 and model.optimizer.epsilon() <= BUDGET.epsilon
 
