@@ -75,6 +75,15 @@ def test_batches_that_are_not_used_up_hold_the_optimizer_until_they_are_closed(p
     pair.second.fit(pair.shuffled, verbose=0)
 
 
+def test_a_model_with_a_new_optimizer_gives_the_old_one_back(pair, small):
+    steps = pair.first.training_batches(pair.poisson)
+    next(steps)
+    pair.first.compile(small.optimizer(), small.loss, **EAGER)
+    pair.first.fit(pair.poisson, verbose=0)
+    pair.second.fit(pair.poisson, verbose=0)
+    assert pair.optimizer.steps_taken > 0
+
+
 def test_a_step_that_was_traced_before_sees_no_example_in_another_models_run(small):
     pair = Pair(small, noise_multiplier=0.0)
     step = tf.function(pair.second.train_step, autograph=False)  # converts for minutes
