@@ -120,7 +120,7 @@ def test_unknown_arguments_are_refused_by_name(arguments, named):
 def test_an_event_without_a_pld_rule_names_rdp():
     pair = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(2.0)] * 2)
     event = dp_accounting.PoissonSampledDpEvent(0.1, pair)
-    with pytest.raises(ValueError, match='use accountant="rdp"'):
+    with pytest.raises(ValueError, match='Use accountant="rdp"'):
         epsilon(event, _DELTA)
     assert 0 < epsilon(event, _DELTA, "rdp") < math.inf
 

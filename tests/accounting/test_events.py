@@ -77,7 +77,7 @@ def test_a_registered_event_round_trips_and_is_accounted_by_its_own_curve():
     composed = dp_accounting.ComposedDpEvent([dp_accounting.SelfComposedDpEvent(event, 3)])
     expected = epsilon(dp_accounting.SelfComposedDpEvent(gaussian, 3), 1e-5, "rdp")
     assert epsilon(composed, 1e-5, "rdp") == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(ValueError, match='use accountant="rdp"'):
+    with pytest.raises(ValueError, match='Use accountant="rdp"'):
         epsilon(event, 1e-5, "pld")
     with pytest.raises(ValueError, match='no rule .* adjacency "replace_one"'):
         epsilon(event, 1e-5, "rdp", "replace_one")

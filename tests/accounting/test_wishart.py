@@ -108,9 +108,9 @@ def test_table_of_ratios_to_the_papers_rule():
 @pytest.mark.parametrize(
     ("arguments", "change"),
     [
-        ((5000, 1.0, 1e-5), "raise the ridge above the sensitivity"),
+        ((5000, 1.0, 1e-5), "Raise the ridge above the sensitivity"),
         ((50_000, 0.001, 1e-5), "lower num_samples to 10857 at most"),
-        ((1, 0.02, 1e-5), "raise the ridge to more than 92.1 times"),
+        ((1, 0.02, 1e-5), "Raise the ridge to more than 92.1 times"),
     ],
 )
 def test_papers_rule_is_refused_where_it_is_not_proven(arguments, change):
@@ -125,7 +125,7 @@ def test_what_the_refusal_advises_is_accepted():
 
 @pytest.mark.parametrize("m", [-0.1, 0.0, 1.0, 3.0, math.nan])
 def test_event_refuses_a_ridge_that_does_not_exceed_the_sensitivity(m):
-    with pytest.raises(ValueError, match="raise the ridge"):
+    with pytest.raises(ValueError, match="Raise the ridge"):
         WishartDpEvent(10, m)
 
 
@@ -150,7 +150,7 @@ def test_largest_relative_sensitivity_inverts_largest_num_samples():
 
 
 def test_no_sample_fits_says_which_ridge_would():
-    with pytest.raises(BudgetError, match="raise the ridge.*at most 0.10"):
+    with pytest.raises(BudgetError, match="Raise the ridge.*at most 0.10"):
         largest_num_samples(0.5, BUDGET)
 
 

@@ -347,7 +347,7 @@ def test_requirements_of_the_sampling_mechanism_name_what_must_change():
     ridge = float(str(error.value).split("`ridge` at least ")[1].split(",")[0])
     layer(ridge=500.0, num_samples=most)(x)
     layer(ridge=ridge * 1.001, num_samples=10**6)(x)
-    with pytest.raises(BudgetError, match="raise the ridge"):
+    with pytest.raises(BudgetError, match="Raise the ridge"):
         layer(ridge=2.0)(x)
     smallest = layer(num_samples=1000)
     smallest(x)

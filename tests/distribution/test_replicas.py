@@ -224,7 +224,7 @@ def test_the_budget_ends_after_as_many_steps_as_on_one_replica(replicas):
 def test_a_batch_given_whole_to_each_replica_is_refused(replicas):
     model = replicas.model(2, dense, **SETTINGS)
     x, y = dense_data()
-    with pytest.raises(PrivacyError, match="same batch was given to each of 2 replicas"):
+    with pytest.raises(PrivacyError, match="Each of 2 replicas received the same batch"):
         model.train_on_batch(x, y)
     with pytest.raises(PrivacyError, match="made by tfdp.data"):
         model.fit(x, y, batch_size=SIZE, verbose=0)
