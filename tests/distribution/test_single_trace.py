@@ -205,7 +205,7 @@ def test_the_program_of_dpformer_has_nothing_that_a_tpu_cannot_run(monkeypatch):
 def test_a_batch_given_whole_to_each_replica_is_refused(tpus):
     model = tpus.model(2, dense, **SETTINGS)
     x, y = dense_data()
-    with pytest.raises(PrivacyError, match="same batch was given to each of 2 replicas"):
+    with pytest.raises(PrivacyError, match="Each of 2 replicas received the same batch"):
         model.train_on_batch(x, y)
 
     def loop(step):
@@ -213,7 +213,7 @@ def test_a_batch_given_whole_to_each_replica_is_refused(tpus):
         run = tf.function(lambda *data: strategy.run(step, args=(data,)), autograph=False)
         run(tf.constant(x), tf.constant(y))
 
-    with pytest.raises(PrivacyError, match="same batch was given to each of 2 replicas"):
+    with pytest.raises(PrivacyError, match="Each of 2 replicas received the same batch"):
         loop(model.train_step)
     with pytest.raises(PrivacyError, match="tfdp cannot tell"):
         loop(tf.function(model.train_step, autograph=False))
