@@ -109,7 +109,7 @@ def test_table_of_ratios_to_the_papers_rule():
     ("arguments", "change"),
     [
         ((5000, 1.0, 1e-5), "Raise the ridge above the sensitivity"),
-        ((50_000, 0.001, 1e-5), "lower num_samples to 10857 at most"),
+        ((50_000, 0.001, 1e-5), "Lower num_samples to 10857 at most"),
         ((1, 0.02, 1e-5), "Raise the ridge to more than 92.1 times"),
     ],
 )

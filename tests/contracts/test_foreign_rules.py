@@ -121,7 +121,9 @@ def test_a_wrong_rule_before_a_kernel_of_zeros_is_refused(small):
 
 
 def assumed(model, rule):
-    return f"rule {rule.__name__} returns the gradient" in " ".join(str(model.privacy_statement()).split())
+    return f"rule {rule.__name__} returns the gradient" in " ".join(
+        str(model.privacy_statement()).split()
+    )
 
 
 def test_a_right_rule_trains_and_the_statement_assumes_nothing_of_it(train):

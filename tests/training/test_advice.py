@@ -33,7 +33,7 @@ def test_settings_that_work_are_not_warned_of():
 @pytest.mark.parametrize(
     ("inner", "settings", "message"),
     [
-        (lambda: keras.optimizers.SGD(100.0), {}, "Noise.*lower learning rate or `clip_norm`"),
+        (lambda: keras.optimizers.SGD(100.0), {}, "noise.*lower learning rate or `clip_norm`"),
         (lambda: keras.optimizers.SGD(1.0), {"clip_norm": 1e3}, "every weight by about 1e\\+02"),
         (lambda: keras.optimizers.SGD(10.0, momentum=0.9), {}, "every weight by about 10 "),
         (lambda: keras.optimizers.Adam(0.5), {}, "noise alone will move every weight by about 5 "),

@@ -208,7 +208,7 @@ def test_arguments_of_the_optimizer(small):
     # Micro-batches may divide a person: each record is clipped by itself.
     optimizer = small.optimizer(num_records=100, max_records_per_unit=3, microbatch_size=4)
     assert optimizer.rows_per_unit is None and optimizer.sampling_probability == 0.1
-    with pytest.raises(AttributeError, match="fixed"):
+    with pytest.raises(AttributeError, match="cannot be changed"):
         optimizer.num_records = 200
 
 

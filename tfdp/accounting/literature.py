@@ -165,11 +165,11 @@ def paper_sampling_epsilon(num_samples, relative_sensitivity, delta):
     value = event.relative_sensitivity * max(per_sample, log_term)
     if value >= 1:
         if event.relative_sensitivity * log_term >= 1:
-            change = f"raise the ridge to more than {log_term:.4g} times the sensitivity"
+            change = f"Raise the ridge to more than {log_term:.4g} times the sensitivity"
         else:
             most = math.ceil(1 / (event.relative_sensitivity**2 * log_term)) - 1
             change = (
-                f"lower num_samples to {most} at most, or raise the ridge to more than "
+                f"Lower num_samples to {most} at most, or raise the ridge to more than "
                 f"{per_sample:.4g} times the sensitivity"
             )
         raise ValueError(

@@ -44,7 +44,7 @@ class WishartDpEvent(dp_accounting.DpEvent):
         if not 0 < value < 1:
             raise ValueError(
                 "Argument `relative_sensitivity` (sensitivity over ridge, M) must be above 0 and "
-                "below 1: raise the ridge above the sensitivity, or lower the sensitivity "
+                "below 1. Raise the ridge above the sensitivity, or lower the sensitivity "
                 f"(fewer rows, a smaller norm). Received: relative_sensitivity={value}"
             )
 
