@@ -234,3 +234,61 @@ def runs_named_one_after_another():
     from tfdp.tuning.alike_runs import AlikeRuns
 
     AlikeRuns.begin = lambda self: None
+
+
+def chains_not_charged_again():
+    from tfdp.accounting.charges.history import ChargeHistory
+
+    true = ChargeHistory.start
+
+    def start(self, mechanism, name=None):
+        chains = [n for n, (m, _) in self._root()._runs.items()
+                  if getattr(m, "correlation", None) is not None]  # fmt: skip
+        return chains[-1] if chains else true(self, mechanism, name)
+
+    ChargeHistory.start = start
+
+
+def steps_of_a_chain_draw_alike():
+    import tensorflow as tf
+
+    from tfdp.noise import ChainSource
+
+    true = ChainSource._next
+
+    def stands_still(self):
+        _, coefficients = true(self)
+        return tf.constant(3, tf.int64), coefficients
+
+    ChainSource._next = stands_still
+
+
+def sensitivity_of_independent_noise():
+    from tfdp.accounting import correlated_noise
+
+    correlated_noise.Correlation.sensitivity = property(lambda self: 1.0)
+
+
+def records_of_a_stream_twice():
+    from tfdp.data.sampling import stream
+
+    stream.refuse_more_passes = lambda sampling, epochs, steps_per_epoch: None
+
+
+def keys_of_chains_saved():
+    from tfdp.optimizers import DPOptimizer
+
+    true = DPOptimizer.variables.fget
+
+    def variables(self):
+        hidden = [] if self.noise_chain is None else self.noise_chain.variables
+        return true(self) + hidden
+
+    DPOptimizer.variables = property(variables)
+
+
+def turns_shared_by_tables():
+    from tfdp.noise import chain_source
+
+    true = chain_source._compiled_rows
+    chain_source._compiled_rows = lambda bands, place, dtype: true(bands, 0, dtype)

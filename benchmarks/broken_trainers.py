@@ -17,6 +17,7 @@ import sys
 import time
 
 from breakages import (
+    chains_not_charged_again,
     charges_dropped_by_arithmetic,
     charges_of_scores_dropped,
     clipped_by_each_layer_alone,
@@ -27,6 +28,7 @@ from breakages import (
     files_numbered_by_the_process,
     forward_noise_without_clipping,
     half_of_the_noise,
+    keys_of_chains_saved,
     mixtures_without_clipping,
     no_clipping,
     no_noise,
@@ -35,14 +37,18 @@ from breakages import (
     noised_only_where_touched,
     not_a_number_let_through,
     padding_counted,
+    records_of_a_stream_twice,
     releases_not_charged,
     runs_named_one_after_another,
     seeds_by_default,
     selection_on_raw_counts,
+    sensitivity_of_independent_noise,
     shuffled_called_poisson,
     steps_not_charged,
+    steps_of_a_chain_draw_alike,
     tied_tables_clipped_by_branch,
     top_k_without_noise,
+    turns_shared_by_tables,
     two_models_in_one_run,
     untouched_rows_never_survive,
 )
@@ -52,6 +58,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = pathlib.Path(__file__).resolve().parent
 VARIABLE = "TFDP_BROKEN"
 
+CHAINS = "tests/noise/test_chain_source.py"
 FAULTS = "tests/contracts/test_faults.py::test_fault_"
 #: name -> (what breaks it, an attack of tfdp.audit or a test of the suite, trials)
 BROKEN = {
@@ -61,6 +68,16 @@ BROKEN = {
     "clipped to twice the norm": (clipped_to_twice_the_norm, "step, full batch", 12000),
     "Poisson step, no clipping": (no_clipping, "step, Poisson sampled", 6000),
     "selection on raw counts": (selection_on_raw_counts, "step with AdaFEST", 12000),
+    "chain with the noise of single steps": (
+        sensitivity_of_independent_noise, "chain of correlated noise", 12000),
+    "steps of a chain draw alike": (steps_of_a_chain_draw_alike, CHAINS, 0),
+    "turns of rows shared by tables": (turns_shared_by_tables, CHAINS, 0),
+    "chains not charged again": (
+        chains_not_charged_again, "tests/training/test_chains.py::test_two_chains", 0),
+    "records of a stream twice": (
+        records_of_a_stream_twice, "tests/training/test_chains.py::test_a_record", 0),
+    "keys of chains saved": (
+        keys_of_chains_saved, "tests/training/test_chains.py::test_no_key", 0),
     "untouched rows never survive": (untouched_rows_never_survive, "step with AdaFEST", 2000),
     "forward noise without clipping": (forward_noise_without_clipping, "forward noise", 4000),
     "frequencies without noise": (no_noise, "item frequencies", 500),

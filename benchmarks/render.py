@@ -49,6 +49,7 @@ PAGES = {
         "what a step of the click model costs": tables.click_step,
     },
     "data.md": {"files": tables_data.files},
+    "streaming.md": {"one pass over a log": tables_clicks.one_pass},
     "persons.md": {
         "persons or records": tables_data.persons_or_records,
         "person step": tables_data.person_step,

@@ -1,4 +1,4 @@
-"""The table of docs/benchmarks.md about click statistics. Written by render.py."""
+"""The tables about clicks: statistics of them, and one pass in order. Written by render.py."""
 
 import statistics
 
@@ -40,6 +40,29 @@ def click_statistics():
         f"The release gets {100 * share:g}% of the 1/σ² that ε buys. The log loss of {names[0]} at "
         f"ε = 3 is {_shown(losses, 4)}. ± is half a 95% interval of the mean over runs (fresh "
         "noise, batches and initial weights). A number without ± is a single run.",
+        "",
+    ]
+
+
+def one_pass():
+    found = read("criteo_stream")
+    if found is None:
+        return []
+    epsilons = sorted({r["epsilon"] for r in found["runs"] if r["epsilon"]})
+    lines = table("AUC", *(f"ε = {e:g}" for e in epsilons))
+    for way in dict.fromkeys(r["way"] for r in found["runs"] if r["epsilon"]):
+        runs = [(r["epsilon"], a) for r in found["runs"] if r["way"] == way for a in r["auc"]]
+        lines.append(row(way, *_cells(epsilons, runs)))
+    recipe = found["recipe"]
+    plain = [r["auc"][0] for r in found["runs"] if r["epsilon"] is None]
+    without = f" Without privacy: {plain[0]:.4f}." if plain else ""
+    return [
+        *lines,
+        "",
+        f"`benchmarks/criteo_stream.py`: logistic regression on {recipe['weights']:,} hashed "
+        f"weights, batches of {recipe['batch']}, one pass over Criteo's first 72,000 rows, δ = "
+        f"1/n; rates chosen on rows before the last {recipe['held_out']:,}, which AUC is of."
+        f"{without} ± is half a 95% interval of the mean over runs.",
         "",
     ]
 

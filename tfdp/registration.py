@@ -10,6 +10,7 @@ from tfdp.training.weights import initial_values, keras_files
 #: Every class that tfdp registers with Keras, and where it lives.
 CLASSES = {
     "AdaFEST": "tfdp.selection.adafest",
+    "BandedInverse": "tfdp.optimizers.noise_correlation",
     "ClickOdds": "tfdp.layers.click_odds",
     "DPFormer": "tfdp.models.dpformer",
     "DPForwardNoise": "tfdp.layers.dp_forward_noise",

@@ -159,6 +159,10 @@ ROWS = {
     "data.poisson_batches": sampled(tfdp.data.poisson_batches, 2, **PERSONS),
     "data.shuffled_epochs": sampled(tfdp.data.shuffled_epochs, 2, **PERSONS),
     "data.allocated_epochs": sampled(tfdp.data.allocated_epochs, 2, **PERSONS),
+    "data.stream_batches": lambda give: tfdp.data.stream_batches(
+        (give("data", VALUES), give("data", LABELS), give("data", np.ones(N))), 2,
+        privacy_ids=give("privacy_ids", np.arange(N)),
+    ),
     "data.microbatches": lambda give: tfdp.data.microbatches(
         (give("data", VALUES), give("data", LABELS)), 4, 2
     ),
@@ -327,35 +331,35 @@ def test_no_parameter_is_new():
 
 SETTINGS = """
 accountant activated activation adjacency appearances args assumed_epsilon assumptions
-attention_mask auto_scale_loss backbone backup_dir balanced batch batch_size batches beta_1 beta_2
-bits bound budget callbacks calls canaries capacity cell claim clicks clip_norm clipping cls
-columns combiner confidence config contribution_norm contributions coordinates copies correct
-count counter counts dataset decay delete_checkpoint delimiter delta details dev dim directory
-distinct divisor double_checkpoint draw dropout dtype embedded embedding_dim embedding_optimizer
-embedding_stddev embeddings_initializer entries entry epoch epochs epsilon error_scale event
-example_mask exclude_seen expected_batch_size expected_size extra_delta false_alarms filepath
-first_is_user folder force gap_power gate gather gradient gradients grads grid groups guesses
-hash_buckets hidden_dim hidden_units hits ids ids_shape ignore_class index indices
-initial_accumulator_value input_dim input_shape inputs item jit_compile k kept kernel_initializer
-key key_dim key_mask key_shape kind known kw kwargs label label_share largest last_items layer
-layer_classes layer_shares layout learning_rate ledger left log_dir log_odds logits logits_shape
-logs loss loss_weights lower_case mask mask_zero matrix max_batch_size max_epsilon max_length
-max_norm max_records_per_unit max_value max_values mean mechanism metrics microbatch_size
-microbatches min_length min_value model most_survivors moved multivalued name neighbor_distance
-noise_multiplier noise_ratio noise_stddev normalize not_covered notes num_blocks num_classes
-num_examples num_heads num_integers num_items num_mixtures num_records num_rows num_samples
-num_steps num_summed num_users number_of_runs offset optimizer origin other other_events
-output_dim overflow_delta padding_id parse passes path per_example_reduction period periods
-placement places pooling popularity popularity_factor popularity_prior popularity_share
-popularity_weight previous_mask print_fn privacy_assumptions probabilities probe quantile query
-query_mask query_shape rate regularization relative_norms release remarks return_attention_scores
-ridge right rounding rounds row_wise rows run run_eagerly sampling sampling_probability
-sampling_unit save_freq scale score scores_with scores_without seed seeded selection self
-sensitivity setting shape shapes share shows size slots smoothing source static statistics stddev
-step steps steps_per_epoch steps_per_execution store strategy sums symmetric table tables tail
-targets tensors test test_fraction text texts_shape threshold tied timestamp train_backbone
-train_gate trainable_variables training transitions trials unit unstated use_bias use_causal_mask
-user validate value value_shape values var_list variable variables variance variance_shape verbose
-vocabulary_size vocabulary_sizes weight weight_decay weighted_metrics weights weights_shape window
-with_record within without_record workers x_shape y_pred
+attention_mask auto_scale_loss backbone backup_dir balanced bands batch batch_size batches beta_1
+beta_2 bits bound budget callbacks calls canaries capacity carried cell claim clicks clip_norm
+clipping cls coefficients columns combiner confidence config contribution_norm contributions
+coordinates copies correct correlation count counter counts dataset decay delete_checkpoint
+delimiter delta details dev dim directory distinct divisor double_checkpoint draw dropout dtype
+embedded embedding_dim embedding_optimizer embedding_stddev embeddings_initializer entries entry
+epoch epochs epsilon error_scale event example_mask exclude_seen expected_batch_size expected_size
+extra_delta false_alarms filepath first_is_user folder force gap_power gate gather gradient
+gradients grads grid groups guesses hash_buckets hidden_dim hidden_units hits ids ids_shape
+ignore_class index indices initial_accumulator_value input_dim input_shape inputs item jit_compile k
+kept kernel_initializer key key_dim key_mask key_shape kind known kw kwargs label label_share
+largest last_items layer layer_classes layer_shares layout learning_rate learning_rates ledger left
+log_dir log_odds logits logits_shape logs loss loss_weights lower_case mask mask_zero matrix
+max_batch_size max_epsilon max_length max_norm max_records_per_unit max_value max_values mean
+mechanism metrics microbatch_size microbatches min_length min_value model momentum most_survivors
+moved multivalued name neighbor_distance noise_correlation noise_multiplier noise_ratio noise_stddev
+normalize not_covered notes num_blocks num_classes num_examples num_heads num_integers num_items
+num_mixtures num_records num_rows num_samples num_steps num_summed num_users number_of_runs offset
+optimizer origin other other_events output_dim overflow_delta padding_id parse passes path
+per_example_reduction period periods placement places pooling popularity popularity_factor
+popularity_prior popularity_share popularity_weight previous_mask print_fn privacy_assumptions
+probabilities probe quantile query query_mask query_shape rate regularization relative_norms release
+remarks return_attention_scores ridge right rounding rounds row_wise rows run run_eagerly sampling
+sampling_probability sampling_unit save_freq scale score scores_with scores_without seed seeded
+selection self sensitivity setting shape shapes share shows size slots smoothing source static
+statistics stddev step steps steps_per_epoch steps_per_execution store strategy sums symmetric table
+tables tail targets tensors test test_fraction text texts_shape threshold tied timestamp
+train_backbone train_gate trainable_variables training transitions trials unit unstated use_bias
+use_causal_mask user validate value value_shape values var_list variable variables variance
+variance_shape verbose vocabulary_size vocabulary_sizes weight weight_decay weighted_metrics weights
+weights_shape window with_record within without_record workers x_shape y_pred
 """

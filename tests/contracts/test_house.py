@@ -43,6 +43,7 @@ ROOMS = (
 INSIDE = {
     "accounting": (
         "budget",
+        "correlated_noise",
         "losses",
         "events",
         "accountants",
@@ -53,6 +54,7 @@ INSIDE = {
         "charges",
         "reports",
         "planner",
+        "ways",
         "literature",
     ),
     "data": (

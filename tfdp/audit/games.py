@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.accounting import Ledger
+from tfdp.accounting.correlated_noise import inverse
 
 _N = 4
 
@@ -89,6 +90,34 @@ def adafest_step(present, trials, delta):
     moved = np.array(updates.seen)[:, 1].reshape(-1)
     # A row that did not survive did not move at all.
     return np.where(moved == 0, -1.0, moved + 1.0), _step_epsilon(model, delta)
+
+
+def chain(present, trials, delta):
+    """A chain of correlated noise, σ = 1, of which all steps are seen: a record of its first step.
+
+    Every row of a table is a trial: one record touches it, in the first of four steps, or none.
+    """
+    steps = 4
+    rows = keras.layers.Embedding(trials, 1, embeddings_initializer="zeros")
+    model = tfdp.make_private(keras.Sequential([keras.Input((1,), dtype="int32"), rows]))
+    optimizer = tfdp.optimizers.DPOptimizer(
+        keras.optimizers.SGD(float(trials)), noise_multiplier=1.0, clip_norm=1.0,
+        noise_correlation="auto",
+    )  # fmt: skip
+    model.compile(optimizer, loss=lambda y, p: 10.0 * y[:, 0] * tf.reduce_sum(p, axis=(1, 2)))
+    x = np.resize(np.arange(trials), (steps * trials, 1)).astype(np.int32)
+    y = np.zeros((steps * trials, 1), np.float32)
+    y[:trials] = float(present)
+    updates = _Updates()
+    model.fit(tfdp.data.stream_batches((x, y), trials), verbose=0, callbacks=[updates])
+    ((mechanism, _),) = model.charge_history.private_runs
+    m = np.array(mechanism.correlation.coefficients)
+    released = np.array(updates.seen)[:, :, 0]
+    for t in range(1, steps):  # C₀y: each step without what it took back
+        for i in range(1, min(t, len(m) - 1) + 1):
+            released[t] -= m[i] * released[t - i]
+    # The record moves C₀y by the first column of C₀: the likelihood ratio.
+    return inverse(m, steps) @ released, _step_epsilon(model, delta)
 
 
 def forward_noise(present, trials, delta):
@@ -181,6 +210,7 @@ GAMES = {
     "step, full batch": full_batch_step,
     "step, Poisson sampled": poisson_step,
     "step with AdaFEST": adafest_step,
+    "chain of correlated noise": chain,
     "forward noise": forward_noise,
     "item frequencies": frequencies,
     "transitions": transitions,

@@ -19,17 +19,27 @@ def add(subparsers) -> None:
     )
     parser.add_argument("--accountant", choices=["pld", "rdp"], default="pld")
     parser.add_argument("--plot", metavar="FILE", help="also draw it (needs matplotlib)")
+    parser.add_argument(
+        "--ways", action="store_true",
+        help="also compare ways to draw batches and to add noise, of the first batch size",
+    )  # fmt: skip
     parser.set_defaults(run=_run)
 
 
 def _run(arguments) -> int:
-    from tfdp.accounting import planner
+    from tfdp.accounting import planner, ways
 
     planned = planner.plan_training(
         arguments.num_examples, arguments.epochs, arguments.epsilon, arguments.delta,
         arguments.batch_size, arguments.accountant,
     )  # fmt: skip
     print(planner.table(planned))
+    if arguments.ways:
+        size = planned[0].batch_size
+        print(f"\nways to train with batches of {size}:")
+        print(ways.table(ways.compare_ways(
+            arguments.num_examples, arguments.epochs, arguments.epsilon, arguments.delta, size
+        )))  # fmt: skip
     if arguments.plot:
         planner.plot(planned, arguments.plot)
     return 0

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # for editors and the documentation
     from tfdp.data.sampling.periods import DisjointPeriods, Period
     from tfdp.data.sampling.poisson import poisson_batches
     from tfdp.data.sampling.shuffled import shuffled_epochs
+    from tfdp.data.sampling.stream import stream_batches
     from tfdp.data.sources.outside_memory import batched
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "release_once",
     "sampling_of",
     "shuffled_epochs",
+    "stream_batches",
     "synthetic_clicks",
     "synthetic_sequences",
 ]
@@ -89,6 +91,7 @@ __getattr__ = on_demand(
         ".releases.representation_release": ["Release"],
         ".releases.representations": ["release_mixtures", "release_once"],
         ".sampling.shuffled": ["shuffled_epochs"],
+        ".sampling.stream": ["stream_batches"],
         ".sources.outside_memory": ["batched"],
         ".releases.transitions": ["TransitionRelease", "private_transitions"],
     },

@@ -62,7 +62,16 @@ def fused_block_words(key, counter, shape):
     Source: Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3",
     Philox-4x32-10.
     """
-    low, high = _block_counters(counter, shape)
+    return words_of_blocks(key, *_block_counters(counter, shape))
+
+
+def words_of_blocks(key, low, high):
+    """The four words of each block, as `fused_block_words`.
+
+    Args:
+        key: of Philox.
+        low, high: uint64 tensors of one shape, the two words of the counter of each block.
+    """
     x, keys = [*halves(low), *halves(high)], halves(key[0])
     for _ in range(10):
         # Only here upper halves are taken off, next to the product: XLA then makes it of one

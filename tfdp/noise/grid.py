@@ -42,6 +42,7 @@ from tfdp.runtime.xla import platform
 #: What clipping to C in float32, or with a float32 result, may exceed C by, relative to C.
 CLIPPED = 2.0**-19
 _FINEST = 2.0**-20  # γ·√d in units of C
+_CARRIED = 2.0**-7  # of a chain: what earlier roundings may add up to, in units of 2⁻²⁰·C
 _LARGEST_SUM = 2.0**51  # in units of γ
 _LARGEST_STDDEV = 2.0**43  # in units of γ; a normal draw is at most 12 of them, a Laplace one 66
 _WINDOW = 2.0**-6  # W in standard deviations, at most
@@ -73,10 +74,13 @@ class Grid:
         sensitivity: C, a number: the clip norm.
         coordinates: d, an integer: all scalars of one release, or more.
         rounding: how far one record may move the release beyond C, relative to C.
+        carried: None, or a float64 scalar of a chain of steps: what roundings in all of its steps
+            move it by, in units of γ·√d, where the one of the record's own step moves it by 1.
 
     Attributes:
-        step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > 2⁴³·γ.
-        stddev: float64 scalar, σ·(C·(1 + rounding) + γ·√d).
+        step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > 2⁴³·γ, and finer
+            by `carried`/2⁷ where that is more than 1.
+        stddev: float64 scalar, σ·(C·(1 + rounding) + γ·√d·(1 + carried)).
         window: float64 scalar, the number of values of w, a power of two.
         public: float64 scalars from which the three follow.
     """
@@ -87,15 +91,19 @@ class Grid:
         sensitivity: float,
         coordinates: int,
         rounding: float = CLIPPED,
+        carried: tf.Tensor | None = None,
     ):
         root = math.sqrt(max(coordinates, 1))
         # frexp: x = m·2^e with m in [1/2, 1), so that 2^(e−1) is the power of two below x.
         finest = math.ldexp(1.0, math.frexp(_FINEST * sensitivity / root)[1] - 1)
         stddev = tf.cast(tf.convert_to_tensor(stddev, dtype_hint=tf.float64), tf.float64)
-        known = (tf.constant(x, tf.float64) for x in (finest, rounding, root / sensitivity))
+        known = [tf.constant(x, tf.float64) for x in (finest, rounding, root / sensitivity)]
+        if carried is not None:
+            known[0] /= _power_of_two(carried * _CARRIED, 32)
+            known[2] *= 1.0 + carried
         self.public = (stddev, *known)
         # One call instead of thirty small ones, each of which costs as much.
-        numbers = _numbers_at_once if tf.executing_eagerly() else _numbers
+        numbers = _numbers_at_once if tf.executing_eagerly() else numbers_of
         self.step, self.stddev, self.window = numbers(*self.public)
 
     @property
@@ -128,7 +136,7 @@ def grid_of_counts(stddev, moved, largest):
     return grid
 
 
-def _numbers(stddev, finest, rounding, root):
+def numbers_of(stddev, finest, rounding, root):
     """(step, stddev, window) of a `Grid`; `root` is √d/C."""
     step = finest * _power_of_two(stddev / (finest * _LARGEST_STDDEV), 64)
     stddev *= 1.0 + rounding + step * root
@@ -136,7 +144,7 @@ def _numbers(stddev, finest, rounding, root):
     return step, stddev, tf.maximum(0.5 * window, 1.0)
 
 
-_numbers_at_once = tf.function(_numbers, autograph=False)
+_numbers_at_once = tf.function(numbers_of, autograph=False)
 
 
 def _power_of_two(x, most, above=False):
@@ -174,14 +182,25 @@ def release(values, grid, key, counter, quantile=normal_of_tail, dtype=tf.float3
 
 def released(values, step, stddev, window, words, quantile, dtype, scale=None):
     """As `release`, from single tensors and four `words` of 32 bits for each value."""
+    drawn = drawn_units(step, stddev, window, words, quantile, scale)
+    return on_grid(values, drawn, step, stddev, dtype)
+
+
+def drawn_units(step, stddev, window, words, quantile=normal_of_tail, scale=None):
+    """r(z)/γ + w: the noise of a release in units of the grid, whole numbers in float64."""
     tail, even = tail_and_even(words)
     noise = quantile(tail) * (stddev / step)
     noise = tf.where(tf.equal(tf.bitwise.bitwise_and(words[0], _uint64(1)), 1), -noise, noise)
     if scale is not None:
         noise *= scale
+    return tf.round(noise) + spread(even, window)
+
+
+def on_grid(values, drawn, step, stddev, dtype):
+    """Values with the noise `drawn`, whole numbers of the grid's units, added on the grid."""
     values = tf.cast(values, tf.float64)
     units = tf.round(tf.clip_by_value(values * (1.0 / step), -_LARGEST_SUM, _LARGEST_SUM))
-    units += tf.round(noise) + spread(even, window)
+    units += drawn
     # Not `stddev > 0`: one that nobody has set yet is NaN, and must give NaN.
     return tf.cast(tf.where(tf.equal(stddev, 0.0), values, units * step), dtype)
 
@@ -227,7 +246,7 @@ def _compiled(quantile, dtype):
     @tf.function(jit_compile=True, autograph=False)
     def run(values, public, key, counter, divisor):
         words = fused_block_words(key, counter, values.shape.as_list())
-        drawn = released(values, *_numbers(*public), words, quantile, dtype)
+        drawn = released(values, *numbers_of(*public), words, quantile, dtype)
         # In a step that XLA compiles as a whole it would draw again wherever the noise is used, as
         # it does with all that is cheap but a quotient by what it does not know.
         return drawn / tf.where(public[0] < 0.0, 2.0 * divisor, divisor)
@@ -245,5 +264,5 @@ def compiled_release(
     divisor = tf.constant(divisor, dtype)
     if platform() == "TPU":  # compiled already, with the whole step; and 64-bit products are slow
         words = block_words(key, counter, values.shape.as_list())
-        return released(values, *_numbers(*public), words, quantile, dtype) / divisor
+        return released(values, *numbers_of(*public), words, quantile, dtype) / divisor
     return _compiled(quantile, dtype)(values, public, key, counter, divisor)

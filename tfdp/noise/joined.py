@@ -4,10 +4,35 @@ import math
 
 import tensorflow as tf
 
+# So many values of several tensors are copied next to each other, to be released at once.
+LARGEST_JOINED = 1 << 24
 # Tensors that begin at such a place share the memory of the draw: TensorFlow aligns to 64 bytes.
 _LINE = 16
 # Rows that fall into parts of fewer numbers are faster added up table by table.
 _NARROWEST = 8
+
+
+def in_joined_parts(tensors, most, release):
+    """What a function makes of tensors, several of them at once.
+
+    Args:
+        tensors: as for `Joined`.
+        most: how many values are joined.
+        release: function of (n,) values to (n,) values.
+
+    Returns:
+        List of tensors of the same shapes.
+    """
+    sizes = [math.prod(t.shape) for t in tensors]
+    released, start = [], 0
+    while start < len(sizes):
+        stop = start + 1
+        while stop < len(sizes) and sum(sizes[start : stop + 1]) <= most:
+            stop += 1
+        joined = Joined(tensors[start:stop])
+        released += joined.apart(release(joined.values))
+        start = stop
+    return released
 
 
 class Joined:

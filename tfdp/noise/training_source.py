@@ -14,18 +14,16 @@ import tensorflow as tf
 from tfdp import _validate
 from tfdp.noise import grid as on_grid
 from tfdp.noise.gaussian import later, normal_of_tail, philox_bits, standard_normal
-from tfdp.noise.joined import Joined
+from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
 from tfdp.noise.layer_sources import ServingNoiseSource
 from tfdp.runtime.replicas import of_first_replica
 from tfdp.runtime.xla import is_compiling, platform
 
 _LARGEST_DRAW = 1 << 22
-# So many values of several tensors are copied next to each other, to be released at once.
-_LARGEST_JOINED = 1 << 24
-_ADVANCING = threading.Lock()
+ADVANCING = threading.Lock()
 # Compiled once, for draws whose number is not known beforehand.
-_FEW, _SMALL_DRAW = 1 << 11, 1 << 14
-_WORDS_OF_A_BLOCK = on_grid.WORDS * _SMALL_DRAW + 1  # values of the counter
+FEW, SMALL_DRAW = 1 << 11, 1 << 14
+_WORDS_OF_A_BLOCK = on_grid.WORDS * SMALL_DRAW + 1  # values of the counter
 # XLA splits a loop of 1,024 values over threads, and to hand over a part takes longer than to
 # compute it.
 _ON_ONE_THREAD = 1 << 9
@@ -43,6 +41,9 @@ class NoiseSource:
         seed: integer for tests only; `None` (the default) takes 192 bits from the operating
             system. A privacy statement says when a seed was fixed.
     """
+
+    # Of two sources of one seed neither must draw what the other drew.
+    _purpose = ""
 
     def __init__(self, seed: int | None = None):
         _validate.seed(seed)
@@ -73,7 +74,9 @@ class NoiseSource:
         if self.seed is None:
             entropy = os.urandom(24)
         else:
-            entropy = hashlib.sha256(f"{self.seed}/{self._seedings}".encode()).digest()[:24]
+            entropy = hashlib.sha256(
+                f"{self._purpose}{self.seed}/{self._seedings}".encode()
+            ).digest()[:24]
         self._seedings += 1
         words = np.frombuffer(entropy, np.int64).copy()
         if strategy is not None:
@@ -115,22 +118,15 @@ class NoiseSource:
             List of tensors of the same shapes. Small ones share a draw; of large ones no float64
             (or uint64) tensor of their size is made.
         """
-        most = _LARGEST_DRAW if platform() == "TPU" else _LARGEST_JOINED
-        sizes = [math.prod(t.shape) for t in tensors]
-        released, start = [], 0
-        while start < len(sizes):
-            stop = start + 1
-            while stop < len(sizes) and sum(sizes[start : stop + 1]) <= most:
-                stop += 1
-            joined = Joined(tensors[start:stop])
-            released += joined.apart(self._release(joined.values, grid, quantile, dtype, divisor))
-            start = stop
-        return released
+        most = _LARGEST_DRAW if platform() == "TPU" else LARGEST_JOINED
+        return in_joined_parts(
+            tensors, most, lambda values: self._release(values, grid, quantile, dtype, divisor)
+        )
 
     def release_any(self, values, grid, dtype=tf.float32):
         """As `release`, of one tensor (n,) of any size, without compiling for that size."""
         # In blocks of one of two static sizes; what is past the values is thrown away.
-        blocks = tf.cast(tf.size(values) // _SMALL_DRAW + 1, tf.uint64)
+        blocks = tf.cast(tf.size(values) // SMALL_DRAW + 1, tf.uint64)
         state = self._advance(blocks * _WORDS_OF_A_BLOCK)
         release = _any_released(dtype)
         # Eagerly in one call: as many operations run, whatever the size, which may be private.
@@ -141,7 +137,7 @@ class NoiseSource:
         """(n,) values of a static size."""
         size = values.shape[0]
         if platform() != "TPU":  # one loop that needs no memory but for values and results
-            whole = size if is_compiling() else _compiled_size(size)
+            whole = size if is_compiling() else compiled_size(size)
             state = self._advance(on_grid.WORDS * whole)
             values = tf.pad(values, [[0, whole - size]]) if whole > size else values
             drawn = on_grid.compiled_release(values, grid.public, *state, quantile, dtype, divisor)
@@ -216,7 +212,7 @@ class NoiseSource:
     def _advance(self, size):
         # Of two threads that read the same counter both would draw the same noise. Compiled steps
         # of one model do not run at the same time: `fit` refuses a second one.
-        with _ADVANCING:
+        with ADVANCING:
             counter = tf.bitcast(self._counter.read_value(), tf.uint64)
             # Philox makes 128 bits for each value of its counter; step past all of them.
             after = later(counter, tf.convert_to_tensor(size, tf.uint64) + 1)
@@ -238,24 +234,24 @@ def _any_released(dtype):
             return on_grid.compiled_release(part, public, key, own, dtype=dtype)
 
         def many():
-            number = count // _SMALL_DRAW + 1
-            drawn = tf.TensorArray(dtype, number, element_shape=[_SMALL_DRAW])
+            number = count // SMALL_DRAW + 1
+            drawn = tf.TensorArray(dtype, number, element_shape=[SMALL_DRAW])
             _, drawn = tf.while_loop(
                 lambda i, _: i < number,
-                lambda i, drawn: (i + 1, drawn.write(i, block(i, _SMALL_DRAW))),
+                lambda i, drawn: (i + 1, drawn.write(i, block(i, SMALL_DRAW))),
                 (0, drawn),
                 parallel_iterations=1,
             )
             return drawn.concat()
 
-        return tf.cond(count <= _FEW, lambda: block(0, _FEW), many)[:count]
+        return tf.cond(count <= FEW, lambda: block(0, FEW), many)[:count]
 
     return tf.function(run, reduce_retracing=True, autograph=False)
 
 
-def _compiled_size(size):
+def compiled_size(size):
     """How many values are drawn for `size`: one compilation, of a second, serves many sizes."""
-    if size > _SMALL_DRAW:
+    if size > SMALL_DRAW:
         return size
     if size <= _ON_ONE_THREAD:
         return _ON_ONE_THREAD

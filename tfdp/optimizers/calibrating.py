@@ -49,6 +49,8 @@ def warn_of_shuffling(budget, mechanism, poisson):
         mechanism: the `PrivateTraining` of the run.
         poisson: the `Sampling` of Poisson batches of the same expected size.
     """
+    if mechanism.sampling.is_stream:
+        return  # its order is not to be drawn
     # With the other charges left out: this is advice, and no guarantee.
     needed = accounting.calibrate_noise_multiplier(
         budget, poisson.sampling_probability, mechanism.budget[2], accountant=None,

@@ -12,6 +12,7 @@ from tfdp.accounting.charges.notes import Notes
 from tfdp.accounting.charges.sampling import PERSON
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.optimizers import calibrating
+from tfdp.optimizers.noise_correlation import correlation_of, planned
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime.replicas import of_first_replica
 
@@ -97,12 +98,12 @@ class Charging(RunCharging):
 
     @property
     def noise_multiplier(self):
-        """σ: as given, of this or the last run of the budget, or calibrated for Poisson batches."""
+        """σ: as given, of this or the last run of the budget, or calibrated for `planned`."""
         if self.requested_noise_multiplier is not None:
             return float(self.requested_noise_multiplier)
         runs = [m for m, _ in self._runs_of_this_budget()]
         runs += [] if self.mechanism is None else [self.mechanism]
-        return runs[-1].noise_multiplier if runs else self._noise_multiplier_for(self.poisson())
+        return runs[-1].noise_multiplier if runs else self._noise_multiplier_for(self.planned())
 
     def begin(self, sampling, strategy=None, notes=None):
         """Called eagerly before steps whose batches are drawn as `sampling` says (None: unknown).
@@ -122,6 +123,9 @@ class Charging(RunCharging):
         self._counter.end()
         self._limit.assign(0)  # what is refused below leaves no step that nobody would charge
         self._cap = self.mechanism = None
+        chain = self._optimizer.noise_chain
+        if chain is not None:
+            chain.end()
         budget = self._optimizer.budget
         if not self._optimizer.from_data.is_complete:
             self._stddev.assign(float("nan"))
@@ -138,6 +142,8 @@ class Charging(RunCharging):
                 name = of_first_replica(np.frombuffer(os.urandom(8), np.int64), strategy)
             self._counter.begin(self.mechanism, None if name is None else name.tobytes().hex())
             self._beside = self.history.charges_beside(self._counter.run)
+            if self.mechanism.correlation is not None:
+                chain.begin(self.mechanism.correlation, strategy)
             if budget is not None and self.mechanism.amplification is None:
                 calibrating.warn_of_shuffling(budget, self.mechanism, self.poisson())
         sigma = self.noise_multiplier if self.mechanism is None else self.mechanism.noise_multiplier
@@ -220,7 +226,7 @@ class Charging(RunCharging):
     def ledger_after(self, steps):
         if self.mechanism is not None and self.mechanism.sampling is not None:
             return super().ledger_after(steps)
-        further = self._mechanism_of(self.poisson(), None)
+        further = self._mechanism_of(self.planned(), None)
         return self.history.ledger(("ahead", further, steps))
 
     def merge_bytes(self, data):
@@ -250,6 +256,7 @@ class Charging(RunCharging):
             mechanism="gaussian" if selection is None else selection.step_mechanism,
             clipping=optimizer.clipping,
             selection=selection.describe() if selection else None,
+            correlation=correlation_of(optimizer, sampling),
             budget=(budget.epsilon, budget.delta, optimizer.steps) if budget else None,
             notes=Notes() if notes is None else notes,
         )
@@ -262,6 +269,10 @@ class Charging(RunCharging):
             max_records_per_unit=optimizer.max_records_per_unit, period=optimizer.period,
             num_records=optimizer.num_records,
         )  # fmt: skip
+
+    def planned(self):
+        """How batches will be drawn if nobody says otherwise: Poisson, or one pass of a stream."""
+        return planned(self._optimizer.noise_correlation, self.poisson())
 
     def _noise_multiplier_for(self, sampling):
         """σ of the budget's runs on such batches, or calibrated to what is left."""
@@ -293,6 +304,8 @@ class Charging(RunCharging):
             if strict:
                 self._check_budget(self._optimizer.budget, remaining)
             limits.append(ran + max(remaining, 0))
+        if self.mechanism is not None and self.mechanism.correlation is not None:
+            limits.append(self.mechanism.correlation.steps)
         if self._cap is not None:
             limits.append(ran + self.steps_within(*self._cap))
         self._limit.assign(min(limits))

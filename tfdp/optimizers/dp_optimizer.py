@@ -12,9 +12,10 @@ from tfdp.clipping.losses import REDUCTIONS
 from tfdp.data.sampling.periods import Period
 from tfdp.errors import PrivacyError
 from tfdp.fixed_settings import FixedSettings
-from tfdp.noise import NoiseSource
-from tfdp.optimizers import arguments, from_data, logical_step
+from tfdp.noise import ChainSource, NoiseSource
+from tfdp.optimizers import arguments, from_data, logical_step, saved_state
 from tfdp.optimizers.charging import Charging
+from tfdp.optimizers.noise_correlation import BandedInverse, chained_tables, checked_correlation
 from tfdp.optimizers.rows.row_optimizer import RowOptimizer
 from tfdp.optimizers.run_charging import HistoryState
 from tfdp.optimizers.sparse_training import SparseTraining
@@ -26,7 +27,6 @@ _PLAIN = (
     "num_examples", "expected_batch_size", "steps", "clip_norm", "clipping", "layer_shares",
     "microbatch_size", "max_records_per_unit", "num_records", "per_example_reduction", "seed",
 )  # fmt: skip
-_CHARGES = "charges"  # of a saved optimizer, beside its variables
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -68,6 +68,9 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             change. `None` noises every row of every table, at the cost of dense gradients.
         embedding_optimizer: `RowSGD`, `RowAdagrad` or `LazyAdam` for those tables; needed with
             `selection`. `optimizer` then trains everything else.
+        noise_correlation: None for independent noise. "auto", or a `BandedInverse`: later steps
+            take back a part of the noise of earlier ones, for batches of
+            `tfdp.data.stream_batches`. All steps are then one mechanism, charged with the first.
         microbatch_size: number of examples processed at once inside a step; bounds memory and
             changes nothing else. `None` processes the whole batch at once. With `AdaFEST` it needs
             rows that come with the batches, from `tfdp.distribution.select_on_host`.
@@ -101,7 +104,10 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
     ```
     """
 
-    fixed = (*_PLAIN, "inner_optimizer", "budget", "selection", "embedding_optimizer", "period")
+    fixed = (
+        *_PLAIN, "inner_optimizer", "budget", "selection", "embedding_optimizer",
+        "noise_correlation", "period",
+    )  # fmt: skip
 
     def __init__(
         self, optimizer: str | dict | keras.Optimizer, *, budget: PrivacyBudget | None = None,
@@ -109,6 +115,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         expected_batch_size: float | None = None, steps: int | None = None, clip_norm: float = 1.0,
         clipping: str = "flat", layer_shares: dict[str, float] | None = None,
         selection: RowSelection | None = None, embedding_optimizer: RowOptimizer | None = None,
+        noise_correlation: str | BandedInverse | None = None,
         microbatch_size: int | None = None, max_records_per_unit: int | None = None,
         num_records: int | None = None, period: Period | None = None,
         per_example_reduction: str = "mean", seed: int | None = None, name: str | None = None,
@@ -137,6 +144,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         self.clipping = clipping
         self.selection = selection
         self.embedding_optimizer = embedding_optimizer
+        self.noise_correlation = checked_correlation(noise_correlation, selection)
         self.microbatch_size = microbatch_size
         self.max_records_per_unit = max_records_per_unit
         self.num_records = None if num_records is None else int(num_records)
@@ -144,7 +152,9 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         self.per_example_reduction = per_example_reduction
         self.seed = seed
         self.from_data = from_data.FromData(self)
-        self._noise = NoiseSource(seed)
+        self._noise, self._chain = NoiseSource(seed), None
+        if self.noise_correlation is not None:
+            self._chain = ChainSource(self.noise_correlation.bands, seed)
         self._charging = Charging(self, noise_multiplier)
         # tf.train.Checkpoint keeps Python state of this kind.
         self.history_state = HistoryState(self._charging)
@@ -217,6 +227,8 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         if self._sparse is not None:
             tables, dense = self._sparse.split(variables)
             self.embedding_optimizer.build([t for t in tables if not is_external(t)])
+            if self._chain is not None:
+                self._chain.build(chained_tables(tables))
         self.inner_optimizer.build(dense)
         super().build(own)
 
@@ -227,13 +239,19 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
 
     @property
     def noise_source(self):
-        """The `NoiseSource` of all of this optimizer's noise."""
+        """The `NoiseSource` of this optimizer's noise, but for that of a chain."""
         return self._noise
+
+    @property
+    def noise_chain(self):
+        """The `ChainSource` of noise that is correlated over steps, or None."""
+        return self._chain
 
     @property
     def hidden_variables(self):
         """Variables that a step reads and no checkpoint stores: noise key, counters, limit, σ·C."""
-        return [*self._noise.variables, *self._charging.variables]
+        chain = [] if self._chain is None else self._chain.variables
+        return [*self._noise.variables, *chain, *self._charging.variables]
 
     @property
     def learning_rate(self):
@@ -306,23 +324,10 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def save_own_variables(self, store):
-        for i, variable in enumerate(self._variables):
-            store[str(i)] = variable.numpy()
-        store[_CHARGES] = self._charging.to_bytes()
+        saved_state.save(store, self._variables, self._charging)
 
     def load_own_variables(self, store):
-        if _CHARGES in store:
-            self._charging.merge_bytes(store[_CHARGES][()])
-        found = sum(key != _CHARGES for key in store.keys())
-        if found != len(self._variables):
-            raise ValueError(
-                f"The file holds {found} variables of an optimizer, but this DPOptimizer has "
-                f"{len(self._variables)}: it was saved with another optimizer or another model. "
-                "Build and compile the model as it was when it was saved, or load only its "
-                "weights, with `load_weights`."
-            )
-        for i, variable in enumerate(self._variables):
-            variable.assign(store[str(i)])
+        saved_state.load(store, self._variables, self._charging)
 
     def get_config(self):
         return {
@@ -331,6 +336,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             "noise_multiplier": self._charging.requested_noise_multiplier,
             "selection": keras.saving.serialize_keras_object(self.selection),
             "embedding_optimizer": keras.saving.serialize_keras_object(self.embedding_optimizer),
+            "noise_correlation": keras.saving.serialize_keras_object(self.noise_correlation),
             "period": None if self.period is None else list(self.period),
             **{name: getattr(self, name) for name in _PLAIN},
             "name": self.name,
@@ -339,7 +345,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
     @classmethod
     def from_config(cls, config, custom_objects=None):
         config = dict(config)
-        for name in ("optimizer", "selection", "embedding_optimizer"):
+        for name in ("optimizer", "selection", "embedding_optimizer", "noise_correlation"):
             config[name] = keras.saving.deserialize_keras_object(
                 config.get(name), custom_objects=custom_objects
             )

@@ -26,7 +26,9 @@ def run(optimizer, sums, variables, regularization):
     dense = [i for i, s in enumerate(sums) if s is not None and i not in tables]
     coordinates = sum(_size(variable.shape) for variable in variables)
     means = replicas.run_once_on_sums(
-        lambda totals: charged_and_noised(optimizer, totals, len(tables), coordinates),
+        lambda totals: charged_and_noised(
+            optimizer, totals, [(variables[i], sums[i].rows) for i in tables], coordinates
+        ),
         [sums[i].values for i in tables] + [sums[i] for i in dense],
     )
     size = _update_rows(
@@ -41,14 +43,14 @@ def run(optimizer, sums, variables, regularization):
     return size
 
 
-def charged_and_noised(optimizer, sums, num_tables, coordinates):
+def charged_and_noised(optimizer, sums, tables, coordinates):
     """The sums of a step with noise, divided; the only place that adds noise to gradients.
 
     Args:
         optimizer: a `DPOptimizer`.
         sums: list of float32 tensors, or tf.IndexedSlices, over all examples: first surviving rows
             of tables.
-        num_tables: how many of them are rows of tables.
+        tables: list of (table, its surviving rows) of these.
         coordinates: scalars of all variables, those of tables included: more than a step
             releases, and known without its data.
     """
@@ -58,9 +60,14 @@ def charged_and_noised(optimizer, sums, num_tables, coordinates):
     if optimizer.selection is not None:
         stddev = optimizer.selection.gradient_noise_multiplier(stddev)
     rounding = sum_rounding(optimizer.expected_batch_size)
-    grid = Grid(stddev, optimizer.clip_norm, coordinates, rounding)
-    rows, dense = sums[:num_tables], sums[num_tables:]
+    rows, dense = sums[: len(tables)], sums[len(tables) :]
     source, divisor = optimizer.noise_source, optimizer.expected_batch_size
+    chain = optimizer.noise_chain
+    if chain is not None:
+        grid = chain.grid(stddev, optimizer.clip_norm, coordinates, rounding)
+        chosen = [(*table, r) for table, r in zip(tables, rows, strict=True)]
+        return chain.release(dense, grid, divisor, rows=chosen)
+    grid = Grid(stddev, optimizer.clip_norm, coordinates, rounding)
     means = [r / divisor for r in release_rows(rows, grid, source)]
     return means + source.release(dense, grid, divisor=divisor)
 

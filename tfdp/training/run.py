@@ -12,7 +12,7 @@ from tfdp.accounting.charges.notes import Notes
 from tfdp.clipping.recording import trained_variables
 from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.origins import Origin
-from tfdp.data.sampling import drawn_batches
+from tfdp.data.sampling import drawn_batches, stream
 from tfdp.data.sources.missing_values import warn_of_nan
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
@@ -84,6 +84,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
     epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
     drawn_batches.refuse_second_pass(sampling, epochs, kwargs.get("steps_per_epoch"))
+    stream.refuse_more_passes(sampling, epochs, kwargs.get("steps_per_epoch"))
     refuse_longer_epochs(sampling, kwargs.get("steps_per_epoch"))
     refuse_unknown_variables(model)
     checks.check_strategy(strategy, optimizer)
@@ -251,7 +252,7 @@ def _refuse_other_steps(model, run, steps):
     mechanism = model.charging.mechanism
     entries = [accounting.charges.mechanisms.not_private()]
     if getattr(mechanism, "sampling", None) is not None:
-        unknown = dataclasses.replace(mechanism, sampling=None)
+        unknown = dataclasses.replace(mechanism, sampling=None, correlation=None)
         entries = unknown.entries(others, secrets.token_hex(8))
     for entry in entries:
         model.charge_history.charge(entry)

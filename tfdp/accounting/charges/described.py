@@ -8,10 +8,10 @@ DESCRIBED = "described"
 #: Names of details that accounting, history, tuning or statement read. None of them is the user's.
 READ_BY_ACCOUNTING = frozenset(
     {
-        "adjacency", "assumptions", "covers", "kind", "max_records_per_unit", "mechanism",
-        "noise_multiplier", "not_covered", "num_examples", "one_run", "overflow_probability",
-        "period", "release", "remarks", "run", "sampling", "seed", "selection", "steps", "unit",
-        "unstated",
+        "adjacency", "assumptions", "correlation", "covers", "kind", "max_records_per_unit",
+        "mechanism", "noise_multiplier", "not_covered", "num_examples", "one_run",
+        "overflow_probability", "period", "release", "remarks", "run", "sampling", "seed",
+        "selection", "steps", "unit", "unstated",
         DESCRIBED,
     }
 )  # fmt: skip

@@ -12,6 +12,7 @@ import dp_accounting
 from tfdp.accounting.charges.ledger_entry import LedgerEntry
 from tfdp.accounting.charges.notes import Notes
 from tfdp.accounting.charges.sampling import PERSON, Sampling
+from tfdp.accounting.correlated_noise import Correlation, check_chain
 from tfdp.accounting.events.composition import training_event
 from tfdp.accounting.events.random_allocation import allocation_event
 from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEvent
@@ -65,6 +66,8 @@ class _Mechanism:
         fields = dict(fields)
         if fields.get("sampling") is not None:
             fields["sampling"] = Sampling.from_dict(fields["sampling"])
+        if fields.get("correlation") is not None:
+            fields["correlation"] = Correlation(**fields["correlation"])
         fields["notes"] = Notes(**{k: tuple(v) for k, v in fields.get("notes", {}).items()})
         return cls(**{k: _frozen(v) for k, v in fields.items()})
 
@@ -88,10 +91,13 @@ class PrivateTraining(_Mechanism):
     - the full batch: each step is one Gaussian.
     - shuffled: one Gaussian for each time a record was used, without amplification, under
       zero-out adjacency, since who is in a batch may be seen.
+    - a stream, with noise that is correlated over steps: one Gaussian for the whole chain, from
+      its first step on, under zero-out adjacency (MATH.md section 13).
     - unknown: nothing can be said, and ε is infinite.
 
     Args:
-        noise_multiplier: σ, the noise's standard deviation over `clip_norm`.
+        noise_multiplier: σ, the noise's standard deviation over `clip_norm`; of a chain, over
+            `clip_norm` times the chain's sensitivity.
         clip_norm: C.
         sampling: how the batches were drawn; `None` if nobody knows.
         num_examples: n.
@@ -99,6 +105,7 @@ class PrivateTraining(_Mechanism):
         mechanism: "gaussian" or "concentrated", as for `training_event`.
         clipping: how clip factors follow from norms.
         selection: description of the selection of rows, or None.
+        correlation: the `Correlation` of a chain; None for independent noise.
         budget: (ε, δ, steps) that the run was begun for, or None.
         notes: the `Notes` of the run.
     """
@@ -111,6 +118,7 @@ class PrivateTraining(_Mechanism):
     mechanism: str = "gaussian"
     clipping: str = "flat"
     selection: dict | None = None
+    correlation: Correlation | None = None
     budget: tuple | None = None
     notes: Notes = Notes()
 
@@ -131,6 +139,8 @@ class PrivateTraining(_Mechanism):
                 f"`tfdp.data.poisson_batches`. Received: mechanism={self.mechanism!r}, "
                 f"selection={self.selection}"
             )
+        if self.correlation is not None:
+            check_chain(self.correlation, drawn, self.mechanism)
         if self.draws_per_unit > 1:
             self.event()  # refuses a mechanism that is not Gaussian, before there is a step
 
@@ -166,12 +176,15 @@ class PrivateTraining(_Mechanism):
 
     def count(self, steps):
         """How many such events `steps` steps are."""
+        if self.correlation is not None:
+            return 1  # the chain as a whole, however far it went
         by_step = self.amplification == "poisson"
         return steps if by_step else self.sampling.appearances(steps)
 
     def same_setting(self, other):
         """Whether another run differs in its noise, batches and notes at most."""
-        alike = {n: getattr(self, n) for n in ("noise_multiplier", "sampling", "notes")}
+        varying = ("noise_multiplier", "sampling", "correlation", "notes")
+        alike = {n: getattr(self, n) for n in varying}
         return dataclasses.replace(other, **alike) == self
 
     def entries(self, steps, run):
@@ -186,6 +199,8 @@ class PrivateTraining(_Mechanism):
         }
         if self.selection is not None:
             details["selection"] = self.selection
+        if self.correlation is not None:
+            details["correlation"] = dataclasses.asdict(self.correlation)
         if self.sampling is None:
             details |= {"steps": steps, "run": run, "unstated": [UNKNOWN_BATCHES]}
             event, count = dp_accounting.NonPrivateDpEvent(), 1
@@ -207,18 +222,6 @@ class PrivateTraining(_Mechanism):
             if self.amplification is None:
                 details["adjacency"] = self.adjacency
         return [LedgerEntry("private training", event, count, details)]
-
-
-def if_poisson(entry):
-    """A ledger entry of private training as it would be on Poisson samples; for comparison."""
-    details = entry.details
-    if details.get("kind") != PrivateTraining.kind or entry.adjacency is None:
-        return entry
-    sampling = Sampling.from_dict(details["sampling"])
-    event = training_event(
-        details["noise_multiplier"], sampling.sampling_probability, details["mechanism"]
-    )
-    return LedgerEntry(entry.label, event, details["steps"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ from tfdp.accounting.losses import truncation
 
 _POISSON_KINDS = ("poisson", "declared_poisson", "microbatches")
 _SHUFFLED_KINDS = ("shuffled", "declared_shuffled")
-_ALLOCATED = "allocated"
-KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, _ALLOCATED, "full_batch")
+_ALLOCATED, _STREAM = "allocated", "stream"
+KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, _ALLOCATED, _STREAM, "full_batch")
 _COUNTS = ("num_examples", "microbatches", "workers")
 _COUNTS_OR_NONE = (
     "max_batch_size", "steps_per_epoch", "passes", "max_records_per_unit", "num_records"
@@ -31,8 +31,9 @@ class Sampling:
             "shuffled" (each record appears at most once per epoch), "allocated" (each record in
             one of n/B batches of an epoch, independently and uniformly), "full_batch" (every
             record in every batch), "microbatches" (M independent Poisson samples make one batch,
-            in which a record may appear several times), or "declared_poisson" /
-            "declared_shuffled", where the user says so and tfdp did not draw the batches itself.
+            in which a record may appear several times), "stream" (each record once a pass, in an
+            order that stays), or "declared_poisson" / "declared_shuffled", where the user says so
+            and tfdp did not draw the batches itself.
         num_examples: n, the number of records.
         expected_batch_size: q n; a float is allowed.
         max_batch_size: capacity at which a Poisson or allocated batch is cut off, or `None` if it
@@ -40,7 +41,8 @@ class Sampling:
         seeded: whether a fixed seed chose the batches; for tests only.
         steps_per_epoch: batches in one pass over the data, or `None` if that is not known.
         passes: the largest number of passes over shuffled or allocated data that a run begins, if
-            the number of batches of a pass is unknown.
+            the number of batches of a pass is unknown; of a stream, the largest number that a run
+            may begin.
         microbatches: M, for kind "microbatches".
         workers: number of workers that draw a Poisson batch together, each from its own share of
             the records and with its own share of the capacity.
@@ -154,7 +156,19 @@ class Sampling:
     @property
     def is_poisson(self):
         """Whether Poisson accounting at q is true of these batches (a full batch has q = 1)."""
-        return self.kind not in (*_SHUFFLED_KINDS, _ALLOCATED)
+        return self.kind not in (*_SHUFFLED_KINDS, _ALLOCATED, _STREAM)
+
+    @property
+    def is_stream(self):
+        """Whether records come in an order that stays, each once a pass."""
+        return self.kind == _STREAM
+
+    @property
+    def chain_steps(self):
+        """The steps of all passes over a stream; None where they are not known."""
+        if not self.is_stream or self.steps_per_epoch is None:
+            return None
+        return self.steps_per_epoch * (self.passes or 1)
 
     @property
     def is_allocated(self):
@@ -197,7 +211,9 @@ class Sampling:
         probability for an epoch: the sum over its steps, whose sizes are binomial and not
         independent.
         """
-        if self.kind in _SHUFFLED_KINDS or self.kind == "full_batch" or self.max_batch_size is None:
+        if not (self.is_poisson or self.is_allocated) or self.kind == "full_batch":
+            return 0.0
+        if self.max_batch_size is None:
             return 0.0
         parts = self.allocation_steps if self.is_allocated else self.workers
         of_one = truncation.overflow_probability(
@@ -217,8 +233,9 @@ class Sampling:
     def appearances(self, steps):
         """The largest number of times that one record can be used in `steps` steps of one run.
 
-        For shuffled or allocated batches, this is once in each pass that was begun. If the number
-        of batches of a pass is unknown, each step may begin a pass, up to `passes`.
+        For shuffled or allocated batches, and for a stream, this is once in each pass that was
+        begun. If the number of batches of a pass is unknown, each step may begin a pass, up to
+        `passes`.
         """
         if self.is_poisson:
             return steps * self.microbatches

@@ -12,10 +12,11 @@ from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.charges.ledger import Ledger
 from tfdp.accounting.charges.ledger_entry import LedgerEntry
-from tfdp.accounting.charges.mechanisms import if_poisson
+from tfdp.accounting.charges.mechanisms import PrivateTraining
 from tfdp.accounting.charges.notes import Notes, doubts
 from tfdp.accounting.charges.sampling import Sampling
 from tfdp.accounting.events.adjacency import ADJACENCIES, strongest
+from tfdp.accounting.events.composition import training_event
 from tfdp.accounting.losses.truncation import truncation_delta
 from tfdp.accounting.reports import statement_text
 
@@ -222,7 +223,7 @@ def privacy_statement(
         uncut = _without_cuts(ledger).epsilon(delta, accountant, adjacency)
         if math.isfinite(uncut):
             unstated.append(CUT_OFF.format(epsilon=statement_text.round_up(uncut)))
-    shuffled = [e for e in trainings if e.adjacency is not None]
+    shuffled = [e for e in trainings if e.adjacency is not None and not _is_stream(e)]
     return Statement(
         epsilon=epsilon,
         delta=delta,
@@ -244,6 +245,10 @@ def privacy_statement(
     )
 
 
+def _is_stream(entry):
+    return Sampling.from_dict(entry.details["sampling"]).is_stream
+
+
 def _last_sampling(trainings):
     known = [e.details["sampling"] for e in trainings if e.details.get("sampling")]
     return Sampling.from_dict(known[-1]) if known else None
@@ -253,8 +258,20 @@ def _if_poisson(ledger, delta):
     """The epsilon that the same steps would have had on Poisson samples."""
     poisson = Ledger()
     for entry in ledger.entries:
-        poisson.merge(Ledger([if_poisson(entry)]))
+        poisson.merge(Ledger([_entry_if_poisson(entry)]))
     return poisson.epsilon(delta)
+
+
+def _entry_if_poisson(entry):
+    """A ledger entry of private training as it would be on Poisson samples; for comparison."""
+    details = entry.details
+    if details.get("kind") != PrivateTraining.kind or entry.adjacency is None:
+        return entry
+    sampling = Sampling.from_dict(details["sampling"])
+    event = training_event(
+        details["noise_multiplier"], sampling.sampling_probability, details["mechanism"]
+    )
+    return LedgerEntry(entry.label, event, details["steps"])
 
 
 def _without_cuts(ledger):

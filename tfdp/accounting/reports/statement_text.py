@@ -6,6 +6,7 @@ import textwrap
 
 from tfdp.accounting.charges.ledger_entry import period_of
 from tfdp.accounting.charges.sampling import PERSON
+from tfdp.accounting.correlated_noise import Correlation
 from tfdp.accounting.events.registry import event_from_dict
 
 _NEIGHBOURS = {
@@ -149,7 +150,7 @@ def drawn_in_words(statement):
         steps = details.get("steps", entry["count"])
         if details.get("kind") != "training":
             steps = None
-        lines.append(_drawn(sampling, steps))
+        lines.append(_drawn(sampling, steps) + _correlated(details.get("correlation")))
     return list(dict.fromkeys(lines))
 
 
@@ -200,6 +201,8 @@ def _drawn(sampling, steps):
         return f"every record in every {every}."
     if kind == "shuffled":
         return f"shuffled, {size:g} of {number}{of}; not Poisson sampled."
+    if kind == "stream":
+        return f"a stream in its order, {size:g} of {number}{of}; {_passes(sampling)}."
     if kind == "allocated":
         among = "" if steps is None else f", {steps} steps"
         with_most = "" if most is None else f", with at most {most} of its records"
@@ -210,6 +213,24 @@ def _drawn(sampling, steps):
     return (
         f"Poisson sampled, each {one} with probability {probability:.6g}{of} "
         f"({size:g} of {number} expected)."
+    )
+
+
+def _passes(sampling):
+    """How often a record of a stream was used, at most."""
+    passes = sampling.get("passes") or 1
+    return "each once" if passes == 1 else f"each at most {passes} times, once a pass"
+
+
+def _correlated(correlation):
+    """What a chain of correlated noise costs, and when."""
+    if correlation is None:
+        return ""
+    chain = Correlation(**correlation)
+    return (
+        f" The noise of a step takes back noise of up to {chain.bands - 1} steps before it: all "
+        f"steps, up to {chain.steps}, are one mechanism. Its epsilon is that of all of them from "
+        "the first step on; a training that ends early costs as much."
     )
 
 

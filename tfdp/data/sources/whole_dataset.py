@@ -8,7 +8,7 @@ from tfdp.data.provenance.dataset_tags import assumptions_of, refuse_drawn, rele
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.sources.in_memory import Records
 
-_ITS_OWN = (
+ITS_OWN = (
     "each element of the tf.data.Dataset is one record, and shares no content with other records"
 )
 _IN_ORDER = "the tf.data.Dataset gives its records in the order of `privacy_ids`"
@@ -35,23 +35,10 @@ def records_of_dataset(dataset, in_order=False):
         ValueError: for batches, a dataset that repeats or has no end, or shapes that vary; or one
             in a random order, if that matters.
     """
-    refuse_drawn("data", dataset, "Give the records themselves, or these batches to `fit`.")
-    _refuse_batches_and_repetitions(dataset)
+    spec = check_records(dataset)
     if in_order:
         _refuse_random_order(dataset)
-    spec = dataset.element_spec
-    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
-        raise ValueError(
-            "Argument `data` must be a dataset of (x, y) or (x, y, sample_weight). A model without "
-            f"targets still needs a `y`: `map` to (x, 0). Received: elements of spec {spec}"
-        )
     leaves = tf.nest.flatten(spec)
-    if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in leaves):
-        raise ValueError(
-            "Argument `data` must be a dataset of single records of one known shape. Call "
-            "`unbatch()` on batches, and pad to a length that does not come from the data. "
-            f"Received: elements of spec {spec}"
-        )
     columns = [[] for _ in leaves]
     for element in dataset.as_numpy_iterator():
         for column, value in zip(columns, tf.nest.flatten(element), strict=True):
@@ -65,8 +52,33 @@ def records_of_dataset(dataset, in_order=False):
     ]
     records = Records(tf.nest.pack_sequence_as(spec, arrays))
     order = (_IN_ORDER,) if in_order else ()
-    records.origin = Origin(releases_of(dataset), (*assumptions_of(dataset), _ITS_OWN, *order))
+    records.origin = Origin(releases_of(dataset), (*assumptions_of(dataset), ITS_OWN, *order))
     return records
+
+
+def check_records(dataset):
+    """The spec of a dataset of single records, (x, y) or (x, y, sample_weight).
+
+    Raises:
+        ValueError: for batches, a dataset that repeats, has no end or was drawn before, or shapes
+            that vary.
+    """
+    refuse_drawn("data", dataset, "Give the records themselves, or these batches to `fit`.")
+    _refuse_batches_and_repetitions(dataset)
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        raise ValueError(
+            "Argument `data` must be a dataset of (x, y) or (x, y, sample_weight). A model without "
+            f"targets still needs a `y`: `map` to (x, 0). Received: elements of spec {spec}"
+        )
+    leaves = tf.nest.flatten(spec)
+    if not all(isinstance(s, tf.TensorSpec) and s.shape.is_fully_defined() for s in leaves):
+        raise ValueError(
+            "Argument `data` must be a dataset of single records of one known shape. Call "
+            "`unbatch()` on batches, and pad to a length that does not come from the data. "
+            f"Received: elements of spec {spec}"
+        )
+    return spec
 
 
 def _refuse_batches_and_repetitions(dataset):

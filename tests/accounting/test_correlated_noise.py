@@ -1,0 +1,108 @@
+"""Coefficients of correlated noise: sensitivities against brute force, noise against matrices."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdp.accounting import correlated_noise as correlation
+from tfdp.accounting.correlated_noise import (
+    Workload,
+    noise_in_weights,
+    optimized,
+    sensitivity,
+)
+
+
+def toeplitz(column):
+    steps = len(column)
+    rows = np.arange(steps)[:, None] - np.arange(steps)[None]
+    return np.where(rows >= 0, np.asarray(column)[np.abs(rows)], 0.0)
+
+
+def padded(m, steps):
+    return np.concatenate([m, np.zeros(steps)])[:steps]
+
+
+def patterns(steps, most, separation):
+    for count in range(1, most + 1):
+        for chosen in itertools.combinations(range(steps), count):
+            if all(b - a >= separation for a, b in itertools.pairwise(chosen)):
+                yield chosen
+
+
+def by_brute_force(m, steps, most, separation):
+    """The largest norm over all patterns, and all signs of a record's shares."""
+    c = np.linalg.inv(toeplitz(padded(m, steps)))
+    largest = 0.0
+    for chosen in patterns(steps, most, separation):
+        columns = c[:, chosen]
+        for signs in itertools.product([1.0, -1.0], repeat=len(chosen) - 1):
+            largest = max(largest, np.linalg.norm(columns @ np.array([1.0, *signs])))
+    return largest
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rest=st.lists(st.floats(-0.9, 0.9), min_size=0, max_size=4), steps=st.integers(1, 9),
+    most=st.integers(1, 3), separation=st.integers(1, 4),
+)  # fmt: skip
+def test_the_sensitivity_is_never_below_brute_force(rest, steps, most, separation):
+    m = [1.0, *rest]
+    true = by_brute_force(m, steps, most, separation)
+    found = sensitivity(m, steps, most, separation)
+    assert found >= true * (1 - 1e-9)
+    if most == 1:
+        assert found == pytest.approx(true)
+
+
+@pytest.mark.parametrize("most, separation", [(1, 1), (2, 5), (3, 4), (4, 1)])
+def test_the_sensitivity_is_exact_where_coefficients_fall(most, separation, steps=12):
+    m = correlation.square_root(steps)
+    found = sensitivity(m, steps, most, separation)
+    assert found == pytest.approx(by_brute_force(m, steps, most, separation))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("rates", [None, tuple(np.linspace(1.0, 0.1, 30))])
+def test_noise_in_the_weights_is_that_of_the_matrices(momentum, rates):
+    steps, m = 30, [1.0, -0.4, -0.1, -0.3]
+    learning = np.ones(steps) if rates is None else np.array(rates)
+    filtered = toeplitz(momentum ** np.arange(steps)) @ toeplitz(padded(m, steps))
+    weights = np.tril(np.ones((steps, steps))) @ (learning[:, None] * filtered)
+    true = np.sqrt(np.mean(np.sum(weights**2, 1))) / np.sqrt(np.mean(learning**2))
+    assert noise_in_weights(m, steps, Workload(momentum, rates)) == pytest.approx(true)
+
+
+def gain(m, steps, workload=correlation.PREFIX_SUMS):
+    left = sensitivity(m, steps) * noise_in_weights(m, steps, workload)
+    return noise_in_weights([1.0], steps, workload) / left
+
+
+#: Of NEXT.md: gains of the optimum for T steps, of 2, 4 and 8 bands and of the full square root.
+GAINS = {60: (2.26, 2.47, 2.54, 2.50), 140: (2.82, 3.20, 3.37, 3.39),
+         1000: (4.68, 5.65, 6.27, 7.21), 2746: (6.05, 7.48, 8.52, 10.8)}  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", GAINS)
+def test_coefficients_gain_what_was_computed_for_them(steps):
+    found = [gain(optimized(bands, steps), steps) for bands in (2, 4, 8)]
+    found.append(gain(correlation.square_root(steps), steps))
+    assert np.all(np.array(found) >= np.array(GAINS[steps]) * 0.998)
+
+
+def test_coefficients_follow_the_workload():
+    fading = Workload(0.0, tuple(np.linspace(1.0, 0.02, 200)))
+    for workload in (Workload(0.9), fading):
+        own, other = optimized(4, 200, workload), optimized(4, 200)
+        assert gain(own, 200, workload) > gain(other, 200, workload)
+
+
+def test_an_inverse_that_explodes_has_an_infinite_sensitivity():
+    assert sensitivity([1.0, -30.0], 400) == np.inf
+
+
+def test_one_step_has_nothing_to_take_back():
+    assert optimized(4, 1) == (1.0, 0.0, 0.0, 0.0) and sensitivity([1.0, -0.5], 1) == 1.0

@@ -1,0 +1,209 @@
+"""Noise of a chain: the draws it is made of, exactly; its covariance over steps; its counters."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from tfdp.accounting.correlated_noise import Correlation
+from tfdp.errors import PrivacyError
+from tfdp.noise import ChainSource, Grid, chain_source
+from tfdp.runtime import xla
+
+M = (1.0, -0.39, -0.13, -0.44)
+IDENTITY = (1.0, 0.0, 0.0, 0.0)
+SIZE = 20_000
+
+
+def chain_of(m, steps, bands=4, seed=None):
+    source = ChainSource(bands, seed)
+    source.begin(Correlation(m, steps))
+    return source
+
+
+def releases(source, steps, grid, sizes=(SIZE,), sums=0.0):
+    """(steps, n) what is released of constant sums, in float64: the grid itself."""
+    found = []
+    for _ in range(steps):
+        tensors = [tf.fill([size], np.float32(sums)) for size in sizes]
+        found.append(np.concatenate(source.release(tensors, grid, dtype=tf.float64)))
+    return np.array(found)
+
+
+def whitened(y, m, scale):
+    """C₀y over the standard deviation of a draw: independent standard normal, if all holds."""
+    steps = len(y)
+    rows = np.arange(steps)[:, None] - np.arange(steps)[None]
+    column = np.concatenate([m, np.zeros(steps)])[:steps]
+    return np.linalg.solve(np.where(rows >= 0, column[np.abs(rows)], 0.0), y) / scale
+
+
+def assert_standard(z, alarms=1e-9):
+    """Mean and covariance over steps of independent standard normal values.
+
+    Each entry is off by more than its bound with probability `alarms` at most; of 8 steps there are
+    44 entries: the test fails by chance with probability below 5e-8.
+    """
+    steps, number = z.shape
+    bound = stats.norm.isf(alarms / 2)
+    covariance = z @ z.T / number
+    off = covariance - np.eye(steps)
+    deviation = np.where(np.eye(steps, dtype=bool), np.sqrt(2.0 / number), number**-0.5)
+    assert np.all(np.abs(off) < bound * 1.1 * deviation), np.round(covariance, 3)
+    assert np.all(np.abs(z.mean(1)) < bound * number**-0.5)
+
+
+def test_the_covariance_over_steps_is_that_of_the_matrix(steps=8):
+    source = chain_of(M, steps)
+    grid = source.grid(2.0, 0.5, SIZE, 0.0)
+    y = releases(source, steps, grid)
+    s = Correlation(M, steps).sensitivity
+    assert float(grid.stddev) == pytest.approx(2.0 * s, rel=1e-4)
+    assert_standard(whitened(y, M, 2.0 * s))
+
+
+def test_a_step_is_its_own_draw_and_earlier_ones_drawn_again_rounded(steps=6):
+    grid = Grid(1.3, 1.0, 50)
+    unit = float(grid.step)
+    own = releases(chain_of(IDENTITY, steps, seed=3), steps, grid, (30, 20)) / unit
+    found = releases(chain_of(M, steps, seed=3), steps, grid, (30, 20), sums=0.25) / unit
+    for t in range(steps):
+        left = sum(M[i] * own[t - i] for i in range(1, 4) if i <= t)
+        np.testing.assert_array_equal(found[t], own[t] + np.round(left) + 0.25 / unit)
+
+
+def test_nothing_is_taken_back_after_the_last_step(steps=3):
+    source = chain_of(M, steps)
+    grid = source.grid(1.0, 1.0, SIZE, 0.0)
+    y = releases(source, steps + 3, grid) / float(grid.stddev)
+    assert_standard(whitened(y[:steps], M, 1.0))
+    assert_standard(np.concatenate([whitened(y[:steps], M, 1.0), y[steps:]]))
+
+
+def test_outside_of_a_chain_noise_is_independent_and_its_key_is_gone():
+    source = chain_of(M, 4)
+    key = source.variables[0].numpy()
+    source.end()
+    assert key != source.variables[0].numpy()
+    grid = source.grid(1.0, 1.0, SIZE, 0.0)
+    assert float(grid.stddev) == pytest.approx(1.0, rel=1e-4)
+    assert_standard(releases(source, 4, grid) / float(grid.stddev))
+
+
+def test_a_chain_begins_with_a_new_key_and_at_its_first_step(steps=2):
+    source, draws = chain_of(M, steps), []
+    for _ in range(3):
+        source.begin(Correlation(M, steps))
+        draws.append(releases(source, steps, source.grid(1.0, 1.0, SIZE, 0.0)))
+    s = Correlation(M, steps).sensitivity
+    assert_standard(np.concatenate([whitened(y, M, s) for y in draws]))
+
+
+def test_tensors_of_one_step_share_no_draws(monkeypatch):
+    monkeypatch.setattr(chain_source, "LARGEST_JOINED", 300)  # each tensor is a part by itself
+    source = chain_of(IDENTITY, 2)
+    y = releases(source, 2, Grid(1.0, 1.0, 800), sizes=(200, 200, 200, 200))
+    assert len(np.unique(y)) == y.size
+
+
+def test_roundings_of_a_chain_are_in_the_noise_and_stay_small():
+    long = Correlation(M, 3000)
+    source = chain_of(M, 3000)
+    grid = source.grid(1.0, 1.0, 10**6, 0.0)
+    raised = float(grid.stddev) / long.sensitivity - 1.0
+    # In units of C: what is taken back differs by so many γ·√d in every step of two runs.
+    units = 2.0 * sum(map(abs, M))
+    moved = float(grid.step) * 1e3 * (1.0 + units * long.carried / long.sensitivity)
+    assert raised == pytest.approx(moved, rel=1e-6) and 1e-6 < raised < 2e-4
+
+
+# Rows of tables -----------------------------------------------------------------------------------
+
+V, D = 40, 3
+
+
+def chosen_rows(steps, seed=0):
+    """For each step and each of two tables, rows that are selected, sorted."""
+    generator = np.random.default_rng(seed)
+    return [[np.flatnonzero(generator.random(V) < 0.5) for _ in range(2)] for _ in range(steps)]
+
+
+def row_releases(m, chosen, grid, seed=3, static=False):
+    """For each table and row the list of what its turns released, in units of the grid."""
+    tables = [tf.Variable(tf.zeros([V, D])) for _ in range(2)]
+    source = ChainSource(4, seed)
+    source.build(tables)
+    source.begin(Correlation(m, len(chosen)))
+    found, dense = [{r: [] for r in range(V + 1)} for _ in range(2)], []
+
+    def step(*rows):
+        sums = [tf.zeros([tf.shape(r)[0], D]) for r in rows]
+        sums = [tf.ensure_shape(s, [V, D]) if static else s for s in sums]
+        given = list(zip(tables, rows, sums, strict=True))
+        return source.release([tf.zeros([7])], grid, dtype=tf.float64, rows=given)
+
+    size = V if static else None
+    run = tf.function(step, input_signature=[tf.TensorSpec([size], tf.int64)] * 2)
+    for rows in chosen:
+        filled = [np.concatenate([r, [2**62] * (V - len(r))]) if static else r for r in rows]
+        *noisy, weights = run(*[tf.constant(r, tf.int64) for r in filled])
+        dense.append(weights.numpy() / float(grid.step))
+        for table, of_table, values in zip(found, rows, noisy, strict=True):
+            for r, value in zip(of_table, values.numpy(), strict=False):
+                table[r].append(value / float(grid.step))
+    return found, dense
+
+
+def test_each_row_has_a_chain_of_its_own(steps=7):
+    grid, chosen = Grid(1.3, 1.0, 300), chosen_rows(steps)
+    (own, own_dense), (found, dense) = (row_releases(m, chosen, grid) for m in (IDENTITY, M))
+    for table, draws in zip(found, own, strict=True):
+        for row, values in table.items():
+            for j, value in enumerate(values):
+                left = sum(M[i] * draws[row][j - i] for i in range(1, 4) if i <= j)
+                np.testing.assert_array_equal(value, draws[row][j] + np.round(left))
+    # Draws of tables, rows, turns and dense weights are all different ones.
+    flat = [v for table in own for values in table.values() for value in values for v in value]
+    flat += np.concatenate(own_dense).tolist()
+    assert len(flat) > 700 and len(set(flat)) == len(flat)
+    expected = own_dense[2] + np.round(M[1] * own_dense[1] + M[2] * own_dense[0])
+    np.testing.assert_array_equal(dense[2], expected)
+
+
+def test_a_new_chain_counts_turns_from_zero():
+    source, table = ChainSource(4), tf.Variable(tf.zeros([V, D]))
+    source.build([table])
+    for _ in range(2):
+        source.begin(Correlation(M, 2))
+        assert not np.any(source.variables[-1])
+        rows = tf.constant([1, 5], tf.int64)
+        source.release([], Grid(1.0, 1.0, 9), rows=[(table, rows, tf.zeros([2, D]))])
+        assert np.flatnonzero(source.variables[-1]).tolist() == [1, 5]
+
+
+def test_other_weights_in_a_chain_are_refused():
+    source, grid = chain_of(M, 3), Grid(1.0, 1.0, 9)
+    source.release([tf.zeros([4, 2])], grid)
+    rows = tf.IndexedSlices(tf.zeros([1, 2]), tf.zeros([1], tf.int64), tf.constant([4, 2]))
+    for other in (tf.zeros([5, 2]), rows):
+        with pytest.raises(PrivacyError, match="Other weights"):
+            source.release([other], grid)
+
+
+def test_a_step_of_another_program_takes_back_what_was_added(monkeypatch):
+    """Steps by themselves, and compiled as a whole, which fill up other sizes; to a unit or two."""
+    monkeypatch.setattr(chain_source, "LARGEST_JOINED", 300)  # each tensor is a part by itself
+    grid, sizes, found = Grid(1.0, 1.0, 700), (300, 20, 350), []
+
+    def step(source, whole):
+        with xla.compiling(whole):
+            return source.release([tf.zeros([n]) for n in sizes], grid, dtype=tf.float64)
+
+    for compiled in ((False, False), (True, False), (False, True)):
+        source, steps = chain_of((1.0, -0.6), 2, bands=2, seed=5), []
+        for whole in compiled:
+            run = tf.function(step, jit_compile=True, autograph=False) if whole else step
+            steps.append(np.concatenate([np.asarray(t) for t in run(source, whole)]))
+        found.append(np.array(steps) / float(grid.step))
+    for other in found[1:]:
+        assert np.all(np.abs(other - found[0]) <= 2)

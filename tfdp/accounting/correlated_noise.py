@@ -1,0 +1,233 @@
+"""Noise that later steps partly take back: its coefficients, its sensitivity, what it leaves.
+
+Step t of T releases y_t = x_t + σ·C·s·Σ_i m_i·z_{t−i}, where x_t is the clipped sum and z_t is
+standard normal. With M the lower-triangular Toeplitz matrix of first column m (m_0 = 1) and
+C₀ = M⁻¹, all y together are one Gaussian mechanism of noise multiplier σ, if s bounds how far one
+record, with a share of norm 1 in each step that it takes part in, moves C₀x (Denisov et al. 2022,
+arXiv 2202.08312; MATH.md section 13). Numbers alone; nothing here is private.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from tfdp import _validate
+
+# So many columns of a longer chain stand for all of them where the learning rate changes.
+_COLUMNS = 256
+# What coefficients may add up to: more would not fit into the exact sums on the grid.
+_LARGEST_SUM = 16.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """How noise in the gradients becomes noise in the weights.
+
+    Args:
+        momentum: of the optimizer.
+        learning_rates: (T,) tuple of the learning rate of each step, up to a factor; None for a
+            constant one.
+    """
+
+    momentum: float = 0.0
+    learning_rates: tuple | None = None
+
+
+PREFIX_SUMS = Workload()
+
+
+@dataclasses.dataclass(frozen=True)
+class Correlation:
+    """The noise of one chain of steps. All fields are public.
+
+    Args:
+        coefficients: m, of which m[0] = 1; as many as there are bands.
+        steps: T, the most steps of the chain.
+        participations: k, the most steps of the chain that one record takes part in.
+        min_separation: g, the fewest steps from one participation of a record to the next.
+
+    Attributes:
+        sensitivity: s, which follows from the fields; the noise is σ·C·s·Σ_i m_i·z_{t−i}.
+
+    Raises:
+        ValueError: for a field out of range, or coefficients whose s is not finite.
+    """
+
+    coefficients: tuple
+    steps: int
+    participations: int = 1
+    min_separation: int = 1
+
+    def __post_init__(self):
+        for name in ("steps", "participations", "min_separation"):
+            object.__setattr__(self, name, _validate.count(name, getattr(self, name)))
+        m = tuple(float(one) for one in self.coefficients)
+        object.__setattr__(self, "coefficients", m)
+        if not m or m[0] != 1.0 or not math.fsum(map(abs, m)) <= _LARGEST_SUM:
+            raise ValueError(
+                "Argument `coefficients` must begin with 1, and their absolute values must add up "
+                f"to at most {_LARGEST_SUM:g}. Received: coefficients={self.coefficients}"
+            )
+        if not math.isfinite(self.sensitivity):
+            raise ValueError(
+                f"The noise of {self.steps} steps would be infinite with these coefficients: their "
+                "inverse grows from step to step. Take smaller ones, or leave them out. Received: "
+                f"coefficients={self.coefficients}"
+            )
+
+    @property
+    def bands(self):
+        """b, how many draws make the noise of a step."""
+        return len(self.coefficients)
+
+    @property
+    def sensitivity(self):
+        return sensitivity(self.coefficients, self.steps, self.participations, self.min_separation)
+
+    @property
+    def carried(self):
+        """‖C₀‖₁·√T: what roundings of at most 1 in every step move C₀x by, at most."""
+        return float(np.abs(inverse(self.coefficients, self.steps)).sum()) * self.steps**0.5
+
+
+def inverse(m, steps):
+    """(steps,) first column of C₀ = M⁻¹."""
+    return _filtered(np.eye(1, steps)[0], [1.0], m)
+
+
+def _filtered(x, numerator, denominator):
+    from scipy import signal  # takes 0.3 s to load
+
+    with np.errstate(all="ignore"):
+        return signal.lfilter(np.asarray(numerator, float), np.asarray(denominator, float), x)
+
+
+@functools.lru_cache(maxsize=256)
+def _sensitivity(m, steps, participations, min_separation):
+    c = inverse(m, steps)
+    if not np.all(np.isfinite(c)):
+        return math.inf
+    k = min(participations, 1 + (steps - 1) // min_separation)
+    if k == 1:
+        return float(np.linalg.norm(c))
+    if np.all(c >= 0) and np.all(np.diff(c) <= 0):
+        total = np.zeros(steps)
+        for j in range(k):
+            total[j * min_separation :] += c[: steps - j * min_separation]
+        return float(np.linalg.norm(total))
+    # |C₀ᵀC₀|: at distance d the largest of |Σ_t c_t·c_{t+d}|, over all lengths that are left.
+    overlap = np.array([np.abs(np.cumsum(c[: steps - d] * c[d:])).max() for d in range(steps)])
+    largest = np.maximum.accumulate(overlap[::-1])[::-1]  # at distance d or more
+    pairs = sum((k - j) * largest[j * min_separation] for j in range(1, k))
+    return float(np.sqrt(k * overlap[0] + 2.0 * pairs))
+
+
+def sensitivity(m, steps, participations=1, min_separation=1):
+    """s: how far one record can move C₀x, in units of the clip norm.
+
+    Formal guarantees: an upper bound over all patterns of at most `participations` steps, each
+    `min_separation` or more after the one before, of a chain of up to `steps` steps. It is exact
+    for one participation, and where the first column of C₀ has no negative and no growing entries
+    (Kalinin and Lampert 2024, arXiv 2405.13763).
+
+    Args:
+        m: coefficients, m[0] = 1.
+        steps: T, of the longest chain.
+        participations: k, the most steps that one record takes part in.
+        min_separation: g, the fewest steps from one participation to the next.
+    """
+    return _sensitivity(tuple(map(float, m)), steps, participations, min_separation)
+
+
+def noise_in_weights(m, steps, workload=PREFIX_SUMS):
+    """Root mean square, over the steps, of the noise in a weight; of z of standard deviation 1.
+
+    Of chains that are longer than 256 steps under a learning rate that changes, an estimate.
+    """
+    m = np.asarray(m, float)[:steps]
+    if workload.momentum:
+        h = _filtered(np.eye(1, steps)[0], m, [1.0, -workload.momentum])
+    else:
+        h = np.concatenate([m, np.zeros(steps - len(m))])
+    if workload.learning_rates is None:
+        return float(np.sqrt(np.mean(np.cumsum(np.cumsum(h) ** 2))))
+    rates = np.resize(np.asarray(workload.learning_rates, float), steps)
+    columns = np.unique(np.linspace(0, steps - 1, min(steps, _COLUMNS)).astype(int))
+    # Draw j, in the weights after each later step.
+    squares = [np.sum(np.cumsum(rates[j:] * h[: steps - j]) ** 2) for j in columns]
+    return float(np.sqrt(np.mean(squares)) / np.sqrt(np.mean(rates**2)))
+
+
+def square_root(bands):
+    """(bands,) coefficients of the inverse of the square root of prefix sums, cut off (BISR).
+
+    m_k = m_{k−1}·(2k − 3)/(2k) (arXiv 2505.12128).
+    """
+    k = np.arange(1, bands)
+    return np.cumprod(np.concatenate([[1.0], (2 * k - 3) / (2 * k)]))
+
+
+@functools.lru_cache(maxsize=64)
+def optimized(bands, steps, workload=PREFIX_SUMS, participations=1, min_separation=1):
+    """(bands,) tuple of coefficients that leave little noise in the weights, at the same ε.
+
+    Args:
+        bands: b, the number of draws that make the noise of a step.
+        steps, participations, min_separation: as for `sensitivity`.
+        workload: a `Workload`.
+    """
+    from scipy import optimize
+
+    if steps < 2 or bands < 2:
+        return (1.0,) + (0.0,) * (bands - 1)
+
+    def cost(rest):
+        m = np.concatenate([[1.0], rest])
+        with np.errstate(all="ignore"):
+            left = _sensitivity.__wrapped__(tuple(m), steps, participations, min_separation)
+            left *= noise_in_weights(m, steps, workload)
+        return np.log(left) if np.isfinite(left) else 50.0
+
+    best = min(
+        (optimize.minimize(cost, start, method="L-BFGS-B") for start in _starts(bands)),
+        key=lambda found: found.fun,
+    )
+    return (1.0, *map(float, best.x))
+
+
+def _starts(bands):
+    """Cut off, square roots leave a remainder; the rest of their sum on the last band takes it."""
+    root = square_root(bands)[1:]
+    yield root
+    full = root.copy()
+    full[-1] -= 0.9 * (1.0 + root.sum())
+    yield full
+
+
+def check_chain(chain, sampling, mechanism):
+    """Refuses a chain in which a record could take part more often than it is charged for.
+
+    Args:
+        chain: a `Correlation`.
+        sampling: the `Sampling` of its steps, or None.
+        mechanism: what a step is, as for `training_event`.
+
+    Raises:
+        ValueError: if the batches do not say when a record comes again, or it comes too often.
+    """
+    steps = None if sampling is None else sampling.chain_steps
+    passes = 1 if steps is None else sampling.passes or 1
+    covered = steps is not None and steps <= chain.steps and passes <= chain.participations
+    if covered and passes > 1:
+        covered = sampling.steps_per_epoch >= chain.min_separation
+    if not covered or mechanism != "gaussian":
+        raise ValueError(
+            "Noise that is correlated over steps is accounted for on batches of "
+            "`tfdp.data.stream_batches`, of as many steps and passes as its sensitivity was "
+            "computed for, and where a step is Gaussian. Received: "
+            f"correlation={chain}, sampling={sampling}, mechanism={mechanism!r}"
+        )

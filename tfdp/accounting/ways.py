@@ -1,0 +1,97 @@
+"""Ways to spend one ε on the same epochs and batch size, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tfdp import _validate
+from tfdp.accounting import correlated_noise
+from tfdp.accounting.budget import PrivacyBudget, check_delta
+from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_random_allocation
+from tfdp.accounting.reports.statement_text import round_up_to
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to draw batches and to add noise.
+
+    Attributes:
+        name: of the way.
+        noise_multiplier: σ that meets the budget.
+        noise_in_weights: standard deviation in each weight, root mean square over the steps, in
+            units of clip norm times learning rate, of plain SGD with a constant rate.
+        memory: what it keeps beside a step without it.
+        demands: what it asks of the data.
+    """
+
+    name: str
+    noise_multiplier: float
+    noise_in_weights: float
+    memory: str
+    demands: str
+
+
+def compare_ways(num_examples, epochs, epsilon, delta, batch_size, bands=4):
+    """The ways of one ε, one number of epochs and one batch size (MATH.md sections 7, 10, 13).
+
+    Args:
+        num_examples: n.
+        epochs: passes over the data; where a way knows whole passes alone, rounded up.
+        epsilon, delta: the budget.
+        batch_size: B, expected or exact.
+        bands: of the correlated noise.
+
+    Returns:
+        List of `Way`, the one of least noise first.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    n = _validate.count("num_examples", num_examples)
+    size = _validate.count("batch_size", batch_size)
+    _validate.positive("epochs", epochs)
+    check_delta(delta, n)
+    budget, passes, of_pass = PrivacyBudget(epsilon, delta), math.ceil(epochs), -(-n // size)
+    steps, all_steps = math.ceil(epochs * n / size), passes * of_pass
+    pattern = (passes, of_pass if passes > 1 else 1)
+    m = correlated_noise.optimized(bands, all_steps, correlated_noise.PREFIX_SUMS, *pattern)
+    gaussian = calibrate_noise_multiplier(budget, 1.0, 1)
+
+    def way(name, sigma, count, memory, demands, m=(1.0,), s=1.0):
+        left = sigma * s * correlated_noise.noise_in_weights(m, count) / size
+        return Way(name, sigma, left, memory, demands)
+
+    found = [
+        way(
+            "shuffled", calibrate_noise_multiplier(budget, 1.0, passes), all_steps, "none",
+            "each record once an epoch, in any order",
+        ),
+        way(
+            "Poisson", calibrate_noise_multiplier(budget, size / n, steps), steps, "none",
+            "every record at any time; its draw is secret",
+        ),
+        way(
+            "random allocation", calibrate_random_allocation(budget, of_pass, passes), all_steps,
+            "none", "every record at any time; its draw is secret",
+        ),
+        way(
+            f"in order, correlated ({bands} bands)", gaussian, all_steps,
+            "none; of sparse tables 4 bytes a row",
+            "one order that stays; the number of steps is known ahead", m,
+            correlated_noise.sensitivity(m, all_steps, *pattern),
+        ),
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: one.noise_in_weights)
+
+
+def table(ways):
+    """The ways as text."""
+    width = max(len(one.name) for one in ways)
+    lines = [f"{'way':{width}}  {'noise multiplier':>16}  {'noise in weights':>16}  demands"]
+    for one in ways:
+        lines.append(
+            f"{one.name:{width}}  {round_up_to(one.noise_multiplier, 6):16.6f}  "
+            f"{one.noise_in_weights:16.3g}  {one.demands} (memory: {one.memory})"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,290 @@
+"""Noise of training steps that later steps partly take back (MATH.md section 13)."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp.errors import PrivacyError
+from tfdp.noise import grid as on_grid
+from tfdp.noise.gaussian import fused_block_words, later, words_of_blocks
+from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
+from tfdp.noise.training_source import ADVANCING, FEW, SMALL_DRAW, NoiseSource, compiled_size
+from tfdp.runtime.xla import is_compiling, platform
+
+# Turns of one table, or steps, in the upper words of counters.
+_LOG_TURNS = 48
+
+
+class ChainSource(NoiseSource):
+    """Adds to each step's sums its own draw, and a part of the draws of the steps before it.
+
+    y_t = r(x_t) + d_t + r(Σ_{i≥1} m_i·d_{t−i}), with d_t = r(z_t) + γ·w_t the draw of an
+    independent release. Earlier draws are not kept: they are drawn again from their counters, of
+    which the upper word is that of the step. So every step must release tensors of the same shapes
+    with the same σ.
+
+    Rows of tables that a step selected have chains of their own: row r's j-th selection in a chain
+    gets draw (r, j), and parts of the draws (r, j − 1), …. What is kept is a count for each row,
+    which is public, as selections are.
+
+    Formal guarantees: the key is the operating system's, new for each chain, and in no variable
+    that is saved. The draws of no two steps share a counter. After the last step of a chain, and
+    outside of one, noise is independent, of the standard deviation of a chain's.
+
+    Args:
+        bands: b, how many draws make the noise of a step.
+        seed: as for `NoiseSource`.
+    """
+
+    _purpose = "chain/"
+
+    def __init__(self, bands: int, seed: int | None = None):
+        super().__init__(seed)
+        self._bands, self._tables, self._layout = bands, [], None
+
+        def hidden(value, dtype, name):
+            return tf.Variable(value, dtype=dtype, trainable=False, name=name)
+
+        with tf.init_scope():
+            self._position = hidden(0, tf.int64, "step_of_chain")
+            self._length = hidden(0, tf.int64, "steps_of_chain")
+            self._numbers = hidden(np.eye(1, bands + 2)[0], tf.float64, "noise_of_chain")
+        self.end()
+
+    @property
+    def variables(self):
+        counts = [count for _, count in self._tables]
+        return [*super().variables, self._position, self._length, self._numbers, *counts]
+
+    def build(self, tables):
+        """Makes the counts of the rows of tables.
+
+        Args:
+            tables: list of variables, (V, d) each.
+        """
+        for table in tables:
+            zeros = tf.zeros([table.shape[0]], tf.int32)
+            self._tables.append((table, tf.Variable(zeros, trainable=False, name="turns_of_rows")))
+
+    def begin(self, correlation, strategy=None):
+        """Called eagerly: the next step is the first one of a chain.
+
+        Args:
+            correlation: a `tfdp.accounting.correlated_noise.Correlation` of at most as many bands.
+            strategy: as for `rekey`.
+        """
+        self.rekey(strategy)
+        missing = self._bands - correlation.bands
+        s = correlation.sensitivity
+        # What is taken back is off by a unit at most in each of two runs, and by as many as its
+        # coefficients where another program has drawn earlier steps, and rounded otherwise.
+        units = 1.0 + sum(map(abs, correlation.coefficients[1:]))
+        carried = 2.0 * units * correlation.carried / s
+        self._numbers.assign([*correlation.coefficients, *[0.0] * missing, s, carried])
+        self._position.assign(0)
+        self._length.assign(correlation.steps)
+        for _, count in self._tables:
+            count.assign(tf.zeros_like(count))
+
+    def end(self):
+        """Called eagerly: no further step belongs to the chain; its key is gone."""
+        self.rekey()
+        self._length.assign(0)
+        self._numbers.assign([1.0, *[0.0] * (self._bands - 1), 1.0, 0.0])
+
+    def grid(self, stddev, sensitivity, coordinates, rounding):
+        """The `Grid` of a step.
+
+        Args:
+            stddev: σ·C, a scalar tensor.
+            sensitivity: C.
+            coordinates, rounding: as for `Grid`.
+        """
+        s, carried = tf.unstack(self._numbers.read_value()[self._bands :])
+        stddev = tf.cast(stddev, tf.float64) * s
+        return on_grid.Grid(stddev, sensitivity, coordinates, rounding, carried)
+
+    def release(self, tensors, grid, divisor=1.0, dtype=tf.float32, rows=()):
+        """One step's clipped sums with noise; called once in each step, with all of its tensors.
+
+        Args:
+            tensors: list of float tensors of static shapes, or tf.IndexedSlices of such.
+            grid: from `grid`.
+            divisor: a number by which what is released is divided.
+            dtype: of the results.
+            rows: list of (table, (S,) int64 distinct rows, (S, d) sums), of tables that `build` was
+                given; rows beyond the table hold nothing.
+
+        Returns:
+            List of tensors of the same shapes, those of rows first.
+
+        Raises:
+            PrivacyError: on a TPU, where float64 is too short for it; if tensors of other shapes
+                or kinds were released before.
+        """
+        if platform() == "TPU":
+            raise PrivacyError(
+                "Noise that is correlated over steps is not drawn on TPUs: leave "
+                "`noise_correlation` of the DPOptimizer out."
+            )
+        self._check_layout(tensors)
+        step, coefficients = self._next()
+        key = tf.bitcast(self._key.read_value(), tf.uint64)
+        first = tf.bitcast(self._counter.read_value(), tf.uint64)
+        divisor = tf.constant(divisor, dtype)
+        noisy_rows = [
+            self._release_rows(one, (grid.public, key, first, coefficients, divisor), dtype)
+            for one in rows
+        ]
+        # The upper word of a counter is that of the step, in which the lower one goes on.
+        upper = first[1] + tf.cast(step - tf.range(self._bands, dtype=tf.int64), tf.uint64)
+        own, used = tf.where(_backward(self._bands) <= step, coefficients, 0.0), 0
+
+        def one_part(values):
+            nonlocal used
+            size = values.shape[0]
+            whole = size if is_compiling() else compiled_size(size)
+            values = tf.pad(values, [[0, whole - size]]) if whole > size else values
+            counters = [
+                later(tf.stack([first[0], one]), tf.constant(used, tf.uint64))
+                for one in tf.unstack(upper)
+            ]
+            # Alike in all programs that make steps of this chain, whatever they fill up.
+            used += on_grid.WORDS * compiled_size(size) + 1
+            draw = _compiled(self._bands, dtype)
+            return draw(values, grid.public, key, counters, own, divisor)[:size]
+
+        return noisy_rows + in_joined_parts(tensors, LARGEST_JOINED, one_part)
+
+    def _check_layout(self, tensors):
+        """Refuses tensors in whose places other ones were drawn, by this or another program."""
+        layout = [(tuple(t.shape), isinstance(t, tf.IndexedSlices)) for t in tensors]
+        if self._layout not in (None, layout):
+            raise PrivacyError(
+                "Other weights are trained than when this DPOptimizer was first used: what a step "
+                "takes back would not be what was added. Compile with a new DPOptimizer. Received: "
+                f"{layout} after {self._layout}"
+            )
+        self._layout = layout
+
+    def _next(self):
+        """Moves on a step: the number of this one, and the coefficients of its draws."""
+        with ADVANCING:
+            step = self._position.read_value()
+            self._position.assign(step + 1)
+        m = self._numbers.read_value()[: self._bands]
+        # After the chain's last step nothing is taken back.
+        within = (_backward(self._bands) == 0) | (step < self._length.read_value())
+        return step, tf.where(within, m, tf.zeros_like(m))
+
+    def _release_rows(self, one, arguments, dtype):
+        """Rows of a table with the noise of their own chains, divided."""
+        table, rows, sums = one
+        (place,) = (i for i, (known, _) in enumerate(self._tables) if known is table)
+        counts, size = self._tables[place][1], table.shape[0]
+        turns = tf.gather(counts, tf.minimum(rows, size - 1))
+        counts.scatter_update(tf.IndexedSlices(turns + 1, rows))
+        # Rows that hold nothing draw beside the table, what no other row draws.
+        rows, turns = tf.minimum(rows, size), tf.cast(turns, tf.int64)
+        release = _compiled_rows(self._bands, place, dtype)
+        if sums.shape.is_fully_defined():
+            return release(sums, rows, turns, *arguments)
+        return _rows_of_any_number(release, dtype)(sums, rows, turns, *arguments)
+
+
+def _backward(bands):
+    """(b,) how many steps before this one each draw of a step was made."""
+    return tf.range(bands, dtype=tf.int64)
+
+
+def _drawn(draw, coefficients, bands):
+    """The noise of a step in units of the grid, from what `draw(i)` gives for i steps ago."""
+    earlier = [coefficients[i] * draw(i) for i in range(1, bands)]
+    return draw(0) + tf.round(tf.add_n(earlier)) if earlier else draw(0)
+
+
+def _released(values, drawn, numbers, public, divisor, dtype):
+    step, stddev, _ = numbers
+    noisy = on_grid.on_grid(values, drawn, step, stddev, dtype)
+    # As in `compiled_release`: XLA would draw again wherever the result is used.
+    return noisy / tf.where(public[0] < 0.0, 2.0 * divisor, divisor)
+
+
+@functools.cache
+def _compiled(bands, dtype):
+    # One loop for all draws of a value: none of them is written to memory.
+    @tf.function(jit_compile=True, autograph=False)
+    def run(values, public, key, counters, coefficients, divisor):
+        numbers = on_grid.numbers_of(*public)
+
+        def draw(i):
+            words = fused_block_words(key, counters[i], values.shape.as_list())
+            return on_grid.drawn_units(*numbers, words)
+
+        drawn = _drawn(draw, coefficients, bands)
+        return _released(values, drawn, numbers, public, divisor, dtype)
+
+    return run
+
+
+@functools.cache
+def _compiled_rows(bands, place, dtype):
+    @tf.function(jit_compile=True, autograph=False)
+    def run(values, rows, turns, public, key, first, coefficients, divisor):
+        """(S, d) sums of the rows (S,), of which each was selected `turns` (S,) times before."""
+        numbers, width = on_grid.numbers_of(*public), values.shape[1]
+        places = rows[:, tf.newaxis] * width + tf.range(width, dtype=tf.int64)
+        low = first[0] + tf.cast(places, tf.uint64)
+        # The upper word is that of table and turn: 2⁴⁸ turns a table, those of no table being the
+        # steps of dense weights.
+        high = first[1] + tf.constant((place + 1) << _LOG_TURNS, tf.uint64)
+        high += tf.cast(low < first[0], tf.uint64)
+        own = tf.where(_backward(bands) <= turns[:, tf.newaxis], coefficients, 0.0)
+
+        def draw(i):
+            upper = high + tf.cast(turns - i, tf.uint64)[:, tf.newaxis]
+            return on_grid.drawn_units(*numbers, words_of_blocks(key, low, upper))
+
+        drawn = _drawn(draw, tf.unstack(own[:, :, tf.newaxis], axis=1), bands)
+        return _released(values, drawn, numbers, public, divisor, dtype)
+
+    return run
+
+
+@functools.cache
+def _rows_of_any_number(release, dtype):
+    """A function as `release`, of a number of rows that is not known when it is traced."""
+
+    def run(sums, rows, turns, *arguments):
+        width = sums.shape[1]
+        count = tf.shape(sums)[0]
+
+        def block(i, size):
+            start = i * size
+            part = [t[start : start + size] for t in (sums, rows, turns)]
+            missing = size - tf.shape(part[1])[0]
+            part = [
+                tf.ensure_shape(
+                    tf.pad(t, [[0, missing]] + [[0, 0]] * (t.shape.rank - 1)), [size, *t.shape[1:]]
+                )
+                for t in part
+            ]
+            return release(*part, *arguments)
+
+        def many():
+            size = max(1, SMALL_DRAW // width)
+            number = count // size + 1
+            drawn = tf.TensorArray(dtype, number, element_shape=[size, width])
+            _, drawn = tf.while_loop(
+                lambda i, _: i < number,
+                lambda i, drawn: (i + 1, drawn.write(i, block(i, size))),
+                (0, drawn),
+                parallel_iterations=1,
+            )
+            return drawn.concat()
+
+        few = max(1, FEW // width)
+        return tf.cond(count <= few, lambda: block(0, few), many)[:count]
+
+    return tf.function(run, reduce_retracing=True, autograph=False)
