@@ -64,13 +64,13 @@ def clipped_by_each_layer_alone():
 
 
 def tied_tables_clipped_by_branch():
-    from tfdp.clipping.sums import gradients
+    from tfdp.clipping.sums import forms
 
     def squared_norm(self):
         parts = (self.rows.squared_norm(), self.outer.squared_norm())
         return tuple(a + b for a, b in zip(*parts, strict=True))
 
-    gradients._Tied.squared_norm = squared_norm
+    forms.Tied.squared_norm = squared_norm
 
 
 def padding_counted():
@@ -87,7 +87,7 @@ def padding_counted():
 def not_a_number_let_through():
     from tfdp.clipping.sums import gradients
 
-    gradients.only_finite = lambda finite, *tensors: tensors if len(tensors) > 1 else tensors[0]
+    gradients.only_finite = lambda finite, given: [part for one in given for part in one.parts]
 
 
 def shuffled_called_poisson():

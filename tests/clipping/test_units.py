@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdp.clipping.sums import gradients
+from tfdp.clipping.sums import forms
 from tfdp.clipping.sums.contributions import Layout, OuterProduct, PerExampleGradients, Rows
 from tfdp.clipping.sums.gradients import variable_gradient
 from tfdp.clipping.sums.units import ids_of_units, of_units, unit_mask
@@ -95,7 +95,7 @@ def test_a_person_is_there_if_any_of_its_records_is():
         unknown(tf.constant(MASK))
 
 
-@pytest.mark.parametrize("count", [gradients._MANY_IDS - 1, gradients._MANY_IDS])
+@pytest.mark.parametrize("count", [forms._MANY_IDS - 1, forms._MANY_IDS])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_many_look_ups_are_merged_as_few_are(count, jit_compile):
     generator = np.random.default_rng(2)
@@ -123,9 +123,9 @@ def test_many_look_ups_are_merged_as_few_are(count, jit_compile):
 
 def test_ids_that_are_no_rows_stay_with_their_example():
     # Beyond the table's 30 rows; numbered through, one example's would be the other's.
-    ids = np.stack([np.full(gradients._MANY_IDS, 100), np.full(gradients._MANY_IDS, 68)])
+    ids = np.stack([np.full(forms._MANY_IDS, 100), np.full(forms._MANY_IDS, 68)])
     ids[1, 0], ids[0, 0] = -7, 29
-    values = tf.ones([2, gradients._MANY_IDS, 1])
+    values = tf.ones([2, forms._MANY_IDS, 1])
     gradient = variable_gradient(tf.zeros([30, 1]), [Rows(tf.constant(ids), values)])
-    wanted = gradients._merged_by_pairs(tf.constant(ids), values, 30)
+    wanted = forms._merged_by_pairs(tf.constant(ids), values, 30)
     np.testing.assert_array_equal(gradient.values, wanted)

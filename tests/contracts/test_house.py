@@ -74,6 +74,7 @@ INSIDE = {
         "crossentropy",
         "losses",
         "penalties",
+        "shared",
         "engine",
         "inspect",
     ),

@@ -17,6 +17,7 @@ from tfdp.clipping.recording import (
     trained_variables,
 )
 from tfdp.clipping.rules import fallback
+from tfdp.clipping.shared import SharedFactors
 from tfdp.clipping.sums.factors import clip_factors, shares_of_layers
 from tfdp.clipping.sums.gradients import clipped_sums_of, variable_gradient
 from tfdp.clipping.sums.rule_results import contributions_of
@@ -177,7 +178,8 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
             check(execution.root, losses)
         losses.shape.assert_is_compatible_with([example_mask.shape[0]])
         total = tf.reduce_sum(tf.where(example_mask, losses, tf.zeros_like(losses)))
-    recorded = execution.recorded
+    everything = execution.recorded
+    recorded = [call for call in everything if not call.planned.uses]
     probes = [probe for call in recorded for probe in call.probes]
     with tf.name_scope("backward"):
         found = tape.gradient(total, probes)
@@ -186,13 +188,16 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
         tf.zeros_like(probe) if gradient is None else gradient
         for probe, gradient in zip(probes, found, strict=True)
     )
+    found = {id(call): [next(gradients) for _ in call.probes] for call in recorded}
+    shared = SharedFactors(everything, found)
     by_variable, groups = {}, {}
-    for call in recorded:
-        s = [next(gradients) for _ in call.probes]
-        if call.planned.rule is None:
-            pairs = fallback.contributions(call, s, compiled_by_xla(model))
+    for call in everything:
+        if call.planned.uses:
+            pairs = shared.contributions(call)
+        elif call.planned.rule is None:
+            pairs = fallback.contributions(call, found[id(call)], compiled_by_xla(model))
         else:
-            pairs = contributions_of(call, s)
+            pairs = contributions_of(call, found[id(call)])
         for variable, contribution in pairs:
             is_table = table_name(variable) is not None
             together = of_units(contribution, example_mask, rows_per_unit, marks_padding=is_table)

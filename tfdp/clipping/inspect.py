@@ -90,6 +90,8 @@ def explain(model: keras.Model, x: Any = None) -> str:
             rule = f"exact fallback (~{planned.slowdown:.1f}x)"
         if planned.broadcast:
             rule += " (broadcast)"
+        if planned.uses:
+            rule += " (shared)"
         size = sum(int(np.prod(v.shape)) for v in planned.variables)
         lines.append(f"{planned.layer.name:32}{rule:28}{len(planned.variables):>10}{size:>12,}")
     for variable in plan.unused:

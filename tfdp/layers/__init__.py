@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # for editors and the documentation
     from tfdp.layers.dp_forward_noise import DPForwardNoise
     from tfdp.layers.re_attention import ReAttention
     from tfdp.layers.re_attention_block import ReAttentionBlock
+    from tfdp.layers.shared_negatives import SharedNegatives
+    from tfdp.layers.shared_scores import SharedScores
     from tfdp.layers.sparse_embedding import SparseEmbedding
     from tfdp.layers.text_tokenizer import TextTokenizer
     from tfdp.layers.transition_odds import TransitionOdds
@@ -22,6 +24,8 @@ __all__ = [
     "PrivateAttention",
     "ReAttention",
     "ReAttentionBlock",
+    "SharedNegatives",
+    "SharedScores",
     "SparseEmbedding",
     "TextTokenizer",
     "TransitionOdds",
@@ -38,6 +42,8 @@ __getattr__ = on_demand(
         ".re_attention": ["ReAttention"],
         ".re_attention_block": ["ReAttentionBlock"],
         ".batch_norm": ["replace_batch_norm"],
+        ".shared_negatives": ["SharedNegatives"],
+        ".shared_scores": ["SharedScores"],
         ".sparse_embedding": ["SparseEmbedding"],
         ".text_tokenizer": ["TextTokenizer"],
         ".transition_odds": ["TransitionOdds"],

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdp._validate import count
 from tfdp.clipping import Rule, register_rule
 from tfdp.clipping.rules import combiners
+from tfdp.clipping.sums.contributions import SharedRows
 from tfdp.clipping.sums.surviving_rows import mark_sparse_table
 from tfdp.experimental.tpu import resident_table
 from tfdp.runtime.strategies import traces_once
@@ -254,3 +255,15 @@ class SparseEmbeddingRule(Rule):
         ids, weights = layer.dense(args[0], args[1] if len(args) > 1 else kwargs.get("weights"))
         factors = layer.coefficients(ids, weights)
         return [(layer.embeddings, combiners.weighted_rows(layer.rows_read(ids), factors, s))]
+
+    def accepts_shared(self, layer, args, kwargs):
+        is_one = len(args[0].shape) == 1 or (len(args[0].shape) == 2 and layer.combiner is not None)
+        return is_one and isinstance(args[0], tf.Tensor) and layer.external_table is None
+
+    def shared_contributions(self, layer, args, kwargs, left, right):
+        ids, weights = layer.dense(args[0], args[1] if len(args) > 1 else kwargs.get("weights"))
+        factors = layer.coefficients(ids, weights)  # (N,), or (N, values)
+        if len(ids.shape) == 2:
+            left = left[..., tf.newaxis]
+        left = tf.reshape(left * factors, [-1, left.shape[1], ids.shape.num_elements()])
+        return [(layer.embeddings, SharedRows(tf.reshape(layer.rows_read(ids), [-1]), left, right))]

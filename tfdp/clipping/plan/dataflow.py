@@ -65,7 +65,7 @@ class DataFlow:
         ]  # fmt: skip
         seen = {op.name for op in pending}
         while pending:
-            tensors = [t for t in pending.pop().outputs if _flows(t) and t.name not in probes]
+            tensors = [t for t in pending.pop().outputs if flows(t) and t.name not in probes]
             for op in (op for t in tensors for op in t.consumers()):
                 if op.type in _ENDS or op.name in seen:
                     continue
@@ -164,7 +164,12 @@ def handles_of(variable):
     return [part.handle for part in getattr(value, "values", (value,)) if hasattr(part, "handle")]
 
 
-def _flows(tensor):
+def gradient_ends(op):
+    """Whether no gradient flows through an operation."""
+    return op.type in _ENDS
+
+
+def flows(tensor):
     """Whether gradients may flow through a tensor; a variant may be a list of tensors."""
     return tensor.dtype.is_floating or tensor.dtype.is_complex or tensor.dtype == tf.variant
 
@@ -195,7 +200,7 @@ def _hidden_by(identities, reads):
         seen.add(op.name)
         if op.name in reads:
             return op.name
-        pending += [t for t in op.inputs if _flows(t) and t.name not in arguments]
+        pending += [t for t in op.inputs if flows(t) and t.name not in arguments]
     return None
 
 

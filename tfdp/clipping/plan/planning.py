@@ -14,12 +14,13 @@ import tensorflow as tf
 from tfdp.clipping.plan.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
 from tfdp.clipping.plan.draws import Draws
 from tfdp.clipping.plan.refusals import CALLS_DIFFER, refuse_named_layers
+from tfdp.clipping.plan.sharing import Sharing
 from tfdp.clipping.plan.tracing import kind, loop_steps, refuse_corrupting_derivatives, trace
 from tfdp.clipping.recording import Recorder, ensure_built, trained_variables
 from tfdp.clipping.rules import fallback
 from tfdp.clipping.rules.embed_reduce import register_keras_rs
 from tfdp.clipping.rules.position import register_keras_hub
-from tfdp.clipping.rules.registry import Rule
+from tfdp.clipping.rules.registry import Rule, ScoresRule
 from tfdp.clipping.sums import cost
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import is_external
@@ -38,6 +39,7 @@ class PlannedCall:
         rule: its rule, or None for the exact fallback.
         variables: the trainable variables covered, in the order they were read.
         broadcast: the output lacks the batch axis and is broadcast to it.
+        uses: `Use`s of an output that all examples share, whose gradients are kept as factors.
         aligned: for each tensor among the arguments, whether it has the batch axis.
         seeds: states of the random generators used inside (fallback only).
         draws_at_once: whether what they give is drawn for all examples at once (fallback only).
@@ -50,6 +52,7 @@ class PlannedCall:
     rule: Rule | None
     variables: list
     broadcast: bool = False
+    uses: tuple = ()
     aligned: list = dataclasses.field(default_factory=list)
     seeds: list = dataclasses.field(default_factory=list)
     draws_at_once: bool = False
@@ -100,7 +103,9 @@ def make_clipping_plan(model, x):
     pairs = _pairs(model, first, second)
     flow = DataFlow(first, trained_variables(model))
     flow.refuse_unseen_reads()
-    calls = _choose(first, pairs, flow)
+    calls = _with_scores(_choose(first, pairs, flow, Sharing(first)), pairs)
+    if calls is _INSIDE:
+        calls = _choose(first, pairs, flow, None)
     if not all(_alignment(first, pairs, lambda c: c.outputs)):
         raise PrivacyError(
             f"The outputs of model {model.name!r} lack the batch axis as their first axis, so "
@@ -190,18 +195,46 @@ def _pairs(model, first, second):
     return {key: (call, others[key]) for key, call in calls.items()}
 
 
-def _choose(call, pairs, flow):
-    """Units that cover every read below a call, or None if only a call further up can."""
+# Scores that shared calls lead to are inside a call on the fallback, which keeps no factors.
+_INSIDE = object()
+
+
+def _with_scores(calls, pairs):
+    """The calls, and the layers of scores in which shared ones meet the examples; or `_INSIDE`."""
+    if calls is None:
+        return None
+    planned = {one.key: one for one in calls}
+    wholes = [one.key for one in calls if one.rule is None]
+    for use in (use for one in calls for use in one.uses):
+        if any(use.above[: len(key)] == key for key in wholes):
+            return _INSIDE
+        if use.above not in planned:
+            call, _ = pairs[use.above]
+            if not isinstance(call.rule, ScoresRule):
+                return _INSIDE
+            planned[use.above] = PlannedCall(use.above, call.layer, call.rule, [])
+    return list(planned.values())
+
+
+def _choose(call, pairs, flow, sharing):
+    """Units that cover every read below a call, or None if only a call further up can.
+
+    Args:
+        call: a `LayerCall`.
+        pairs: from `_pairs`.
+        flow: the `DataFlow`.
+        sharing: the `Sharing`, or None if no call is to be treated as shared.
+    """
     graph = flow.graph
     if not call.subtree_reads():
         return []
     calls = []
     if call.reads:
-        planned = _by_rule(call, pairs, flow) if call.graph is graph else None
+        planned = _by_rule(call, pairs, flow, sharing) if call.graph is graph else None
         calls = None if planned is None else [planned]
     if calls is not None:
         for child in call.children:
-            below = _choose(child, pairs, flow) if child.graph is graph else (
+            below = _choose(child, pairs, flow, sharing) if child.graph is graph else (
                 None if child.subtree_reads() else [])  # fmt: skip
             if below is None:
                 calls = None
@@ -237,7 +270,7 @@ def _choose(call, pairs, flow):
     ]
 
 
-def _by_rule(call, pairs, flow):
+def _by_rule(call, pairs, flow, sharing):
     rule = call.rule
     if rule is None:
         return None
@@ -248,6 +281,10 @@ def _by_rule(call, pairs, flow):
         return None
     outputs = _alignment(call, pairs, lambda c: c.outputs)
     aligned = bool(outputs) and all(outputs) and not _composites(call.outputs)
+    if not aligned and sharing is not None and not any(_alignment(call, pairs, lambda c: c.args)):
+        uses = sharing.uses(call)
+        if uses is not None:
+            return PlannedCall(call.key, call.layer, rule, list(call.reads.values()), uses=uses)
     if not aligned and not (rule.broadcasts_shared_outputs and _is_shared(call, pairs)):
         return None
     return PlannedCall(call.key, call.layer, rule, list(call.reads.values()), broadcast=not aligned)

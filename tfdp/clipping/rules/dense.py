@@ -63,8 +63,27 @@ class KernelAndBias(Rule):
 
 @register_rule(keras.layers.Dense)
 class DenseRule(KernelAndBias):
+    hands_on_factors = True
+
     def kernel_contribution(self, layer, inputs, s):
         return OuterProduct(flatten_time(inputs, 1), flatten_time(s, 1))
+
+    def accepts_shared(self, layer, args, kwargs):
+        is_linear = layer.activation in (None, keras.activations.linear)
+        return is_linear and len(args[0].shape) == 2 and isinstance(layer.kernel, keras.Variable)
+
+    def shared_contributions(self, layer, args, kwargs, left, right):
+        """Σ_n left_n·a_n is one row for each example (MATH.md section 13)."""
+        pairs = [(layer.kernel, OuterProduct(left @ tf.cast(args[0], tf.float32), right))]
+        if layer.bias is not None:
+            totals = tf.reduce_sum(left, axis=2, keepdims=True)
+            values = tf.reduce_sum(totals * right, axis=1)
+            pairs.append((layer.bias, PerExampleGradients(values)))
+        return pairs
+
+    def shared_input(self, layer, args, kwargs, right):
+        kernel = tf.cast(tf.convert_to_tensor(layer.kernel.value), tf.float32)
+        return tf.matmul(right, kernel, transpose_b=True)
 
 
 @register_rule(keras.layers.EinsumDense)

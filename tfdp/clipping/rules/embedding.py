@@ -4,19 +4,26 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping.rules.registry import Rule, register_rule
-from tfdp.clipping.sums.contributions import OuterProduct, Rows, flatten_time
+from tfdp.clipping.sums.contributions import OuterProduct, Rows, SharedRows, flatten_time
 
 
 def rows_of(layer, ids, s):
     """The look-up's contribution to its table."""
-    ids = tf.cast(ids, tf.int64 if ids.dtype == tf.int64 else tf.int32)
-    # As keras.ops.take reads them: negative ids count from the end, and where the device accepts
-    # ids that are out of range (XLA does), they mean the nearest row.
-    ids = tf.clip_by_value(tf.where(ids < 0, ids + layer.input_dim, ids), 0, layer.input_dim - 1)
+    ids = _rows_read(layer, ids)
     batch = s.shape[0] if s.shape[0] is not None else tf.shape(s)[0]
     if len(ids.shape) < len(s.shape) - 1 or (ids.shape[0] == 1 and s.shape[0] != 1):
         ids = tf.broadcast_to(ids, tf.shape(s)[:-1])  # ids shared by the whole batch
     return Rows(tf.reshape(ids, [batch, -1]), flatten_time(s, 1))
+
+
+def _rows_read(layer, ids):
+    """The rows that ids mean, as keras.ops.take reads them.
+
+    Negative ids count from the end, and where the device accepts ids that are out of range (XLA
+    does), they mean the nearest row.
+    """
+    ids = tf.cast(ids, tf.int64 if ids.dtype == tf.int64 else tf.int32)
+    return tf.clip_by_value(tf.where(ids < 0, ids + layer.input_dim, ids), 0, layer.input_dim - 1)
 
 
 @register_rule(keras.layers.Embedding)
@@ -33,6 +40,12 @@ class EmbeddingRule(Rule):
         (s,) = gradients
         return [(layer.embeddings, rows_of(layer, args[0], s))]
 
+    def accepts_shared(self, layer, args, kwargs):
+        return len(args[0].shape) == 1
+
+    def shared_contributions(self, layer, args, kwargs, left, right):
+        return [(layer.embeddings, SharedRows(_rows_read(layer, args[0]), left, right))]
+
 
 @register_rule(keras.layers.ReversibleEmbedding)
 class ReversibleEmbeddingRule(EmbeddingRule):
@@ -42,6 +55,9 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         if _is_reverse(args, kwargs):
             return layer.logit_soft_cap is None
         return super().accepts(layer, args, kwargs)
+
+    def accepts_shared(self, layer, args, kwargs):
+        return not _is_reverse(args, kwargs) and super().accepts_shared(layer, args, kwargs)
 
     def variables(self, layer, args, kwargs):
         if _is_reverse(args, kwargs) and not layer.tie_weights:

@@ -68,6 +68,54 @@ class Rule:
         """
         raise NotImplementedError
 
+    #: Whether a call on what all examples share is linear in its first argument, and each row of
+    #: its output follows from the same row of that: then `shared_input` is defined.
+    hands_on_factors = False
+
+    def accepts_shared(self, layer, args, kwargs):
+        """Whether `shared_contributions` covers this call, on what all examples share."""
+        return False
+
+    def shared_contributions(self, layer, args, kwargs, left, right):
+        """As `contributions`, of a call on what all examples share, of N rows.
+
+        Args:
+            layer, args, kwargs: the call.
+            left, right: float32 (B, T, N) and (B, T, d): the gradient of example i at the probe is
+                Σ_t left[i, t]·right[i, t]ᵀ.
+        """
+        raise NotImplementedError
+
+    def shared_input(self, layer, args, kwargs, right):
+        """(B, T, p), which takes the place of `right` at the call's first argument (N, p)."""
+        raise NotImplementedError
+
+
+class ScoresRule(Rule):
+    """The rule of a layer in which each example meets rows that all share, by products alone.
+
+    The layer has no weights. Its one output, the only probe, is (B, N) scores.
+    """
+
+    def variables(self, layer, args, kwargs):
+        return []
+
+    def contributions(self, layer, args, kwargs, gradients):
+        return []
+
+    def shared_argument(self, args, kwargs):
+        """The (N, d) rows that all examples share."""
+        raise NotImplementedError
+
+    def factors(self, layer, args, kwargs, gradient):
+        """(left (B, T, N), right (B, T, d)) of the gradients at the shared rows, as in `Rule`.
+
+        Args:
+            layer, args, kwargs: the call.
+            gradient: (B, N), at its scores.
+        """
+        raise NotImplementedError
+
 
 def register_rule(*layer_classes: type) -> Callable:
     """Decorator: uses a `Rule` class for these layer types (MATH.md section 2).

@@ -64,6 +64,23 @@ class Rows:
 
 
 @dataclasses.dataclass
+class SharedRows:
+    """g_i has sum_{n: ids[n] = j} sum_t left[i, t, n] right[i, t] in row j (MATH.md section 13).
+
+    Rows that all examples look up, as negatives that are drawn once a step.
+
+    Attributes:
+        ids: (N,) integers, N known.
+        left: (B, T, N).
+        right: (B, T, d).
+    """
+
+    ids: tf.Tensor
+    left: tf.Tensor
+    right: tf.Tensor
+
+
+@dataclasses.dataclass
 class PerExampleGradients:
     """g_i itself, for variables small enough to hold one copy for each example.
 

@@ -1,6 +1,6 @@
 """What a rule returns, checked for its form when a step is traced."""
 
-from tfdp.clipping.sums.contributions import OuterProduct, PerExampleGradients, Rows
+from tfdp.clipping.sums.contributions import OuterProduct, PerExampleGradients, Rows, SharedRows
 from tfdp.errors import PrivacyError
 
 _KINDS = (OuterProduct, Rows, PerExampleGradients)
@@ -17,12 +17,22 @@ def contributions_of(recorded, gradients):
         PrivacyError: for anything but one or more contributions of the right shapes to each of the
             variables that the rule says it covers.
     """
-    planned = recorded.planned
-    rule, layer = planned.rule, planned.layer
-    where = f"Rule {type(rule).__name__} of layer {layer.name!r}"
+    rule, layer = recorded.planned.rule, recorded.planned.layer
     pairs = rule.contributions_from(layer, recorded.args, recorded.kwargs, gradients, recorded.kept)
+    return _checked(recorded.planned, pairs, _KINDS)
+
+
+def shared_contributions_of(recorded, left, right):
+    """As `contributions_of`, of a call on what all examples share; see `Rule`."""
+    rule, layer = recorded.planned.rule, recorded.planned.layer
+    pairs = rule.shared_contributions(layer, recorded.args, recorded.kwargs, left, right)
+    return _checked(recorded.planned, pairs, (*_KINDS, SharedRows))
+
+
+def _checked(planned, pairs, kinds):
+    where = f"Rule {type(planned.rule).__name__} of layer {planned.layer.name!r}"
     if not isinstance(pairs, (list, tuple)) or not all(
-        isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[1], _KINDS)
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[1], kinds)
         for pair in pairs
     ):
         raise PrivacyError(
@@ -72,6 +82,8 @@ def _shapes(variable, contribution):
         return {"values": shape}
     if isinstance(contribution, Rows):
         return {"ids": (None,), "values": (None, *shape[1:])}
+    if isinstance(contribution, SharedRows):
+        return {"left": (None, contribution.ids.shape[0]), "right": (None, *shape[1:])}
     layout = contribution.layout
     sizes = [1, 1]
     for i, axes in enumerate((layout.rows, layout.columns)):

@@ -5,7 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdp.clipping.recording import trained_variables
-from tfdp.clipping.sums.gradients import Gradient, RowGradients, scale
+from tfdp.clipping.sums.forms import Gradient, RowGradients, scale
 from tfdp.clipping.sums.products import POSITIVE, UNDERFLOW, sum_of_squares
 from tfdp.errors import PrivacyError
 from tfdp.runtime import ordering

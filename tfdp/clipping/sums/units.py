@@ -5,9 +5,14 @@ follows here is one sum before any norm is taken, as the positions of one exampl
 of a shared layer (MATH.md section 11).
 """
 
+import dataclasses
+
 import tensorflow as tf
 
-from tfdp.clipping.sums.contributions import OuterProduct, PerExampleGradients, Rows
+from tfdp.clipping.sums.contributions import (
+    PerExampleGradients,
+    Rows,
+)
 from tfdp.errors import PrivacyError
 
 
@@ -46,7 +51,7 @@ def of_units(contribution, example_mask, rows_per_unit, marks_padding=False):
     of the gradients of those that are there; what padding computed, NaN included, is left out.
 
     Args:
-        contribution: an `OuterProduct`, `Rows` or `PerExampleGradients` of B rows.
+        contribution: one of B rows, of any kind.
         example_mask: (B,) bool.
         rows_per_unit: k, or None where each row is a unit: the contribution itself.
         marks_padding: whether the ids of rows that are not there become −1.
@@ -73,8 +78,9 @@ def of_units(contribution, example_mask, rows_per_unit, marks_padding=False):
         else:
             ids = _together(contribution.ids, k)
         return Rows(ids, _together(present(contribution.values), k))
-    left, right = present(contribution.left), present(contribution.right)
-    return OuterProduct(_together(left, k), _together(right, k), contribution.layout)
+    left = _together(present(contribution.left), k)
+    right = _together(present(contribution.right), k)
+    return dataclasses.replace(contribution, left=left, right=right)
 
 
 def ids_of_units(ids, example_mask, rows_per_unit):

@@ -1,0 +1,134 @@
+"""Negatives that all examples share: norms and clipped sums are those of single examples."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfdp
+from tfdp.clipping.plan.planning import make_clipping_plan
+
+ITEMS, B = 12, 6
+GENERATOR = np.random.default_rng(3)
+
+
+def first_label(outputs):
+    """(B,) losses of logits whose label is 0."""
+    logits = tf.nest.flatten(outputs)[0]
+    return tf.reduce_logsumexp(logits, axis=1) - logits[:, 0]
+
+
+class Chain(layers.Layer):
+    """Layers one after another, on inputs of any shape."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = parts
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def table():
+    return layers.Embedding(ITEMS, 4, name="table")
+
+
+def sparse_table():
+    return tfdp.layers.SparseEmbedding(ITEMS, 4, name="table")
+
+
+def dense():
+    return Chain([layers.Embedding(ITEMS, 6), layers.Dense(4)])
+
+
+def two_dense():
+    return Chain([layers.Embedding(ITEMS, 6), layers.Dense(5), layers.Dense(4)])
+
+
+def features():
+    """Two tables and a number, side by side, with a look-up added to the end."""
+    ids, genre = (keras.Input((), dtype="int64", name=n) for n in ("ids", "genre"))
+    price = keras.Input((2,), name="price")
+    parts = [layers.Embedding(ITEMS, 3)(ids), price, layers.Embedding(5, 2)(genre)]
+    vector = layers.Dense(4)(layers.Concatenate()(parts))
+    return keras.Model([ids, genre, price], vector + layers.Embedding(ITEMS, 4)(ids))
+
+
+COLUMNS = {
+    "ids": np.arange(ITEMS),
+    "genre": np.arange(ITEMS) % 5,
+    "price": GENERATOR.normal(size=(ITEMS, 2)).astype(np.float32),
+}
+TOWERS = {"table": table, "sparse_table": sparse_table, "dense": dense, "two_dense": two_dense}
+
+
+def model_of(make_tower, history=False, **kwargs):
+    """A builder of a model from user features and an item's id to logits."""
+
+    def build():
+        policy = keras.config.dtype_policy().compute_dtype
+        user, item = keras.Input((5,), dtype=policy), keras.Input((), dtype="int64")
+        inputs, tower = [user, item], make_tower()
+        vector = layers.Dense(4)(user)
+        if history:  # by the item tower's own weights
+            seen = keras.Input((3,), dtype="int64")
+            inputs.append(seen)
+            vector = vector + layers.GlobalAveragePooling1D()(tower(seen))
+        settings = {"num_negatives": 7, "seed": 3, **kwargs}
+        return keras.Model(
+            inputs, tfdp.layers.SharedNegatives(tower, ITEMS, **settings)(vector, item)
+        )
+
+    return build
+
+
+def batch(history=False):
+    x = [GENERATOR.normal(size=(B, 5)).astype(np.float32), GENERATOR.integers(0, ITEMS, B)]
+    return x + [GENERATOR.integers(0, ITEMS, (B, 3))] if history else x
+
+
+def shared_calls(model, x):
+    plan = make_clipping_plan(model, tf.nest.map_structure(tf.convert_to_tensor, x))
+    assert all(call.rule is not None for call in plan.calls.values())
+    return [call.layer.name for call in plan.calls.values() if call.uses]
+
+
+@pytest.mark.parametrize("name", TOWERS)
+@pytest.mark.parametrize("history", [False, True])
+def test_norms_and_sums_equal_brute_force(brute_force, name, history):
+    x = batch(history)
+    check = brute_force(model_of(TOWERS[name], history), x, first_label)
+    assert shared_calls(check.model, x)
+    check.check(("flat", "normalized"), tolerance=2e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.2},
+        {"frequencies": np.arange(ITEMS) + 1.0},
+        {"num_negatives": None},
+        {"num_negatives": 40},  # more than there are items: each is drawn several times
+        {"num_negatives": 1},
+    ],
+    ids=str,
+)
+def test_draws_of_any_kind_equal_brute_force(brute_force, settings):
+    x = batch(history=True)
+    brute_force(model_of(dense, True, **settings), x, first_label).check(tolerance=2e-5)
+
+
+def test_features_side_by_side_equal_brute_force(brute_force):
+    x = batch()
+    check = brute_force(model_of(features, item_features=COLUMNS), x, first_label)
+    assert len(shared_calls(check.model, x)) == 4
+    check.check(tolerance=2e-5)
+
+
+def test_a_traced_step_and_xla_give_the_same(brute_force):
+    check = brute_force(model_of(dense, True), batch(history=True), first_label)
+    check.check(tolerance=2e-5, graph=True)
+    check.check(tolerance=2e-5, jit_compile=True)

@@ -1,0 +1,107 @@
+"""Calls on what all examples share, whose gradients reach the examples by products alone.
+
+Negatives that are drawn once a step go through layers without a batch axis, and meet the examples
+in one layer of scores. Example i's gradient at the rows that meet them is then leftᵀ·right of two
+factors, and stays so through layers that are linear in each row (MATH.md section 13).
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdp._compat.keras import logits_of
+from tfdp.clipping.plan.dataflow import flows, gradient_ends
+from tfdp.clipping.rules.registry import ScoresRule
+
+_COPIES = frozenset({"Identity", "Cast"})
+_SUMS = frozenset({"Add", "AddN", "AddV2"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A way in which the output of a shared call goes on.
+
+    Attributes:
+        above: place in the call tree of the call whose input it is, or a part of: of scores, or
+            of a layer that hands factors on.
+        columns: (begin, end) of the part.
+    """
+
+    above: tuple
+    columns: tuple
+
+
+class Sharing:
+    """The calls of a traced forward pass whose outputs meet the examples in layers of scores.
+
+    Args:
+        root: the `LayerCall` of the model.
+    """
+
+    def __init__(self, root):
+        self._calls = [c for c in root.subtree() if c.graph is root.graph and c.rule is not None]
+        self._of_probe = {t.name: c for c in self._calls for t in c.probes}
+        self._uses, self._edges = {}, set()
+        outputs = [t for t in tf.nest.flatten(root.outputs) if tf.is_symbolic_tensor(t)]
+        outputs += [z for z in map(logits_of, outputs) if z is not None]
+        self._outputs = {t.name for t in outputs}
+        for call in self._calls:
+            if isinstance(call.rule, ScoresRule):
+                self._down(call.rule.shared_argument(call.args, call.kwargs), call, 0)
+
+    def uses(self, call):
+        """The `Use`s of a call's output, or None if it is used in any other way."""
+        found = self._uses.get(call.key)
+        return None if found is None or not self._goes_on_by_these_alone(call) else found
+
+    def _down(self, tensor, above, begin):
+        """From what a call takes, columns from `begin` on, to the shared calls that made it."""
+        if not tf.is_symbolic_tensor(tensor) or tensor.shape.rank != 2 or None in tensor.shape:
+            return
+        call = self._of_probe.get(tensor.name)
+        if call is not None:
+            rule, given = call.rule, (call.layer, call.args, call.kwargs)
+            if len(call.probes) == 1 and rule.accepts_shared(*given):
+                use = Use(above.key, (begin, begin + tensor.shape[1]))
+                self._uses[call.key] = (*self._uses.get(call.key, ()), use)
+                if rule.hands_on_factors and len(self._uses[call.key]) == 1:
+                    self._down(call.args[0], call, 0)
+            return
+        op = tensor.op
+        if op.type in _COPIES and flows(op.inputs[0]):
+            parts = [(op.inputs[0], begin)]
+        elif op.type in _SUMS and all(t.shape == tensor.shape for t in op.inputs):
+            parts = [(t, begin) for t in op.inputs]
+        elif op.type == "ConcatV2" and tf.get_static_value(op.inputs[-1]) in (1, -1):
+            parts = []
+            for part in op.inputs[:-1]:
+                parts.append((part, begin))
+                begin += part.shape[1] or 0
+        else:
+            return
+        self._edges.add(op.name)
+        for part, start in parts:
+            self._down(part, above, start)
+
+    def _goes_on_by_these_alone(self, call):
+        """Whether gradients reach the call's output by its uses alone."""
+        above = [c for c in self._calls if c.key in {use.above for use in self._uses[call.key]}]
+        inside = {op.name for c in above for op in _operations(c)}
+        pending, seen = list(call.probes), set()
+        while pending:
+            tensor = pending.pop()
+            if tensor.name in self._outputs:
+                return False
+            for op in tensor.consumers():
+                if gradient_ends(op) or op.name in seen:
+                    continue
+                seen.add(op.name)
+                if op.name in self._edges:
+                    pending += [t for t in op.outputs if flows(t)]
+                elif op.name not in inside:
+                    return False
+        return True
+
+
+def _operations(call):
+    return call.graph.get_operations()[call.operations.start : call.operations.stop]

@@ -1,0 +1,95 @@
+"""Gradients of a table of which every example looks up the same rows, beside rows of its own."""
+
+import copy
+import types
+
+import tensorflow as tf
+
+from tfdp.clipping.sums.contributions import OuterProduct
+from tfdp.clipping.sums.forms import Gradient, Outer, Tied, join
+from tfdp.runtime import ordering
+
+
+class SharedRowGradients(Gradient):
+    """Look-ups that all examples share, kept as their factors (MATH.md section 13).
+
+    On the N shared rows g_i is the matrix leftᵀ·right of a head over N items. With the rows that
+    the example looked up itself it is that of a table of N rows which is look-up and head at once.
+
+    Args:
+        variable: the table.
+        shared: list of `SharedRows`.
+        rows: `RowGradients` of the examples' own look-ups, or None.
+    """
+
+    is_product = True
+
+    def __init__(self, variable, shared, rows=None):
+        self.variable = variable
+        self.rows = rows
+        ids = [tf.cast(c.ids, tf.int64) for c in shared]
+        ids = ids[0] if len(ids) == 1 else tf.concat(ids, 0)
+        # An id that was drawn twice is one row: of equal ones, the first has the sum.
+        self.ids = ordering.sort(ids)
+        place = ordering.search(self.ids, ids)
+        left, right = _beside([c.left for c in shared]), join([c.right for c in shared])
+        merged = tf.math.unsorted_segment_sum(
+            tf.transpose(left, [2, 0, 1]), place, self.ids.shape[0]
+        )
+        left = tf.transpose(merged, [1, 2, 0])
+        if rows is not None:  # what is not shared stands at a place that is always zero
+            left = tf.pad(left, [[0, 0], [0, 0], [0, 1]])
+        matrix = types.SimpleNamespace(shape=(left.shape[2], right.shape[2]))
+        self.outer = Outer(matrix, [OuterProduct(left, right)])
+        self.form = self.outer if rows is None else Tied(self._placed(rows), self.outer)
+        self.parts = self.form.parts
+
+    def _placed(self, rows):
+        """The examples' own rows, known by their places among the shared ones."""
+        flat = tf.reshape(tf.cast(rows.ids, tf.int64), [-1])
+        place = ordering.search(self.ids, flat)
+        count = self.ids.shape[0]
+        found = tf.gather(self.ids, tf.minimum(place, count - 1)) == flat
+        placed = copy.copy(rows)
+        placed.ids = tf.reshape(tf.where(found, place, count), tf.shape(rows.ids))
+        placed.ids.set_shape(rows.ids.shape)
+        return placed
+
+    def squared_norm(self):
+        return self.form.squared_norm()
+
+    def per_example(self):
+        left, right = self.outer.parts
+        batch, rows, width = tf.shape(left)[0], *self.variable.shape
+        values = tf.matmul(left, right, transpose_a=True)[:, : self.ids.shape[0]]
+        flat = self.ids + tf.cast(tf.range(batch)[:, None], tf.int64) * rows
+        shared = tf.math.unsorted_segment_sum(
+            tf.reshape(values, [-1, width]), tf.reshape(flat, [-1]), batch * rows
+        )
+        shared = tf.reshape(shared, [batch, rows, width])
+        return shared if self.rows is None else shared + self.rows.per_example()
+
+    def sum_of(self, parts, factors):
+        *values, left, right = parts
+        shared = self.outer.sum_of([left, right], factors)[: self.ids.shape[0]]
+        shape = tf.constant(tuple(self.variable.shape))
+        if self.rows is None:
+            return tf.IndexedSlices(shared, self.ids, shape)
+        own = self.rows.sum_of(values, factors)
+        return tf.IndexedSlices(
+            tf.concat([own.values, shared], 0),
+            tf.concat([tf.cast(own.indices, tf.int64), self.ids], 0),
+            shape,
+        )
+
+
+def _beside(lefts):
+    """(B, ΣT, ΣN), of which each tensor (B, T, N) takes its own rows and columns."""
+    if len(lefts) == 1:
+        return lefts[0]
+    width, start, padded = sum(t.shape[2] for t in lefts), 0, []
+    for left in lefts:
+        end = width - start - left.shape[2]
+        padded.append(tf.pad(left, [[0, 0], [0, 0], [start, end]]))
+        start += left.shape[2]
+    return join(padded)
