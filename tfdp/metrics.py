@@ -50,7 +50,18 @@ class _RankingMetric(keras.metrics.Metric):
                 f"Received: y_true.shape={tuple(y_true.shape)}, y_pred.shape={tuple(y_pred.shape)}"
             )
         weights = self._position_weights(y_true, sample_weight)
-        gain = self._expected_gain(*self._better_and_tied(y_true, y_pred))
+        self.update_ranks(*self._better_and_tied(y_true, y_pred), weights)
+
+    def update_ranks(self, better, tied, weights=None):
+        """As `update_state`, for targets whose ranks are known.
+
+        Args:
+            better: integers, how many other items score above each target.
+            tied: how many score the same.
+            weights: of the same shape; `None` weighs every target 1.
+        """
+        weights = ops.ones(ops.shape(better), self.dtype) if weights is None else weights
+        gain = self._expected_gain(better, tied)
         gain = ops.where(weights > 0, gain * weights, ops.zeros_like(gain))
         self.total.assign_add(ops.sum(gain))
         self.count.assign_add(ops.sum(weights))

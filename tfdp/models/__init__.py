@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # for editors and the documentation
     from tfdp.models.sequence_baseline import SequenceBaseline
     from tfdp.models.text_classifier import TextClassifier
     from tfdp.models.transition_recommender import TransitionRecommender
+    from tfdp.models.two_tower import TwoTower
     from tfdp.training.dp_model import DPModel
     from tfdp.training.make_private import PrivateModel, make_private
 
@@ -23,6 +24,7 @@ __all__ = [
     "SequenceBaseline",
     "TextClassifier",
     "TransitionRecommender",
+    "TwoTower",
     "make_private",
     "release_head",
 ]
@@ -36,6 +38,7 @@ __getattr__ = on_demand(
         ".sequence_baseline": ["SequenceBaseline"],
         ".text_classifier": ["TextClassifier"],
         ".transition_recommender": ["TransitionRecommender"],
+        ".two_tower": ["TwoTower"],
         "tfdp.training.dp_model": ["DPModel"],
         "tfdp.training.make_private": ["PrivateModel", "make_private"],
     },

@@ -31,6 +31,8 @@ def export(
       histories to the `k` best next `items` (B, k) and their `scores`. Histories are an int (B, any
       length) array `sequences` of item ids, oldest first; 0 means no item (before, after or between
       items);
+    - for a `TwoTower`: from features of users to the same; the signatures "user_vectors" and
+      "item_vectors" are the towers;
     - for a `TextClassifier`: from a string array `sentences` (B,) to `labels` (B,) and
       `probabilities` (B, classes); loading it needs `import tensorflow_text`;
     - for any other model: the signature that `keras.Model.export` writes.
@@ -89,6 +91,8 @@ def _write(endpoint, path):
     for one in endpoint.tracked:
         archive.track(one)
     archive.add_endpoint("serve", endpoint.function, input_signature=endpoint.signature)
+    for name, (function, signature) in endpoint.others.items():
+        archive.add_endpoint(name, function, input_signature=signature)
     archive.write_out(str(path), verbose=False)
 
 
