@@ -7,6 +7,8 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp
+from tfdp.clipping import in_parts
+from tfdp.clipping.engine import backward, clipped_sums
 from tfdp.clipping.plan.planning import make_clipping_plan
 
 ITEMS, B = 12, 6
@@ -48,6 +50,18 @@ def two_dense():
     return Chain([layers.Embedding(ITEMS, 6), layers.Dense(5), layers.Dense(4)])
 
 
+def deep():
+    """Of all kinds: the last layer keeps factors, the others are taken in parts."""
+    return Chain(
+        [layers.Embedding(ITEMS, 6), layers.Dense(7, "tanh"), layers.LayerNormalization(),
+         layers.Dense(5, "gelu"), layers.Dense(4)]
+    )  # fmt: skip
+
+
+def activated():
+    return Chain([tfdp.layers.SparseEmbedding(ITEMS, 6), layers.Dense(4, "tanh")])
+
+
 def features():
     """Two tables and a number, side by side, with a look-up added to the end."""
     ids, genre = (keras.Input((), dtype="int64", name=n) for n in ("ids", "genre"))
@@ -62,7 +76,10 @@ COLUMNS = {
     "genre": np.arange(ITEMS) % 5,
     "price": GENERATOR.normal(size=(ITEMS, 2)).astype(np.float32),
 }
-TOWERS = {"table": table, "sparse_table": sparse_table, "dense": dense, "two_dense": two_dense}
+TOWERS = {
+    "table": table, "sparse_table": sparse_table, "dense": dense, "two_dense": two_dense,
+    "deep": deep, "activated": activated,
+}  # fmt: skip
 
 
 def model_of(make_tower, history=False, **kwargs):
@@ -93,11 +110,20 @@ def batch(history=False):
 def shared_calls(model, x):
     plan = make_clipping_plan(model, tf.nest.map_structure(tf.convert_to_tensor, x))
     assert all(call.rule is not None for call in plan.calls.values())
-    return [call.layer.name for call in plan.calls.values() if call.uses]
+    return [call.layer.name for call in plan.calls.values() if call.uses or call.scores]
 
 
-@pytest.mark.parametrize("name", TOWERS)
-@pytest.mark.parametrize("history", [False, True])
+def step_of(model, x, mask):
+    """The clipped sums of a step, as dense arrays; every random generator is put back."""
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
+    states = [(v, v.numpy()) for v in model.variables if v.name == "seed_generator_state"]
+    result = backward(model, make_clipping_plan(model, x), x, first_label, tf.constant(mask))
+    for state, value in states:
+        state.assign(value)
+    return [np.array(tf.convert_to_tensor(s)) for s in clipped_sums(model, result, 1.0, "flat")]
+
+
+@pytest.mark.parametrize(("name", "history"), [("table", False), *((n, True) for n in TOWERS)])
 def test_norms_and_sums_equal_brute_force(brute_force, name, history):
     x = batch(history)
     check = brute_force(model_of(TOWERS[name], history), x, first_label)
@@ -128,7 +154,72 @@ def test_features_side_by_side_equal_brute_force(brute_force):
     check.check(tolerance=2e-5)
 
 
-def test_a_traced_step_and_xla_give_the_same(brute_force):
+def test_a_step_compiled_by_xla_gives_the_same(brute_force):
     check = brute_force(model_of(dense, True), batch(history=True), first_label)
-    check.check(tolerance=2e-5, graph=True)
     check.check(tolerance=2e-5, jit_compile=True)
+
+
+@pytest.mark.parametrize("together", [4])  # of 6 examples: the second part is not whole
+def test_examples_in_parts_give_the_same(brute_force, monkeypatch, together):
+    monkeypatch.setattr(in_parts, "_TOGETHER", together * 7 * 4)
+    check = brute_force(model_of(activated, True), batch(history=True), first_label)
+    check.check(tolerance=2e-5, graph=True)
+
+
+@pytest.mark.parametrize("make_tower", [dense, activated])
+def test_an_example_that_is_not_finite_adds_nothing(make_tower):
+    model = model_of(make_tower)()
+    x = batch()
+    whole, without = np.array(x[0]), np.array(x[0])
+    whole[2] = np.nan
+    mask = np.arange(B) != 2
+    sums = [step_of(model, [u, x[1]], m) for u, m in ((whole, mask | True), (without, mask))]
+    for a, b in zip(*sums, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-7)
+        assert np.any(a != 0)
+
+
+class SquaredVectors(layers.Layer):
+    """The vectors of the negatives are used beside the scores, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.scores = table(), tfdp.layers.SharedScores()
+
+    def call(self, users):
+        vectors = self.table(tf.constant([3, 1, 4, 1]))
+        return self.scores(users, vectors) + tf.reduce_sum(vectors**2)
+
+
+class OwnScores(tfdp.layers.SharedScores):
+    """What it computes is not known from its class."""
+
+    def call(self, users, vectors):
+        return super().call(users, vectors) ** 2
+
+
+class Others(layers.Layer):
+    def __init__(self, scores):
+        super().__init__()
+        self.table, self.scores = table(), scores
+
+    def call(self, users):
+        return self.scores(users, self.table(tf.constant([3, 1, 4, 1])))
+
+
+@pytest.mark.parametrize("make", [SquaredVectors, lambda: Others(OwnScores())])
+def test_other_uses_of_what_is_shared_take_the_fallback(brute_force, make):
+    def build():
+        users = keras.Input((4,), dtype=keras.config.dtype_policy().compute_dtype)
+        return keras.Model(users, make()(users))
+
+    x = GENERATOR.normal(size=(B, 4)).astype(np.float32)
+    check = brute_force(build, x, first_label)
+    plan = make_clipping_plan(check.model, tf.constant(x))
+    assert [call.rule for call in plan.calls.values()] == [None]
+    check.check(tolerance=2e-5)
+
+
+def test_explain_names_what_is_shared():
+    text = tfdp.clipping.explain(model_of(deep)())
+    assert text.count("(shared)") == 1 and text.count("(shared, in parts)") == 4

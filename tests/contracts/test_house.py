@@ -75,6 +75,7 @@ INSIDE = {
         "losses",
         "penalties",
         "shared",
+        "in_parts",
         "engine",
         "inspect",
     ),

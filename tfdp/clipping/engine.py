@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdp.clipping.in_parts import GradientsInParts
 from tfdp.clipping.plan.counts import advances_of
 from tfdp.clipping.plan.planning import PlannedCall
 from tfdp.clipping.plan.refusals import CALLS_DIFFER, warn_of_still_variables
@@ -171,7 +172,8 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
     batch_size = (
         example_mask.shape[0] if example_mask.shape[0] is not None else tf.shape(example_mask)[0]
     )
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
+    deep = any(planned.scores for planned in plan.calls.values())
+    with tf.GradientTape(persistent=deep, watch_accessed_variables=False) as tape:
         outputs, execution = record_forward(model, plan, tape, x, batch_size)
         losses = losses_of(outputs)
         if check is not None:
@@ -179,7 +181,7 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
         losses.shape.assert_is_compatible_with([example_mask.shape[0]])
         total = tf.reduce_sum(tf.where(example_mask, losses, tf.zeros_like(losses)))
     everything = execution.recorded
-    recorded = [call for call in everything if not call.planned.uses]
+    recorded = [c for c in everything if not (c.planned.uses or c.planned.scores)]
     probes = [probe for call in recorded for probe in call.probes]
     with tf.name_scope("backward"):
         found = tape.gradient(total, probes)
@@ -190,8 +192,19 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
     )
     found = {id(call): [next(gradients) for _ in call.probes] for call in recorded}
     shared = SharedFactors(everything, found)
+
+    def together(contribution, variable=None):
+        is_table = variable is not None and table_name(variable) is not None
+        return of_units(contribution, example_mask, rows_per_unit, marks_padding=is_table)
+
+    in_parts = GradientsInParts(tape, everything, shared, together) if deep else None
     by_variable, groups = {}, {}
     for call in everything:
+        for variable in call.planned.variables if call.planned.scores else ():
+            by_variable.setdefault(id(variable), [])
+            groups.setdefault(id(variable), call.planned.layer)
+        if call.planned.scores:
+            continue
         if call.planned.uses:
             pairs = shared.contributions(call)
         elif call.planned.rule is None:
@@ -199,12 +212,16 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
         else:
             pairs = contributions_of(call, found[id(call)])
         for variable, contribution in pairs:
-            is_table = table_name(variable) is not None
-            together = of_units(contribution, example_mask, rows_per_unit, marks_padding=is_table)
-            by_variable.setdefault(id(variable), []).append(together)
+            by_variable.setdefault(id(variable), []).append(together(contribution, variable))
             groups.setdefault(id(variable), call.planned.layer)
+
+    def combine(variable, contributions):
+        if deep and in_parts.covers(variable):
+            return in_parts.gradient(variable, contributions)
+        return variable_gradient(variable, contributions)
+
     combined = [
-        (i, variable_gradient(v, by_variable[id(v)]), groups[id(v)])
+        (i, combine(v, by_variable[id(v)]), groups[id(v)])
         for i, v in enumerate(trained_variables(model))
         if id(v) in by_variable
     ]

@@ -92,6 +92,8 @@ def explain(model: keras.Model, x: Any = None) -> str:
             rule += " (broadcast)"
         if planned.uses:
             rule += " (shared)"
+        if planned.scores:
+            rule += " (shared, in parts)"
         size = sum(int(np.prod(v.shape)) for v in planned.variables)
         lines.append(f"{planned.layer.name:32}{rule:28}{len(planned.variables):>10}{size:>12,}")
     for variable in plan.unused:

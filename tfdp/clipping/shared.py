@@ -22,6 +22,12 @@ class SharedFactors:
         """(variable, contribution) pairs of a shared call."""
         return shared_contributions_of(call, *self._at_probe(call))
 
+    def at_scores(self, call):
+        """(left, right) at the rows that all examples share, of a layer of scores."""
+        (gradient,) = self._gradients[id(call)]
+        rule, layer = call.planned.rule, call.planned.layer
+        return rule.factors(layer, call.args, call.kwargs, gradient)
+
     def _at_probe(self, call):
         """(left, right): example i's gradient is Σ_t left[i, t]·right[i, t]ᵀ; see `Rule`."""
         found = [self._at_input(use) for use in call.planned.uses]
@@ -33,8 +39,7 @@ class SharedFactors:
         call = self._calls[use.above]
         rule, given = call.planned.rule, (call.planned.layer, call.args, call.kwargs)
         if isinstance(rule, ScoresRule):
-            (gradient,) = self._gradients[id(call)]
-            left, right = rule.factors(*given, gradient)
+            left, right = self.at_scores(call)
         else:
             left, right = self._at_probe(call)
             right = rule.shared_input(*given, right)

@@ -256,6 +256,10 @@ class SparseEmbeddingRule(Rule):
         factors = layer.coefficients(ids, weights)
         return [(layer.embeddings, combiners.weighted_rows(layer.rows_read(ids), factors, s))]
 
+    def takes_positions(self, layer, args, kwargs):
+        # A combiner would take the calls for the values of one.
+        return layer.combiner is None and isinstance(args[0], tf.Tensor)
+
     def accepts_shared(self, layer, args, kwargs):
         is_one = len(args[0].shape) == 1 or (len(args[0].shape) == 2 and layer.combiner is not None)
         return is_one and isinstance(args[0], tf.Tensor) and layer.external_table is None

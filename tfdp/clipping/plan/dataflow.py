@@ -85,18 +85,28 @@ class DataFlow:
         """
         call, other = calls
         given = _names(_with_masks((call.args, call.kwargs)))
-        here, there = call.operations, other.graph.get_operations()
-        if len(there) != len(self._operations):
-            there = {op.name: op for op in there}
+        here = call.operations
         for op in self._operations[here.start : here.stop]:
-            for i, tensor in enumerate(op.inputs):
+            for tensor in op.inputs:
                 if tensor.name in given or self._place[tensor.op.name] in here:
                     continue
-                twin = there.get(op.name) if isinstance(there, dict) else (
-                    there[self._place[op.name]])  # fmt: skip
-                if twin is not None and _has_batch_size(tensor, twin.inputs[i]):
+                if self.has_batch_size(tensor, other):
                     return True
         return False
+
+    def has_batch_size(self, tensor, other):
+        """Whether an axis of a tensor has the size of the batch.
+
+        Args:
+            tensor: of this graph.
+            other: a call in the graph for the other batch size.
+        """
+        there = other.graph.get_operations()
+        if len(there) == len(self._operations):
+            twin = there[self._place[tensor.op.name]]
+        else:
+            twin = {op.name: op for op in there}.get(tensor.op.name)
+        return twin is not None and _has_batch_size(tensor, twin.outputs[tensor.value_index])
 
     def refuse_unseen_reads(self):
         """Refuses reads that passed the recorder by, or whose gradients pass the tapes by.

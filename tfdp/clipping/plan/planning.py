@@ -40,6 +40,8 @@ class PlannedCall:
         variables: the trainable variables covered, in the order they were read.
         broadcast: the output lacks the batch axis and is broadcast to it.
         uses: `Use`s of an output that all examples share, whose gradients are kept as factors.
+        scores: keys of layers of scores, if an output that all examples share leads to them by
+            other ways: its gradients are taken for some examples at once.
         aligned: for each tensor among the arguments, whether it has the batch axis.
         seeds: states of the random generators used inside (fallback only).
         draws_at_once: whether what they give is drawn for all examples at once (fallback only).
@@ -53,6 +55,7 @@ class PlannedCall:
     variables: list
     broadcast: bool = False
     uses: tuple = ()
+    scores: tuple = ()
     aligned: list = dataclasses.field(default_factory=list)
     seeds: list = dataclasses.field(default_factory=list)
     draws_at_once: bool = False
@@ -103,7 +106,7 @@ def make_clipping_plan(model, x):
     pairs = _pairs(model, first, second)
     flow = DataFlow(first, trained_variables(model))
     flow.refuse_unseen_reads()
-    calls = _with_scores(_choose(first, pairs, flow, Sharing(first)), pairs)
+    calls = _with_scores(_choose(first, pairs, flow, Sharing(first, flow, second)), pairs)
     if calls is _INSIDE:
         calls = _choose(first, pairs, flow, None)
     if not all(_alignment(first, pairs, lambda c: c.outputs)):
@@ -205,14 +208,15 @@ def _with_scores(calls, pairs):
         return None
     planned = {one.key: one for one in calls}
     wholes = [one.key for one in calls if one.rule is None]
-    for use in (use for one in calls for use in one.uses):
-        if any(use.above[: len(key)] == key for key in wholes):
+    above = [use.above for one in calls for use in one.uses]
+    for needed in above + [key for one in calls for key in one.scores]:
+        if any(needed[: len(key)] == key for key in wholes):
             return _INSIDE
-        if use.above not in planned:
-            call, _ = pairs[use.above]
+        if needed not in planned:
+            call, _ = pairs[needed]
             if not isinstance(call.rule, ScoresRule):
                 return _INSIDE
-            planned[use.above] = PlannedCall(use.above, call.layer, call.rule, [])
+            planned[needed] = PlannedCall(needed, call.layer, call.rule, [])
     return list(planned.values())
 
 
@@ -283,8 +287,12 @@ def _by_rule(call, pairs, flow, sharing):
     aligned = bool(outputs) and all(outputs) and not _composites(call.outputs)
     if not aligned and sharing is not None and not any(_alignment(call, pairs, lambda c: c.args)):
         uses = sharing.uses(call)
-        if uses is not None:
-            return PlannedCall(call.key, call.layer, rule, list(call.reads.values()), uses=uses)
+        scores = sharing.scores(call) if uses is None else None
+        if uses or scores:
+            variables = list(call.reads.values())
+            return PlannedCall(
+                call.key, call.layer, rule, variables, uses=uses or (), scores=scores or ()
+            )
     if not aligned and not (rule.broadcasts_shared_outputs and _is_shared(call, pairs)):
         return None
     return PlannedCall(call.key, call.layer, rule, list(call.reads.values()), broadcast=not aligned)

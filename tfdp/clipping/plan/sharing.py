@@ -1,8 +1,9 @@
-"""Calls on what all examples share, whose gradients reach the examples by products alone.
+"""Calls on what all examples share, whose gradients reach the examples in layers of scores alone.
 
 Negatives that are drawn once a step go through layers without a batch axis, and meet the examples
 in one layer of scores. Example i's gradient at the rows that meet them is then leftᵀ·right of two
-factors, and stays so through layers that are linear in each row (MATH.md section 13).
+factors, and stays so through layers that are linear in each row. What lies deeper gets gradients of
+some examples at once, by the tape (MATH.md section 13).
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import logits_of
 from tfdp.clipping.plan.dataflow import flows, gradient_ends
-from tfdp.clipping.rules.registry import ScoresRule
+from tfdp.clipping.rules.registry import Rule, ScoresRule
 
 _COPIES = frozenset({"Identity", "Cast"})
 _SUMS = frozenset({"Add", "AddN", "AddV2"})
@@ -36,9 +37,12 @@ class Sharing:
 
     Args:
         root: the `LayerCall` of the model.
+        flow: the `DataFlow` of its graph.
+        twin: the `LayerCall` of the model in a graph for another number of examples.
     """
 
-    def __init__(self, root):
+    def __init__(self, root, flow, twin):
+        self._flow, self._twin = flow, twin
         self._calls = [c for c in root.subtree() if c.graph is root.graph and c.rule is not None]
         self._of_probe = {t.name: c for c in self._calls for t in c.probes}
         self._uses, self._edges = {}, set()
@@ -53,6 +57,34 @@ class Sharing:
         """The `Use`s of a call's output, or None if it is used in any other way."""
         found = self._uses.get(call.key)
         return None if found is None or not self._goes_on_by_these_alone(call) else found
+
+    def scores(self, call):
+        """Keys of the layers of scores to which a call's output leads, through anything; or None.
+
+        None as well if its rule cannot be applied to it with an axis of examples.
+        """
+        rule, given = call.rule, (call.layer, call.args, call.kwargs)
+        by_gradients = type(rule).contributions_from is Rule.contributions_from
+        if not by_gradients or not call.probes or not rule.takes_positions(*given):
+            return None
+        scores = {
+            c.rule.shared_argument(c.args, c.kwargs).name: c
+            for c in self._calls if isinstance(c.rule, ScoresRule)
+        }  # fmt: skip
+        pending, seen, found = list(call.probes), set(), set()
+        while pending:
+            tensor = pending.pop()
+            meets = scores.get(tensor.name)
+            inside = {op.name for op in _operations(meets)} if meets else ()
+            if tensor.name in self._outputs or self._flow.has_batch_size(tensor, self._twin):
+                return None
+            for op in tensor.consumers():
+                if op.name in inside:
+                    found.add(meets.key)
+                elif not gradient_ends(op) and op.name not in seen:
+                    seen.add(op.name)
+                    pending += [t for t in op.outputs if flows(t)]
+        return tuple(sorted(found)) or None
 
     def _down(self, tensor, above, begin):
         """From what a call takes, columns from `begin` on, to the shared calls that made it."""

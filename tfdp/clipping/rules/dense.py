@@ -68,6 +68,9 @@ class DenseRule(KernelAndBias):
     def kernel_contribution(self, layer, inputs, s):
         return OuterProduct(flatten_time(inputs, 1), flatten_time(s, 1))
 
+    def takes_positions(self, layer, args, kwargs):
+        return True
+
     def accepts_shared(self, layer, args, kwargs):
         is_linear = layer.activation in (None, keras.activations.linear)
         return is_linear and len(args[0].shape) == 2 and isinstance(layer.kernel, keras.Variable)

@@ -40,6 +40,9 @@ class EmbeddingRule(Rule):
         (s,) = gradients
         return [(layer.embeddings, rows_of(layer, args[0], s))]
 
+    def takes_positions(self, layer, args, kwargs):
+        return True
+
     def accepts_shared(self, layer, args, kwargs):
         return len(args[0].shape) == 1
 
@@ -55,6 +58,9 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         if _is_reverse(args, kwargs):
             return layer.logit_soft_cap is None
         return super().accepts(layer, args, kwargs)
+
+    def takes_positions(self, layer, args, kwargs):
+        return not _is_reverse(args, kwargs)
 
     def accepts_shared(self, layer, args, kwargs):
         return not _is_reverse(args, kwargs) and super().accepts_shared(layer, args, kwargs)

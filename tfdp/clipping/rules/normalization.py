@@ -16,6 +16,10 @@ class NormalizationRule(Rule):
     def variables(self, layer, args, kwargs):
         return [v for v in _gain_and_shift(layer) if v is not None]
 
+    def takes_positions(self, layer, args, kwargs):
+        is_group = isinstance(layer, keras.layers.GroupNormalization)
+        return not is_group and layer.axis in (-1, [-1], (-1,))
+
     def contributions(self, layer, args, kwargs, gradients):
         (s,) = gradients
         gain, shift = _gain_and_shift(layer)

@@ -68,6 +68,13 @@ class Rule:
         """
         raise NotImplementedError
 
+    def takes_positions(self, layer, args, kwargs):
+        """Whether `contributions` also holds of arguments (B, N, ...), N calls of an example.
+
+        Then a call on what all examples share, (N, ...), may be seen as one on B copies of that.
+        """
+        return False
+
     #: Whether a call on what all examples share is linear in its first argument, and each row of
     #: its output follows from the same row of that: then `shared_input` is defined.
     hands_on_factors = False

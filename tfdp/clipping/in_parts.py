@@ -1,0 +1,218 @@
+"""Gradients beyond layers that keep factors: of some examples at once (MATH.md section 13).
+
+Where what all examples share went through an activation, example i's gradient is no longer two
+factors. Its norm is taken from its own N × d gradients, which exist for a few examples at a time;
+the clipped sum needs none of them: the tape takes that of the clipped sum at the scores.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdp._compat.vectorized import vectorized_map
+from tfdp.clipping.recording import current_graph
+from tfdp.clipping.rules.registry import ScoresRule
+from tfdp.clipping.sums.contributions import SharedRows
+from tfdp.clipping.sums.forms import Gradient
+from tfdp.clipping.sums.gradients import variable_gradient
+from tfdp.clipping.sums.rule_results import contributions_of
+
+# Numbers in the gradients of the examples that are looked at together, at one probe.
+_TOGETHER = 1 << 21
+
+
+class GradientsInParts:
+    """The gradients of the variables of shared calls that the plan takes in parts.
+
+    Args:
+        tape: the persistent tape of the forward pass.
+        recorded: list of all `RecordedCall`s.
+        shared: their `SharedFactors`.
+        together: function of a contribution to that of units.
+    """
+
+    def __init__(self, tape, recorded, shared, together):
+        self._tape = tape
+        self._calls = [call for call in recorded if call.planned.scores]
+        keys = {key for call in self._calls for key in call.planned.scores}
+        scores = [call for call in recorded if call.planned.key in keys]
+        assert all(isinstance(call.planned.rule, ScoresRule) for call in scores)
+        self._meeting = [c.planned.rule.shared_argument(c.args, c.kwargs) for c in scores]
+        factors = [shared.at_scores(call) for call in scores]
+        # (left (U, T, N), right (U, T, d)) of units, for each layer of scores
+        units = [together(SharedRows(tf.range(f[0].shape[2]), *f)) for f in factors]
+        self.factors = [t for unit in units for t in (unit.left, unit.right)]
+        self._probes = [probe for call in self._calls for probe in call.probes]
+        self._covered = {id(v) for call in self._calls for v in call.planned.variables}
+        self._pending, self._norms, self._sums = [], None, {}
+
+    def covers(self, variable):
+        """Whether a shared call in parts uses a variable."""
+        return id(variable) in self._covered
+
+    def gradient(self, variable, contributions):
+        """The `Gradient` of such a variable; all of them are to be made before any norm is taken.
+
+        Args:
+            variable: the variable.
+            contributions: list of what the examples contribute to it in other calls.
+        """
+        self._pending.append((variable, contributions))
+        return InParts(variable, contributions, self)
+
+    def squared_norm(self, variable):
+        """(U,) squared norms of the gradients by a variable, and (U,) bounds of their error."""
+        if self._norms is None:
+            self._norms = self._all_norms()
+        return self._norms[id(variable)]
+
+    def sum_at_probes(self, factors, clip):
+        """The gradients at the probes of Σ_u clip_u times the loss of unit u.
+
+        Args:
+            factors: `self.factors`, zeros where a unit is not finite.
+            clip: (U,) clip factors.
+        """
+        key = id(clip), id(current_graph())  # all variables have the same units that are finite
+        if key not in self._sums:
+            pairs = zip(factors[::2], factors[1::2], strict=True)
+            totals = [
+                tf.einsum("utn,utd->nd", left * clip[:, tf.newaxis, tf.newaxis], right)
+                for left, right in pairs
+            ]
+            self._sums[key] = (clip, current_graph(), self._down(totals))  # kept, as their ids are
+        return self._sums[key][-1]
+
+    def contributions(self, variable, gradients, examples):
+        """What shared calls in parts contribute to a variable, for gradients (b, N, ...)."""
+        found, place = [], 0
+        for call in self._calls:
+            here = gradients[place : place + len(call.probes)]
+            place += len(call.probes)
+            if any(v is variable for v in call.planned.variables):
+                found += [c for v, c in _on_copies(call, here, examples) if v is variable]
+        return found
+
+    def _down(self, gradients):
+        """From gradients at the rows that meet the examples to those at the probes."""
+        gradients = [tf.cast(g, t.dtype) for g, t in zip(gradients, self._meeting, strict=True)]
+        return self._tape.gradient(
+            self._meeting, self._probes, gradients,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )  # fmt: skip
+
+    def _all_norms(self):
+        left = self.factors[0]
+        units = left.shape[0] if left.shape[0] is not None else tf.shape(left)[0]
+        width = max(max(int(p.shape.num_elements()) for p in self._probes), 1)
+        size = max(1, _TOGETHER // width)
+        size = min(size, units) if isinstance(units, int) else size
+        count = -(-units // size)
+        variables = [v for v, _ in self._pending]
+        given = [self.factors, [_tensors(c) for _, c in self._pending]]
+        parts = tf.nest.map_structure(lambda t: _divided(t, count, size), given)
+
+        def one(i, *arrays):
+            factors, own = tf.nest.map_structure(lambda t: t[i], parts)
+            pairs = list(zip(factors[::2], factors[1::2], strict=True))
+            together = [tf.matmul(a, b, transpose_a=True) for a, b in pairs]
+            gradients = vectorized_map(self._down, together)
+            gradients = [tf.ensure_shape(g, [size, *p.shape])
+                         for g, p in zip(gradients, self._probes, strict=True)]  # fmt: skip
+            found = []
+            for (v, contributions), tensors in zip(self._pending, own, strict=True):
+                all_of_it = _with_tensors(contributions, tensors)
+                all_of_it += self.contributions(v, gradients, size)
+                found += variable_gradient(v, all_of_it).squared_norm()
+            return i + 1, *(a.write(i, t) for a, t in zip(arrays, found, strict=True))
+
+        arrays = [
+            tf.TensorArray(tf.float64, count, element_shape=[size])
+            for _ in range(2 * len(variables))
+        ]
+        _, *arrays = tf.while_loop(
+            lambda i, *_: i < count, one, (0, *arrays), parallel_iterations=1,
+            maximum_iterations=count,
+        )  # fmt: skip
+        found = [tf.reshape(a.stack(), [-1])[:units] for a in arrays]
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return {id(v): pair for v, pair in zip(variables, pairs, strict=True)}
+
+
+class InParts(Gradient):
+    """A variable of layers that all examples share, whose gradients are never kept.
+
+    Args:
+        variable: the variable.
+        contributions: what the examples contribute to it in other calls.
+        parts: the `GradientsInParts`.
+    """
+
+    is_product = True
+
+    def __init__(self, variable, contributions, parts):
+        self.variable = variable
+        self._own = variable_gradient(variable, contributions) if contributions else None
+        self._shared = parts
+        own = () if self._own is None else self._own.parts
+        self.parts = (*own, *parts.factors)
+
+    def squared_norm(self):
+        return self._shared.squared_norm(self.variable)
+
+    def sum_of(self, parts, factors):
+        count = len(parts) - len(self._shared.factors)
+        at_probes = self._shared.sum_at_probes(parts[count:], factors)
+        whole = [g[tf.newaxis] for g in at_probes]
+        of_sum = variable_gradient(
+            self.variable, self._shared.contributions(self.variable, whole, 1)
+        )
+        total = of_sum.sum_of(of_sum.parts, tf.ones([1]))
+        if self._own is None:
+            return total
+        return _added(total, self._own.sum_of(parts[:count], factors))
+
+
+def _added(a, b):
+    if not (isinstance(a, tf.IndexedSlices) and isinstance(b, tf.IndexedSlices)):
+        return tf.convert_to_tensor(a) + tf.convert_to_tensor(b)
+    indices = [tf.cast(t.indices, tf.int64) for t in (a, b)]
+    return tf.IndexedSlices(
+        tf.concat([a.values, b.values], 0), tf.concat(indices, 0), a.dense_shape
+    )
+
+
+def _on_copies(call, gradients, examples):
+    """(variable, contribution) pairs of a call, as if each of some examples had made it."""
+    copies = tf.nest.map_structure(
+        lambda t: tf.broadcast_to(t, [examples, *t.shape]) if isinstance(t, tf.Tensor) else t,
+        (call.args, call.kwargs),
+    )
+    return contributions_of(dataclasses.replace(call, args=copies[0], kwargs=copies[1]), gradients)
+
+
+def _tensors(contributions):
+    """The tensors of contributions that have an axis of examples."""
+    return [
+        {f.name: getattr(c, f.name) for f in dataclasses.fields(c)
+         if tf.is_tensor(getattr(c, f.name)) and not _is_shared(c, f.name)}
+        for c in contributions
+    ]  # fmt: skip
+
+
+def _is_shared(contribution, name):
+    return isinstance(contribution, SharedRows) and name == "ids"
+
+
+def _with_tensors(contributions, tensors):
+    return [dataclasses.replace(c, **t) for c, t in zip(contributions, tensors, strict=True)]
+
+
+def _divided(tensor, count, size):
+    """(U, ...) as (count, size, ...); what is missing are zeros."""
+    missing = count * size - tf.shape(tensor)[0]
+    rest = [[0, 0]] * (len(tensor.shape) - 1)
+    padded = tf.pad(
+        tensor, tf.concat([[[0, missing]], tf.constant(rest, tf.int32, [len(rest), 2])], 0)
+    )
+    return tf.reshape(padded, [count, size, *tensor.shape[1:]])
