@@ -14,7 +14,8 @@ _TRAP = "_gradient_trap_dummy"
 #: What to do in place of mixing examples, for error messages.
 WAY_OUT = (
     "The gradient of one example then cannot be clipped separately. Replace in-batch negatives "
-    "by a softmax over all items, or by negatives that are sampled for each example in the data. "
+    "by negatives that are drawn once a step for all examples, from what is public: "
+    "`tfdp.layers.SharedNegatives`, or the whole model, `tfdp.models.TwoTower`. "
     "Replace statistics of the batch by normalisation within each example (LayerNormalization, "
     "GroupNormalization). Mix, sort or augment examples in the data, before sampling. Give "
     "labels the shape of the outputs, so that they do not broadcast."
