@@ -8,8 +8,9 @@ from keras import layers
 
 import tfdp
 from tfdp.clipping import in_parts
-from tfdp.clipping.engine import backward, clipped_sums
+from tfdp.clipping.engine import backward, clipped_sums, squared_norms
 from tfdp.clipping.plan.planning import make_clipping_plan
+from tfdp.clipping.sums.surviving_rows import activated_rows, restrict
 
 ITEMS, B = 12, 6
 GENERATOR = np.random.default_rng(3)
@@ -223,3 +224,31 @@ def test_other_uses_of_what_is_shared_take_the_fallback(brute_force, make):
 def test_explain_names_what_is_shared():
     text = tfdp.clipping.explain(model_of(deep)())
     assert text.count("(shared)") == 1 and text.count("(shared, in parts)") == 4
+
+
+def test_public_rows_and_survivors_alone_are_clipped_and_summed(brute_force):
+    x = batch(history=True)
+    check = brute_force(model_of(sparse_table, True, num_negatives=3), x, first_label)
+    gradients = check.gradients()
+    plan = make_clipping_plan(check.model, check.x)
+    result = backward(check.model, plan, check.x, first_label, tf.fill([B], True))
+    ((place, activated),) = activated_rows(check.model, result).items()
+    own = np.concatenate([x[1][:, None], x[2]], axis=1)
+    np.testing.assert_array_equal(np.sort(activated.ids, axis=1), np.sort(own, axis=1))
+    public = {g.ids.ref() for i, g, _ in result.gradients if i == place}
+    (drawn,) = (set(one.deref().numpy()) for one in public)
+    survivors = sorted({0, 4, 9})
+    assert not drawn <= set(survivors)
+
+    restricted = restrict(result, {place: tf.constant(survivors, tf.int64)})
+    rows = sorted(drawn | set(survivors))
+    kept = np.isin(np.arange(ITEMS), rows)
+    gradients[place] = gradients[place] * kept[:, None]
+    true = np.sqrt(sum(np.square(g).reshape(B, -1).sum(1) for g in gradients))
+    norms, _, _ = squared_norms(restricted)
+    np.testing.assert_allclose(np.sqrt(tf.add_n(norms)), true, rtol=1e-5)
+    clip_norm = float(np.median(true))
+    total = clipped_sums(check.model, restricted, clip_norm, "flat")[place]
+    wanted = np.tensordot(np.minimum(1, clip_norm / true), gradients[place], 1)
+    np.testing.assert_array_equal(total.rows, rows)
+    np.testing.assert_allclose(total.values, wanted[rows], rtol=1e-4, atol=1e-6)

@@ -182,3 +182,42 @@ def test_in_batch_negatives_are_refused_and_this_way_out_is_named():
     batches = tfdp.data.poisson_batches((data(), np.zeros(USERS, np.int32)), 50)
     with pytest.raises(tfdp.errors.PrivacyError, match=r"(?s)mixes.*tfdp\.models\.TwoTower"):
         model.fit(batches, verbose=0)
+
+
+def sparse(threshold, **kwargs):
+    """Towers over a sparse table, of whose rows a step trains a few."""
+    items = tfdp.layers.SparseEmbedding(ITEMS, 8, name="items")
+    history = keras.Input((3,), dtype="int64", name="history")
+    users = keras.Model(history, keras.layers.GlobalAveragePooling1D()(items(history)))
+    model = tfdp.models.TwoTower(users, items, ITEMS, num_negatives=5)
+    model.compile(
+        tfdp.optimizers.DPOptimizer(
+            keras.optimizers.SGD(1.0),
+            noise_multiplier=1.0,
+            num_examples=USERS,
+            expected_batch_size=10,
+            selection=tfdp.selection.AdaFEST(threshold=threshold),
+            embedding_optimizer=tfdp.optimizers.RowSGD(1.0),
+            **kwargs,
+        )
+    )
+    return model, items
+
+
+def test_rows_of_negatives_are_noised_and_no_others_without_survivors():
+    model, items = sparse(threshold=1e6)  # no row survives
+    histories, next_items = data()
+    batches = tfdp.data.poisson_batches((histories, next_items), 10)
+    moved = []
+    for x, y, weights in model.training_batches(batches.take(12)):
+        drawn = set(np.asarray(model.negatives.draw()[0]))  # moves the generator on
+        state = model.negatives.seed_generator.state
+        state.assign(state - [0, 1])
+        before = np.array(items.embeddings)
+        model.train_on_batch(x, y, weights)
+        change = np.array(items.embeddings) - before
+        assert set(np.flatnonzero(np.any(change != 0, axis=1))) == drawn
+        moved.append(change[sorted(drawn)])
+    moved = np.concatenate(moved)
+    # Clipped sums of norm 1 at most and noise of deviation about 1.02, over the batch size 10.
+    assert 0.07 < np.std(moved) < 0.16

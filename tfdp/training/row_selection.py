@@ -6,7 +6,12 @@ import tensorflow as tf
 from tfdp._compat.keras import all_layers
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.rules.embed_reduce import is_embed_reduce
-from tfdp.clipping.sums.surviving_rows import activated_rows, restrict, table_name
+from tfdp.clipping.sums.surviving_rows import (
+    activated_rows,
+    restrict,
+    shared_tables,
+    table_name,
+)
 from tfdp.distribution.host_selection import rows_of_step
 from tfdp.errors import PrivacyError
 from tfdp.layers import SparseEmbedding
@@ -84,6 +89,7 @@ def restrict_to_survivors(model, result, survivors=None):
     optimizer = model.optimizer
     if optimizer.selection is None:
         return result
+    _refuse_several_draws(model, result)
     activated = activated_rows(model, result)
     if survivors is None:
         survivors = optimizer.select_rows(
@@ -91,6 +97,24 @@ def restrict_to_survivors(model, result, survivors=None):
         )
         model.selection_metrics.count_rows(survivors)
     return restrict(result, survivors)
+
+
+def _refuse_several_draws(model, result):
+    """Refuses shared rows of a table where the parts of a step draw each its own.
+
+    Raises:
+        PrivacyError: for micro-batches, or several replicas.
+    """
+    tables = [table_name(v) for v in shared_tables(result)]
+    count = model.distribute_strategy.num_replicas_in_sync
+    if any(tables) and (model.optimizer.microbatch_size is not None or count > 1):
+        raise PrivacyError(
+            f"Tables {[name for name in tables if name]} are looked up for negatives that all "
+            "examples share, which are drawn once for each micro-batch and replica, and a step "
+            "with `selection` has one set of rows. Leave `microbatch_size` out and train on one "
+            f"device, or leave `selection` out. Received: {count} replicas, "
+            f"microbatch_size={model.optimizer.microbatch_size}"
+        )
 
 
 def allow_compilation(model, optimizer, jit_compile):

@@ -26,7 +26,6 @@ class SharedRowGradients(Gradient):
 
     def __init__(self, variable, shared, rows=None):
         self.variable = variable
-        self.rows = rows
         ids = [tf.cast(c.ids, tf.int64) for c in shared]
         ids = ids[0] if len(ids) == 1 else tf.concat(ids, 0)
         # An id that was drawn twice is one row: of equal ones, the first has the sum.
@@ -37,12 +36,22 @@ class SharedRowGradients(Gradient):
             tf.transpose(left, [2, 0, 1]), place, self.ids.shape[0]
         )
         left = tf.transpose(merged, [1, 2, 0])
-        if rows is not None:  # what is not shared stands at a place that is always zero
-            left = tf.pad(left, [[0, 0], [0, 0], [0, 1]])
+        # What is not shared stands at a last place, which is always zero.
+        left = tf.pad(left, [[0, 0], [0, 0], [0, 1]])
         matrix = types.SimpleNamespace(shape=(left.shape[2], right.shape[2]))
         self.outer = Outer(matrix, [OuterProduct(left, right)])
+        self._join(rows)
+
+    def _join(self, rows):
+        self.rows = rows
         self.form = self.outer if rows is None else Tied(self._placed(rows), self.outer)
         self.parts = self.form.parts
+
+    def beside(self, rows):
+        """The same, with other rows of the examples' own."""
+        other = copy.copy(self)
+        other._join(rows)
+        return other
 
     def _placed(self, rows):
         """The examples' own rows, known by their places among the shared ones."""

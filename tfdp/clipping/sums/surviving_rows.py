@@ -1,12 +1,15 @@
 """Per-example gradients of sparse tables, restricted to the rows that a step may touch."""
 
+import copy
 import dataclasses
 
 import tensorflow as tf
 
 from tfdp.clipping.recording import trained_variables
+from tfdp.clipping.sums.contributions import Rows
 from tfdp.clipping.sums.forms import Gradient, RowGradients, scale
 from tfdp.clipping.sums.products import POSITIVE, UNDERFLOW, sum_of_squares
+from tfdp.clipping.sums.shared_rows import SharedRowGradients
 from tfdp.errors import PrivacyError
 from tfdp.runtime import ordering
 from tfdp.runtime.xla import is_compiling
@@ -46,7 +49,7 @@ def activated_rows(model, result):
 
     Returns:
         Dict of the table's place among the trained variables to `RowGradients`, whose `ids`
-        (B, T) are −1 for padding.
+        (B, T) are −1 for padding. Rows that all examples share are public, and not among them.
 
     Raises:
         PrivacyError: if a table is used in another way than by looking up rows, so that more
@@ -57,19 +60,38 @@ def activated_rows(model, result):
         name = table_name(variables[i])
         if name is None:
             continue
+        if isinstance(gradient, SharedRowGradients):
+            gradient = gradient.rows or _no_rows(variables[i], result.unit_mask)
         if not isinstance(gradient, RowGradients):
             raise PrivacyError(
                 f"Table {name!r} is used other than by its layer's own look-up: in a subclass "
-                "with its own `call`, inside a layer without a rule, or read as a whole. tfdp "
-                "then cannot tell from ids which rows have a gradient. Call the SparseEmbedding "
-                "(or the keras_rs layer) directly in the model, or remove `selection`."
+                "with its own `call`, inside a layer without a rule, read as a whole, or for "
+                "shared negatives below an activation. tfdp then cannot tell from ids which rows "
+                "have a gradient. Call the SparseEmbedding (or the keras_rs layer) directly in the "
+                "model, with linear layers alone after it in the tower of shared negatives, or "
+                "remove `selection`."
             )
         found[i] = gradient
     return found
 
 
+def _no_rows(variable, unit_mask):
+    """The `RowGradients` of a table in which no example looks up rows of its own."""
+    ids = tf.where(unit_mask, -1, -1)[:, tf.newaxis]
+    values = tf.zeros([tf.size(unit_mask), 1, variable.shape[1]])
+    return RowGradients(variable, [Rows(ids, values)])
+
+
+def shared_tables(result):
+    """The tables of which all examples share some rows."""
+    gradients = [gradient for _, gradient, _ in result.gradients]
+    return [g.variable for g in gradients if isinstance(g, SharedRowGradients)]
+
+
 def restrict(result, survivors):
     """Sets the gradients of all other rows to zero; clipping comes after this.
+
+    Rows that all examples share are public, and are trained, and noised, with those that survive.
 
     Args:
         result: a `Backward`.
@@ -83,6 +105,20 @@ def restrict(result, survivors):
         for i, g, group in result.gradients
     ]
     return dataclasses.replace(result, gradients=gradients)
+
+
+def _with_public(survivors, ids):
+    """Rows that survive and rows that are public, sorted, each once.
+
+    Args:
+        survivors: (S,) sorted int64 rows; under XLA, and where there is a capacity, `NO_ROW` last.
+        ids: (N,) int64 rows, negative ones are no rows.
+    """
+    ids = tf.where(ids >= 0, ids, _BEYOND)
+    rows = ordering.sort(tf.concat([survivors, ids], 0))
+    again = tf.concat([[False], rows[1:] == rows[:-1]], 0)
+    rows = ordering.sort(tf.where(again, _BEYOND, rows))
+    return rows if is_compiling() else tf.boolean_mask(rows, rows < _BEYOND)
 
 
 def place_among(survivors, ids):
@@ -107,7 +143,9 @@ def _search(survivors, ids):
 
 
 def _surviving(gradient, survivors):
-    """The `Gradient` of look-ups that is left of a `RowGradients`."""
+    """The `Gradient` of look-ups that is left of a `RowGradients`, or a `SharedRowGradients`."""
+    if isinstance(gradient, SharedRowGradients):
+        return _SharedAndKept(gradient, _with_public(survivors, gradient.ids))
     # XLA compiles for a number of look-ups that is known, and fuses the choice with what follows.
     return (_MaskedRows if is_compiling() else _KeptRows)(gradient, survivors)
 
@@ -136,6 +174,31 @@ class _MaskedRows(Gradient):
         flat = tf.reshape(values, [-1, values.shape[2]])
         # Places of -1 are left out.
         return _sums_of_rows(flat, tf.reshape(self.place, [-1]), self.survivors)
+
+
+class _SharedAndKept(Gradient):
+    """Look-ups that all examples share, and the examples' own of the rows of a step."""
+
+    is_product = True
+
+    def __init__(self, gradient, step_rows):
+        self.variable = gradient.variable
+        self._step_rows = step_rows
+        rows = gradient.rows
+        if rows is not None:
+            rows = copy.copy(rows)
+            kept = place_among(step_rows, rows.ids) >= 0
+            rows.values = tf.where(kept[..., tf.newaxis], rows.values, 0.0)
+        self._gradient = gradient.beside(rows)
+        self.parts = self._gradient.parts
+
+    def squared_norm(self):
+        return self._gradient.squared_norm()
+
+    def sum_of(self, parts, factors):
+        total = self._gradient.sum_of(parts, factors)
+        place = place_among(self._step_rows, total.indices)
+        return _sums_of_rows(total.values, place, self._step_rows)
 
 
 class _KeptRows(Gradient):
