@@ -31,8 +31,8 @@ PERSONS = {"max_records_per_unit": 2}
 # Parameters by which data, or what was made of data, come in.
 DATA = {
     "categories", "class_weight", "classes", "data", "features", "frequencies", "frequency",
-    "item_frequency", "items", "labels", "privacy_ids", "representations", "sample_weight",
-    "scores", "sequences", "texts", "train", "vocabulary", "x", "y",
+    "item_features", "item_frequency", "items", "labels", "privacy_ids", "representations",
+    "sample_weight", "scores", "sequences", "texts", "train", "users", "vocabulary", "x", "y",
 }  # fmt: skip
 
 
@@ -54,6 +54,26 @@ def model():
     made = Small.model(compile_kwargs=eager, num_examples=N, expected_batch_size=4)
     made.validate_independence = False
     return made
+
+
+def towers(**settings):
+    items = keras.layers.Embedding(2, 2)
+    return tfdp.models.TwoTower(keras.layers.Dense(2), items, 2, num_negatives=1, **settings)
+
+
+@functools.cache
+def compiled_towers():
+    made = towers()
+    settings = {"noise_multiplier": 1.0, "num_examples": N, "expected_batch_size": 4}
+    made.compile(tfdp.optimizers.DPOptimizer("sgd", **settings), run_eagerly=True)
+    made.validate_independence = False
+    return made
+
+
+def fitted_towers(give):
+    how = {"batch_size": 4, "steps_per_epoch": 1, "verbose": 0}
+    compiled_towers().fit(give("x", VALUES), give("y", LABELS), **how)
+    return compiled_towers()
 
 
 def fitted(weights):
@@ -226,6 +246,11 @@ ROWS = {
     ),
     "models.DPModel.predict": lambda give: model().predict(give("x", VALUES), verbose=0),
     "models.DPModel.predict_on_batch": lambda give: model().predict_on_batch(give("x", VALUES)),
+    "models.TwoTower": lambda give: towers(
+        frequencies=give("frequencies", np.ones(2)),
+        item_features={"a": give("item_features", np.arange(2))},
+    ),
+    "models.TwoTower.fit": fitted_towers,
     "tuning.tune": tuned(lambda give: lambda model: give("scores", np.ones(1))[0]),
     "tuning.PrivateMean": tuned(mean_of_persons),
     "models.TextClassifier.representations": lambda give: classifier(0.5).representations(
@@ -248,7 +273,8 @@ ELSEWHERE = {
     "models.TextClassifier": "the tokens, which are declared public",
     "models.DPModel.train_on_batch": "batches that were drawn; any other costs ε = ∞",
     "models.DPModel.clipping_plan": "shapes", "models.DPModel.compute_loss": "tensors",
-    "models.TextClassifier.evaluate": "evaluation",
+    "models.TextClassifier.evaluate": "evaluation", "models.TwoTower.evaluate": "evaluation",
+    "models.TwoTower.user_vectors": "tensors", "models.TwoTower.item_vectors": "tensors",
     "models.DPModel.train_step": "a step", "models.DPModel.test_step": "a step",
     "models.DPModel.predict_step": "a step", "models.PrivateModel.compute_loss": "tensors",
 }  # fmt: skip
@@ -340,26 +366,28 @@ embedded embedding_dim embedding_optimizer embedding_stddev embeddings_initializ
 epoch epochs epsilon error_scale event example_mask exclude_seen expected_batch_size expected_size
 extra_delta false_alarms filepath first_is_user folder force gap_power gate gather gradient
 gradients grads grid groups guesses hash_buckets hidden_dim hidden_units hits ids ids_shape
-ignore_class index indices initial_accumulator_value input_dim input_shape inputs item jit_compile k
-kept kernel_initializer key key_dim key_mask key_shape kind known kw kwargs label label_share
-largest last_items layer layer_classes layer_shares layout learning_rate learning_rates ledger left
-log_dir log_odds logits logits_shape logs loss loss_weights lower_case mask mask_zero matrix
-max_batch_size max_epsilon max_length max_norm max_records_per_unit max_value max_values mean
-mechanism metrics microbatch_size microbatches min_length min_value model momentum most_survivors
-moved multivalued name neighbor_distance noise_correlation noise_multiplier noise_ratio noise_stddev
-normalize not_covered notes num_blocks num_classes num_examples num_heads num_integers num_items
-num_mixtures num_records num_rows num_samples num_steps num_summed num_users number_of_runs offset
-optimizer origin other other_events output_dim overflow_delta padding_id parse passes path
-per_example_reduction period periods placement places pooling popularity popularity_factor
-popularity_prior popularity_share popularity_weight previous_mask print_fn privacy_assumptions
-probabilities probe quantile query query_mask query_shape rate regularization relative_norms release
-remarks return_attention_scores ridge right rounding rounds row_wise rows run run_eagerly sampling
-sampling_probability sampling_unit save_freq scale score scores_with scores_without seed seeded
-selection self sensitivity setting shape shapes share shows size slots smoothing source static
-statistics stddev step steps steps_per_epoch steps_per_execution store strategy sums symmetric table
-tables tail targets tensors test test_fraction text texts_shape threshold tied timestamp
-train_backbone train_gate trainable_variables training transitions trials unit unstated use_bias
-use_causal_mask user validate value value_shape values var_list variable variables variance
-variance_shape verbose vocabulary_size vocabulary_sizes weight weight_decay weighted_metrics weights
-weights_shape window with_record within without_record workers x_shape y_pred
+ignore_class index indices initial_accumulator_value input_dim input_shape inputs item item_tower
+items_shape jit_compile k kept kernel_initializer key key_dim key_mask key_shape kind known kw
+kwargs label label_share largest last_items layer layer_classes layer_shares layout learning_rate
+learning_rates ledger left log_dir log_odds logits logits_shape logs loss loss_weights lower_case
+mask mask_zero matrix max_batch_size max_epsilon max_length max_norm max_records_per_unit max_value
+max_values mean mechanism metrics microbatch_size microbatches min_length min_value model momentum
+most_survivors moved multivalued name neighbor_distance noise_correlation noise_multiplier
+noise_ratio noise_stddev normalize not_covered notes num_blocks num_classes num_examples num_heads
+num_integers num_items num_mixtures num_negatives num_records num_rows num_samples num_steps
+num_summed num_users number_of_runs offset optimizer origin other other_events output_dim
+overflow_delta padding_id parse part passes path per_example_reduction period periods placement
+places pooling popularity popularity_factor popularity_prior popularity_share popularity_weight
+previous_mask print_fn privacy_assumptions probabilities probe quantile query query_mask query_shape
+rate regularization relative_norms release remarks return_attention_scores ridge right rounding
+rounds row_wise rows run run_eagerly sampling sampling_probability sampling_unit save_freq scale
+score scores_with scores_without seed seeded selection self sensitivity setting shape shapes share
+shows similarity size slots smoothing source static statistics stddev step steps steps_per_epoch
+steps_per_execution store strategy sums symmetric table tables tail targets temperature tensors test
+test_fraction text texts_shape threshold tied timestamp train_backbone train_gate
+trainable_variables training transitions trials unit unstated use_bias use_causal_mask user
+user_tower users_shape validate value value_shape values var_list variable variables variance
+variance_shape vectors vectors_shape verbose vocabulary_size vocabulary_sizes weight weight_decay
+weighted_metrics weights weights_shape window with_record within without_record workers x_shape
+y_pred
 """

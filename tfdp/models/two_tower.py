@@ -90,6 +90,7 @@ class TwoTower(DPModel):
         self.user_tower = user_tower
         self.negatives = item_tower
         self._user_specification = None
+        self.charge_releases()
 
     @property
     def num_items(self):

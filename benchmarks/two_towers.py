@@ -1,0 +1,157 @@
+"""What a private step of two towers takes, against the same model under Keras' SGD.
+
+1,024 users of 64 features, a user tower of two dense layers, 1,024 negatives for all users, vectors
+of width 64, one million items. Item towers:
+
+- table: a look-up;
+- dense: a look-up and a linear dense layer;
+- deep: a look-up and two dense layers, the first with an activation.
+
+The table is a `SparseEmbedding`: plain steps scatter its rows by Keras' SGD, private ones train the
+rows that AdaFEST selects, and those of the negatives, by RowSGD. Each kind of step is timed over
+epochs of `fit`, with the data pipeline it would have, in rounds by turns, in one process; wall time
+and processor time, which other processes of the machine do not move.
+
+    python benchmarks/two_towers.py [--items 1000000] [--rounds 3] [--out FILE]
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdp
+
+WIDTH, BATCH, NEGATIVES, EXAMPLES = 64, 1024, 1024, 100_000
+TOWERS = {"table": 0, "dense": 1, "deep": 2}
+# σ₁ = √2·σ at noise ratio 1, times the normal quantile of 1 - 1e-6.
+SELECTION = {"threshold": 2**0.5 * 4.753, "noise_ratio": 1.0}
+
+
+class ItemTower(keras.layers.Layer):
+    """A look-up and some dense layers, all but the last with an activation."""
+
+    def __init__(self, items, depth):
+        super().__init__()
+        stddev = keras.initializers.RandomNormal(stddev=0.1)
+        self.table = tfdp.layers.SparseEmbedding(
+            items, WIDTH, embeddings_initializer=stddev, name="items"
+        )
+        activations = ["relu"] * (depth - 1) + [None] * (depth > 0)
+        self.dense = [keras.layers.Dense(WIDTH, activation) for activation in activations]
+
+    def call(self, ids):
+        vectors = self.table(ids)
+        for layer in self.dense:
+            vectors = layer(vectors)
+        return vectors
+
+
+def model_of(tower, items, private):
+    users = keras.Sequential(
+        [keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, "relu"), keras.layers.Dense(WIDTH)]
+    )
+    features, item = keras.Input((WIDTH,)), keras.Input((), dtype="int64")
+    negatives = tfdp.layers.SharedNegatives(ItemTower(items, TOWERS[tower]), items, NEGATIVES)
+    model = keras.Model([features, item], negatives(users(features), item))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if not private:
+        model.compile(keras.optimizers.SGD(0.1), loss=loss, jit_compile=False)
+        return model
+    model = tfdp.make_private(model)
+    sparse = {
+        "selection": tfdp.selection.AdaFEST(**SELECTION),
+        "embedding_optimizer": tfdp.optimizers.RowSGD(0.1),
+    }
+    if tower == "deep":  # of which no rows are selected: the whole table is noised, if it is small
+        sparse = {}
+    model.compile(
+        tfdp.optimizers.DPOptimizer(keras.optimizers.SGD(0.1), noise_multiplier=1.0, **sparse),
+        loss=loss, jit_compile=False,
+    )  # fmt: skip
+    return model
+
+
+def batches(data, private, steps):
+    if private:
+        return tfdp.data.poisson_batches(data, BATCH, steps_per_epoch=steps)
+    dataset = tf.data.Dataset.from_tensor_slices(data).shuffle(BATCH * 10)
+    return dataset.batch(BATCH, drop_remainder=True).repeat().prefetch(2)
+
+
+class _Timer(keras.callbacks.Callback):
+    """(wall, processor) seconds of steps, from the end of one to the end of the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.ends = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.ends = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.ends.append((time.perf_counter(), time.process_time()))
+
+
+def measure(tower, items, steps, rounds):
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(EXAMPLES, WIDTH)).astype("float32")
+    rank = np.exp(generator.uniform(0, np.log(items), EXAMPLES)).astype(np.int64) - 1
+    data = ((features, rank * 2_654_435_761 % items), np.zeros(EXAMPLES, "int32"))
+    models = {kind: model_of(tower, items, kind == "private") for kind in ("plain", "private")}
+    timers = {kind: _Timer() for kind in models}
+    found = {kind: [] for kind in models}
+    for turn in range(rounds + 1):  # the first is to warm up
+        for kind, model in models.items():
+            model.fit(
+                batches(data, kind == "private", steps), steps_per_epoch=steps, verbose=0,
+                callbacks=[timers[kind]],
+            )  # fmt: skip
+            if turn:
+                found[kind].append(np.median(np.diff(timers[kind].ends, axis=0), axis=0))
+    result = {"tower": tower, "items": items, "steps": steps}
+    for i, clock in enumerate(("wall", "processor")):
+        seconds = {kind: [float(f[i]) for f in each] for kind, each in found.items()}
+        result[clock] = {
+            **{f"{kind} seconds per step": each for kind, each in seconds.items()},
+            "private / plain": float(
+                np.median(seconds["private"]) / np.median(seconds["plain"])
+            ),
+        }  # fmt: skip
+    result["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--towers", nargs="+", default=list(TOWERS), choices=TOWERS)
+    parser.add_argument("--items", type=int, default=10**6)
+    parser.add_argument("--deep-items", type=int, default=10**4)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    result = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "tensorflow": tf.__version__, "keras": keras.__version__,
+        "users": BATCH, "negatives": NEGATIVES, "width": WIDTH, "measured": [],
+    }  # fmt: skip
+    for tower in args.towers:
+        items = args.deep_items if tower == "deep" else args.items
+        result["measured"].append(measure(tower, items, args.steps, args.rounds))
+        print(json.dumps(result["measured"][-1]), flush=True)
+    if args.out:
+        with open(args.out, "w") as file:
+            json.dump(result, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
