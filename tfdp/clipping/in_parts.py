@@ -148,8 +148,6 @@ class InParts(Gradient):
         parts: the `GradientsInParts`.
     """
 
-    is_product = True
-
     def __init__(self, variable, contributions, parts):
         self.variable = variable
         self._own = variable_gradient(variable, contributions) if contributions else None

@@ -219,6 +219,8 @@ class Tied(Gradient):
     def squared_norm(self):
         rows, outer = self.rows, self.outer
         z, h = outer.left, outer.right
+        if outer.strategy == "single":
+            return self._beside_one_product()
         exact = affords_float64(z, h)
         if outer.strategy in ("looped", "per_example") and not exact:
             return squared_norms_one_by_one(z, h, (rows.ids, rows.values))
@@ -241,6 +243,17 @@ class Tied(Gradient):
         met = tf.reduce_sum(tf.sqrt(tf.cast(tf.linalg.diag_part(z_gram), tf.float64)), axis=1)
         lost = tf.cast(tf.shape(rows.ids)[1] * h.shape[2], tf.float64) * UNDERFLOW
         return looked_up + head + 2.0 * cross, bound + 2.0 * lost * (met + 1.0)
+
+    def _beside_one_product(self):
+        """Of a head with one position, whose norm is a product: nothing is as large as logits."""
+        z, h = self.outer.left, self.outer.right
+        head, bound = self.outer.squared_norm()
+        values = tf.cast(self.rows.values, tf.float64)
+        inner = tf.matmul(values, tf.cast(h, tf.float64), transpose_b=True)[:, :, 0]
+        met = tf.cast(tf.gather(z[:, 0], self.rows.ids, axis=1, batch_dims=1), tf.float64)
+        cross = tf.reduce_sum(met * inner, axis=1)
+        looked_up = tf.reduce_sum(sum_of_squares_of_rows(self.rows.values), axis=1)
+        return looked_up + head + 2.0 * cross, bound
 
     def sum_of(self, parts, factors):
         values, *outer = parts

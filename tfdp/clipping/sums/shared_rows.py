@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdp.clipping.sums.contributions import OuterProduct
 from tfdp.clipping.sums.forms import Gradient, Outer, Tied, join
 from tfdp.runtime import ordering
+from tfdp.runtime.xla import is_compiling
 
 
 class SharedRowGradients(Gradient):
@@ -22,20 +23,15 @@ class SharedRowGradients(Gradient):
         rows: `RowGradients` of the examples' own look-ups, or None.
     """
 
-    is_product = True
-
     def __init__(self, variable, shared, rows=None):
         self.variable = variable
         ids = [tf.cast(c.ids, tf.int64) for c in shared]
-        ids = ids[0] if len(ids) == 1 else tf.concat(ids, 0)
-        # An id that was drawn twice is one row: of equal ones, the first has the sum.
-        self.ids = ordering.sort(ids)
-        place = ordering.search(self.ids, ids)
+        self.ids = ids[0] if len(ids) == 1 else tf.concat(ids, 0)
+        self._sorted, self._order = ordering.sort_with_order(self.ids + 1, variable.shape[0] + 1)
         left, right = _beside([c.left for c in shared]), join([c.right for c in shared])
-        merged = tf.math.unsorted_segment_sum(
-            tf.transpose(left, [2, 0, 1]), place, self.ids.shape[0]
-        )
-        left = tf.transpose(merged, [1, 2, 0])
+        # An id that was drawn twice is one row: of equal ones, the first has the sum.
+        first = self._places(self.ids)
+        left = _summed_at_first(left, first)
         # What is not shared stands at a last place, which is always zero.
         left = tf.pad(left, [[0, 0], [0, 0], [0, 1]])
         matrix = types.SimpleNamespace(shape=(left.shape[2], right.shape[2]))
@@ -55,14 +51,17 @@ class SharedRowGradients(Gradient):
 
     def _placed(self, rows):
         """The examples' own rows, known by their places among the shared ones."""
-        flat = tf.reshape(tf.cast(rows.ids, tf.int64), [-1])
-        place = ordering.search(self.ids, flat)
-        count = self.ids.shape[0]
-        found = tf.gather(self.ids, tf.minimum(place, count - 1)) == flat
         placed = copy.copy(rows)
-        placed.ids = tf.reshape(tf.where(found, place, count), tf.shape(rows.ids))
-        placed.ids.set_shape(rows.ids.shape)
+        place = self._places(tf.reshape(tf.cast(rows.ids, tf.int64), [-1]))
+        placed.ids = tf.ensure_shape(tf.reshape(place, tf.shape(rows.ids)), rows.ids.shape)
         return placed
+
+    def _places(self, ids):
+        """The first place of each id among the shared ones, N for an id that is none of them."""
+        count = self.ids.shape[0]
+        place = ordering.search(self._sorted, ids + 1)
+        at = tf.minimum(place, count - 1)
+        return tf.where(tf.gather(self._sorted, at) == ids + 1, tf.gather(self._order, at), count)
 
     def squared_norm(self):
         return self.form.squared_norm()
@@ -90,6 +89,26 @@ class SharedRowGradients(Gradient):
             tf.concat([tf.cast(own.indices, tf.int64), self.ids], 0),
             shape,
         )
+
+
+def _summed_at_first(left, first):
+    """(B, T, N) whose columns are those of equal rows, added up in the first of them.
+
+    Args:
+        left: (B, T, N).
+        first: (N,) int64, the first column of the same row.
+    """
+    count = left.shape[2]
+    if is_compiling():  # how many are drawn again is not known there
+        turned = tf.transpose(left, [2, 0, 1])
+        return tf.transpose(tf.math.unsorted_segment_sum(turned, first, count), [1, 2, 0])
+    again = tf.reshape(tf.where(first != tf.range(count, dtype=tf.int64)), [-1])
+    target = tf.one_hot(tf.gather(first, again), count, dtype=left.dtype)
+    kept = tf.tensor_scatter_nd_update(
+        tf.ones([count], left.dtype), again[:, tf.newaxis], tf.zeros_like(again, left.dtype)
+    )
+    more = tf.tensordot(tf.gather(left, again, axis=2), target, 1)
+    return tf.ensure_shape(left * kept + more, left.shape)
 
 
 def _beside(lefts):

@@ -179,8 +179,6 @@ class _MaskedRows(Gradient):
 class _SharedAndKept(Gradient):
     """Look-ups that all examples share, and the examples' own of the rows of a step."""
 
-    is_product = True
-
     def __init__(self, gradient, step_rows):
         self.variable = gradient.variable
         self._step_rows = step_rows
