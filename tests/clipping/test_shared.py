@@ -10,7 +10,10 @@ import tfdp
 from tfdp.clipping import in_parts
 from tfdp.clipping.engine import backward, clipped_sums, squared_norms
 from tfdp.clipping.plan.planning import make_clipping_plan
+from tfdp.clipping.sums.contributions import Rows, SharedRows
+from tfdp.clipping.sums.gradients import variable_gradient
 from tfdp.clipping.sums.surviving_rows import activated_rows, restrict
+from tfdp.runtime.xla import compiling
 
 ITEMS, B = 12, 6
 GENERATOR = np.random.default_rng(3)
@@ -135,7 +138,7 @@ def test_norms_and_sums_equal_brute_force(brute_force, name, history):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"temperature": 0.2},
+        {"similarity": "cosine", "temperature": 0.2},  # the norm of a vector is no linear layer
         {"frequencies": np.arange(ITEMS) + 1.0},
         {"num_negatives": None},
         {"num_negatives": 40},  # more than there are items: each is drawn several times
@@ -219,6 +222,40 @@ def test_other_uses_of_what_is_shared_take_the_fallback(brute_force, make):
     plan = make_clipping_plan(check.model, tf.constant(x))
     assert [call.rule for call in plan.calls.values()] == [None]
     check.check(tolerance=2e-5)
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_no_example_is_clipped_to_more_than_the_norm(positions, jit_compile):
+    """A search: scales from 1e-12 to 1e12, repeated ids, own rows that cancel the shared ones."""
+    count, width, size = 9, 4, 300
+    rng = np.random.default_rng(positions)
+    scales = 10.0 ** rng.uniform(-12, 12, (size, 1, 1))
+    left = (rng.normal(size=(size, positions, count)) * scales**0.5).astype(np.float32)
+    right = (rng.normal(size=(size, positions, width)) * scales**0.5).astype(np.float32)
+    drawn, ids = rng.integers(0, ITEMS, count), rng.integers(0, ITEMS, (size, 3))
+    true = np.zeros((size, ITEMS, width))
+    each = np.einsum("btn,btd->bnd", left.astype(np.float64), right.astype(np.float64))
+    for n, item in enumerate(drawn):
+        true[:, item] += each[:, n]
+    values = rng.normal(size=(size, 3, width)) * scales
+    cancels = rng.random((size, 3)) < 0.5
+    values = np.where(cancels[..., None], -true[np.arange(size)[:, None], ids], values)
+    values = values.astype(np.float32)
+    for t in range(3):
+        true[np.arange(size), ids[:, t]] += values[:, t]
+
+    def raised(ids, values, left, right):
+        with compiling(jit_compile):
+            own = Rows(ids, values)
+            shared = SharedRows(tf.constant(drawn), left, right)
+            norm, bound = variable_gradient(tf.zeros([ITEMS, width]), [own, shared]).squared_norm()
+            return tf.maximum(norm, 0.0) + bound
+
+    found = tf.function(raised, jit_compile=jit_compile)(ids, values, left, right).numpy()
+    norms = np.sqrt((true**2).sum((1, 2)))
+    assert np.all(norms <= np.sqrt(found) * (1 + 1e-6))
+    assert np.median(np.sqrt(found) / norms) < 1.001
 
 
 def test_explain_names_what_is_shared():

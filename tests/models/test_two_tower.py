@@ -221,3 +221,37 @@ def test_rows_of_negatives_are_noised_and_no_others_without_survivors():
     moved = np.concatenate(moved)
     # Clipped sums of norm 1 at most and noise of deviation about 1.02, over the batch size 10.
     assert 0.07 < np.std(moved) < 0.16
+
+
+class Deep(keras.layers.Layer):
+    """A tower with an activation above its table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(ITEMS, 6)
+        self.dense = [keras.layers.Dense(6, "tanh"), keras.layers.Dense(8)]
+
+    def call(self, ids):
+        return self.dense[1](self.dense[0](self.table(ids)))
+
+
+def test_micro_batches_make_the_update_of_the_whole_batch():
+    updates = []
+    for size in (None, 5):
+        keras.utils.set_random_seed(0)
+        tower = Deep()
+        history = keras.Input((3,), dtype="int64")
+        users = keras.Model(history, keras.layers.GlobalAveragePooling1D()(tower.table(history)))
+        users = keras.Sequential([users, keras.layers.Dense(8)])
+        model = tfdp.models.TwoTower(users, tower, ITEMS, num_negatives=None)
+        model.compile(
+            tfdp.optimizers.DPOptimizer(
+                keras.optimizers.SGD(1.0), noise_multiplier=1e-7, microbatch_size=size
+            )
+        )
+        histories, items = (array[:12] for array in data())
+        batches = tfdp.data.poisson_batches((histories, items), 12)  # all of them, each time
+        model.fit(batches, epochs=1, verbose=0)
+        updates.append([np.array(v) for v in model.trainable_variables])
+    for whole, parts in zip(*updates, strict=True):
+        np.testing.assert_allclose(parts, whole, atol=2e-6)
