@@ -102,13 +102,16 @@ def _summed_at_first(left, first):
     if is_compiling():  # how many are drawn again is not known there
         turned = tf.transpose(left, [2, 0, 1])
         return tf.transpose(tf.math.unsorted_segment_sum(turned, first, count), [1, 2, 0])
-    again = tf.reshape(tf.where(first != tf.range(count, dtype=tf.int64)), [-1])
-    target = tf.one_hot(tf.gather(first, again), count, dtype=left.dtype)
-    kept = tf.tensor_scatter_nd_update(
-        tf.ones([count], left.dtype), again[:, tf.newaxis], tf.zeros_like(again, left.dtype)
-    )
-    more = tf.tensordot(tf.gather(left, again, axis=2), target, 1)
-    return tf.ensure_shape(left * kept + more, left.shape)
+    is_first = first == tf.range(count, dtype=tf.int64)
+    again = tf.reshape(tf.where(~is_first), [-1])
+
+    def added():
+        target = tf.one_hot(tf.gather(first, again), count, dtype=left.dtype)
+        more = tf.tensordot(tf.gather(left, again, axis=2), target, 1)
+        return tf.ensure_shape(tf.where(is_first, left, 0.0) + more, left.shape)
+
+    # Of a million items, mostly none is drawn twice.
+    return tf.cond(tf.size(again) > 0, added, lambda: left)
 
 
 def _beside(lefts):
