@@ -1,4 +1,4 @@
-"""Gradients beyond layers that keep factors: of some examples at once (MATH.md section 13).
+"""Gradients beyond layers that keep factors: of some examples at once (MATH.md section 14).
 
 Where what all examples share went through an activation, example i's gradient is no longer two
 factors. Its norm is taken from its own N × d gradients, which exist for a few examples at a time;

@@ -1,4 +1,4 @@
-"""Gradients at what all examples share, as factors, from the scores down (MATH.md section 13)."""
+"""Gradients at what all examples share, as factors, from the scores down (MATH.md section 14)."""
 
 import tensorflow as tf
 

@@ -17,7 +17,7 @@ class SharedScores(keras.layers.Layer):
     """Products of each example's vector with vectors that all examples share.
 
     Under a `DPOptimizer` the layers that made the shared vectors are clipped by two factors for
-    each example (MATH.md section 13): nothing of size B × N × d is made.
+    each example (MATH.md section 14): nothing of size B × N × d is made.
 
     Call arguments:
         users: (B, d).

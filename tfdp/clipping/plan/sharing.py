@@ -3,7 +3,7 @@
 Negatives that are drawn once a step go through layers without a batch axis, and meet the examples
 in one layer of scores. Example i's gradient at the rows that meet them is then leftᵀ·right of two
 factors, and stays so through layers that are linear in each row. What lies deeper gets gradients of
-some examples at once, by the tape (MATH.md section 13).
+some examples at once, by the tape (MATH.md section 14).
 """
 
 import dataclasses

@@ -76,7 +76,7 @@ class DenseRule(KernelAndBias):
         return is_linear and len(args[0].shape) == 2 and isinstance(layer.kernel, keras.Variable)
 
     def shared_contributions(self, layer, args, kwargs, left, right):
-        """Σ_n left_n·a_n is one row for each example (MATH.md section 13)."""
+        """Σ_n left_n·a_n is one row for each example (MATH.md section 14)."""
         pairs = [(layer.kernel, OuterProduct(left @ tf.cast(args[0], tf.float32), right))]
         if layer.bias is not None:
             totals = tf.reduce_sum(left, axis=2, keepdims=True)

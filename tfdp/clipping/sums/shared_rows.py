@@ -12,7 +12,7 @@ from tfdp.runtime.xla import is_compiling
 
 
 class SharedRowGradients(Gradient):
-    """Look-ups that all examples share, kept as their factors (MATH.md section 13).
+    """Look-ups that all examples share, kept as their factors (MATH.md section 14).
 
     On the N shared rows g_i is the matrix leftᵀ·right of a head over N items. With the rows that
     the example looked up itself it is that of a table of N rows which is look-up and head at once.
