@@ -111,6 +111,7 @@ def test_extras_install_what_is_imported_and_nothing_else():
     imported = {"mkdocs-material", "mkdocs", "pytest-xdist", "ruff", "safetensors"}
     # Imported where they are there; the kernel that notebooks are executed by.
     imported |= {"jupytext", "nbclient", "ipykernel"}
+    imported |= {"usearch"}  # in docs/two_towers.md alone
     for folder in ("tfdp", "tests", "benchmarks", "examples", "docs"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):

@@ -65,7 +65,7 @@ class Rows:
 
 @dataclasses.dataclass
 class SharedRows:
-    """g_i has sum_{n: ids[n] = j} sum_t left[i, t, n] right[i, t] in row j (MATH.md section 13).
+    """g_i has sum_{n: ids[n] = j} sum_t left[i, t, n] right[i, t] in row j (MATH.md section 14).
 
     Rows that all examples look up, as negatives that are drawn once a step.
 
