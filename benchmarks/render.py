@@ -1,10 +1,13 @@
-"""Writes the tables of pages in docs/ from the JSON in benchmarks/results, between their marks.
+"""Writes tables and plots of the pages from the JSON in benchmarks/results, between their marks.
 
-python benchmarks/render.py
+python benchmarks/render.py       (needs matplotlib)
 """
 
+import os
 import pathlib
+import re
 
+import plots
 import tables
 import tables_audits
 import tables_clicks
@@ -15,6 +18,7 @@ import tables_short
 import tables_transitions
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
+ROOT = DOCS.parent
 BEGIN, END = "<!-- {name}: written by benchmarks/render.py -->\n", "<!-- end of {name} -->\n"
 BENCHMARKS = {
     "step time": tables.step_time,
@@ -67,7 +71,32 @@ def rendered(page, sections):
     return page
 
 
+PLOT = re.compile(
+    "(" + BEGIN.format(name=r"plot (\w+)") + ")" + ".*?" + "(" + END.format(name=r"plot \2") + ")",
+    re.S,
+)
+
+
+def with_pictures(page, path):
+    """The text `page` of the file `path` with each `<!-- plot NAME: …` mark filled anew."""
+    images = os.path.relpath(plots.IMAGES, path.parent)
+
+    def picture(mark):
+        lines = plots.PLOTS[mark[2]].picture(pathlib.PurePath(images).as_posix())
+        return mark[1] + "\n".join(lines) + "\n" + mark[3]
+
+    return PLOT.sub(picture, page)
+
+
+def pages_with_plots():
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
 if __name__ == "__main__":
+    for plot in plots.PLOTS.values():
+        plots.write(plot)
     for name, sections in PAGES.items():
         path = DOCS / name
         path.write_text(rendered(path.read_text(), sections))
+    for path in pages_with_plots():
+        path.write_text(with_pictures(path.read_text(), path))

@@ -19,7 +19,7 @@ SHORT = {
 KEY = ("architecture", "library", "method")
 
 
-def _cells(found):
+def cells_of(found):
     """{key: row}; a method that did not clip, or that could not be checked, has no time."""
     cells = {tuple(r[k] for k in KEY): dict(r) for r in found["rows"]}
     for check in found.get("checks", ()):
@@ -29,18 +29,25 @@ def _cells(found):
     return cells
 
 
-def _names(cells):
+def names_of(cells):
     return [name for name in SHORT if any(key[0] == name for key in cells)]
+
+
+def best_of(cells, name, library):
+    """The private method of `library` with the fastest step, or None where all of them fail."""
+    rows = [
+        r
+        for (architecture, of, _), r in cells.items()
+        if (architecture, of) == (name, library) and r["private"] and "error" not in r
+    ]
+    return min(rows, key=lambda r: r["fastest_seconds"], default=None)
 
 
 def _fastest(cells, name, own):
     """The private method of tfdp, or of all others, with the fastest step."""
-    rows = [
-        r
-        for (architecture, library, _), r in cells.items()
-        if architecture == name and r["private"] and "error" not in r and (library == "tfdp") == own
-    ]
-    return min(rows, key=lambda r: r["fastest_seconds"], default=None)
+    libraries = {key[1] for key in cells if (key[1] == "tfdp") == own}
+    best = [found for library in libraries if (found := best_of(cells, name, library))]
+    return min(best, key=lambda r: r["fastest_seconds"], default=None)
 
 
 def milliseconds(seconds):
@@ -50,8 +57,8 @@ def milliseconds(seconds):
 
 def steps():
     found = read("peers")
-    cells, reasons, noted = _cells(found), [], False
-    names = _names(cells)
+    cells, reasons, noted = cells_of(found), [], False
+    names = names_of(cells)
     fastest = [_fastest(cells, name, own) for name in names for own in (True, False)]
     lines = table("", *[SHORT[name] for name in names])
 
@@ -89,8 +96,8 @@ def steps():
 
 def fastest_steps():
     """(architecture, tfdp's fastest private step, that of all others), rows of one run."""
-    cells = _cells(read("peers"))
-    pairs = [(n, _fastest(cells, n, True), _fastest(cells, n, False)) for n in _names(cells)]
+    cells = cells_of(read("peers"))
+    pairs = [(n, _fastest(cells, n, True), _fastest(cells, n, False)) for n in names_of(cells)]
     return [(name, ours, theirs) for name, ours, theirs in pairs if ours and theirs]
 
 
@@ -123,7 +130,7 @@ def memory():
     if not rows:
         return ["The peak memory of the other libraries has not been measured yet.", ""]
     peaks = {tuple(r[k] for k in KEY): r["peak_bytes"] for r in rows}
-    names = _names(peaks)
+    names = names_of(peaks)
     lines = [
         "Peak memory in GiB of a separate process after a few steps, including the library itself:"
     ]
