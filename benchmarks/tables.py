@@ -29,6 +29,16 @@ def with_interval(value, digits=2):
     return mean if half_width is None else f"{mean} ± {half_width:.{digits}f}"
 
 
+def mean_and_half_width(values):
+    """The mean, and half a 95% interval of it (Student), or None of a single value."""
+    from scipy import stats
+
+    mean, count = statistics.mean(values), len(values)
+    if count == 1:
+        return mean, None
+    return mean, float(stats.t.ppf(0.975, count - 1)) * statistics.stdev(values) / count**0.5
+
+
 def row(*cells):
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 

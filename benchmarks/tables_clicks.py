@@ -1,19 +1,11 @@
 """The tables about clicks: statistics of them, and one pass in order. Written by render.py."""
 
-import statistics
-
-from tables import read, row, table
+from tables import mean_and_half_width, read, row, table, with_interval
 
 
 def _shown(values, digits):
-    """A mean, and half a 95% interval of it (Student) where there are several runs."""
-    from scipy import stats
-
-    mean = f"{statistics.mean(values):.{digits}f}"
-    if len(values) == 1:
-        return mean
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean} ± {stats.t.ppf(0.975, len(values) - 1) * error:.{digits}f}"
+    mean, half_width = mean_and_half_width(values)
+    return with_interval({"mean": mean, "half_width": half_width}, digits)
 
 
 def click_statistics():

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages show images that lie outside of docs/, as GitHub does."""
+"""Hooks of mkdocs: the home is README, and pictures follow the light or dark of the site."""
 
 import pathlib
 import re
@@ -6,17 +6,28 @@ import re
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-OUTSIDE = re.compile(r"\]\(\.\./(benchmarks/results/[\w./-]+\.png)\)")
+HOME = "---\nhide: [toc]\n---\n\n"
+#: As GitHub wants it, a picture follows the reader's system; here it follows the switch of the site.
+PICTURE = re.compile(
+    r'<picture>\s*<source[^>]*srcset="(?P<dark>[^"]+)">\s*'
+    r'<img(?P<said>[^>]*) src="(?P<light>[^"]+)">\s*</picture>'
+)
+
+
+def readme():
+    """README as a page: its links lead from docs/ and not from the root."""
+    text = (ROOT / "README.md").read_text()
+    return HOME + re.sub(r'(\]\(|src="|srcset=")docs/', r"\1", text)
 
 
 def on_files(files, config):
-    names = set()
-    for path in pathlib.Path(config.docs_dir).rglob("*.md"):
-        names |= set(OUTSIDE.findall(path.read_text()))
-    for name in sorted(names):
-        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    files.append(File.generated(config, "index.md", content=readme()))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    return OUTSIDE.sub(r"](\1)", markdown)
+    def both(picture):
+        light, dark, said = picture["light"], picture["dark"], picture["said"]
+        return f'<img{said} src="{light}#only-light"><img{said} src="{dark}#only-dark">'
+
+    return PICTURE.sub(both, markdown)

@@ -1,9 +1,9 @@
 """Plots of the time and memory of steps."""
 
 from tables import read
-from tables_peers import SHORT, best_of, cells_of, names_of
+from tables_peers import KEY, SHORT, best_of, cells_of, names_of
 
-from plots.style import Plot, key, title
+from plots.style import Plot, key, log_ticks, rows_of, title
 
 OTHERS = {"TF Privacy": ("a", "s"), "Opacus": ("b", "^"), "JAX-Privacy": ("c", "D")}
 LONG = {"T 50": "transformer, 50", "T 50, tied": "… tied table", "T 200": "transformer, 200",
@@ -24,6 +24,10 @@ def _peers():
     return found
 
 
+def _long(names):
+    return [LONG.get(SHORT[name], SHORT[name]) for name in names]
+
+
 def _draw_peers(figure, data, colors):
     axes = figure.subplots()
     title(figure, "Time of a private step, as a multiple of tfdp's")
@@ -39,16 +43,10 @@ def _draw_peers(figure, data, colors):
             else:
                 axes.text(150, place, f"{library} fails", ha="right", va="center",
                           color=colors[color], size=11)  # fmt: skip
-    axes.set_yticks(range(len(names)), [LONG.get(SHORT[n], SHORT[n]) for n in names])
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
+    rows_of(axes, _long(names))
     axes.set_xscale("log")
-    ticks = [1, 2, 5, 10, 20, 50, 100]
-    axes.set_xticks(ticks, [f"{t}×" for t in ticks])
-    axes.minorticks_off()
+    log_ticks(axes.xaxis, [1, 2, 5, 10, 20, 50, 100], "{}×")
     axes.set_xlim(0.9, 160)
-    axes.grid(axis="x", linewidth=0.6)
     entries = [(name, colors[color], marker) for name, (color, marker) in OTHERS.items()]
     key(axes, entries, loc="lower right", bbox_to_anchor=(1.02, 1), ncols=3)
     axes.text(0.95, -0.75, "tfdp", color=colors["tfdp"], ha="right", weight="bold")
@@ -66,3 +64,120 @@ def _say_peers(data):
 
 
 STEP_TIME = Plot("step_time", _peers, _draw_peers, _say_peers, height=4.6)
+
+
+def _memory():
+    """{architecture: {library: GiB of a process with its fastest private step}}."""
+    peers = read("peers")
+    cells = cells_of(peers)
+    peaks = {tuple(r[k] for k in KEY): r["peak_bytes"] for r in peers["peaks"]}
+    found = {}
+    for name in names_of(cells):
+        best = {library: best_of(cells, name, library) for library in ("tfdp", *OTHERS)}
+        keys = {library: tuple(r[k] for k in KEY) for library, r in best.items() if r}
+        found[name] = {lib: peaks[key] / 2**30 for lib, key in keys.items() if key in peaks}
+    return found
+
+
+def _draw_memory(figure, data, colors):
+    axes = figure.subplots()
+    title(figure, "Memory of a process that trains, GiB")
+    libraries = {"tfdp": ("tfdp", "o"), **OTHERS}
+    for place, of in enumerate(data.values()):
+        for library, gib in of.items():
+            color, marker = libraries[library]
+            axes.plot(gib, place, marker, color=colors[color], alpha=0.9)
+    rows_of(axes, _long(data))
+    axes.set_xlim(0, None)
+    entries = [(name, colors[color], marker) for name, (color, marker) in libraries.items()]
+    key(axes, entries, loc="lower right", bbox_to_anchor=(1.02, 1), ncols=4, fontsize=12)
+
+
+def _say_memory(data):
+    large = data["transformer, 200 positions"]
+    said = ", ".join(f"{library} {gib:.1f}" for library, gib in large.items())
+    return (
+        f"Peak memory of a process with the fastest private step of each library, for {len(data)} "
+        f"models, in GiB. A transformer of 200 positions: {said}."
+    )
+
+
+def _plain():
+    """Private step / plain Keras step of tfdp: of transformers, then of small models."""
+    ratios = {}
+    for step in read("step_time")["steps"]:
+        if step["policy"] == "float32":
+            head = ", tied" if step["tied"] else ""
+            compiled = ", XLA" if step["xla"] else ""
+            name = f"transformer {step['length']}{head}{compiled}"
+            ratios[name] = step["ratio_of_fastest"]
+    small = {step["name"]: step["ratio_of_fastest"] for step in read("cliffs")["steps"]}
+    return [[*pair] for pair in (ratios | small).items()]
+
+
+def _draw_plain(figure, data, colors):
+    axes = figure.subplots()
+    title(figure, "Private step / plain Keras step")
+    pairs = sorted(data, key=lambda pair: pair[1])
+    names, ratios = zip(*pairs, strict=True)
+    axes.axvline(1, color=colors["muted"], linewidth=1.2)
+    axes.hlines(range(len(pairs)), 1, ratios, color=colors["tfdp"], linewidth=1.4, alpha=0.6)
+    axes.plot(ratios, range(len(pairs)), "o", color=colors["tfdp"], markersize=7)
+    rows_of(axes, names)
+    axes.tick_params(axis="y", labelsize=11)
+    axes.tick_params(axis="x", top=True, labeltop=True)
+    axes.set_xlim(0.7, 2.5)
+    log_ticks(axes.xaxis, [1, 1.5, 2, 2.5], "{}×")
+
+
+def _say_plain(data):
+    ratios = dict(data)
+    low, high = min(ratios, key=ratios.get), max(ratios, key=ratios.get)
+    return (
+        f"Time of tfdp's private step as a multiple of the plain Keras step, for {len(data)} "
+        f"models, from {ratios[low]:.2f} ({low}) to {ratios[high]:.2f} ({high})."
+    )
+
+
+def _rows():
+    """{method: [[rows, milliseconds], ...]} of a step on one embedding table."""
+    measured = read("sparse_step")["measured"] + read("sparse_step_100_million_rows")["measured"]
+    return {
+        method: sorted(
+            [m["rows"], 1e3 * m["seconds_per_step"]] for m in measured if m["method"] == method
+        )
+        for method in ("dense", "plain", "adafest")
+    }
+
+
+def _draw_rows(figure, data, colors):
+    axes = figure.subplots()
+    title(figure, "A step by rows of the table, milliseconds")
+    texts = {
+        "dense": ("b", "^", "dense DP-SGD", (0.82, 0.92)),
+        "plain": ("a", "s", "not private", (0.45, 0.19)),
+        "adafest": ("tfdp", "o", "tfdp, AdaFEST", (0.8, 0.03)),
+    }
+    for method, (color, marker, text, place) in texts.items():
+        axes.plot(*zip(*data[method], strict=True), marker=marker, color=colors[color])
+        axes.text(*place, text, color=colors[color], transform=axes.transAxes, ha="center")
+    axes.set(xscale="log", yscale="log", ylim=(0.3, 4000))
+    log_ticks(axes.xaxis, [1e5, 1e6, 1e7, 1e8])
+    axes.set_xticklabels(["100,000", "1 million", "10 million", "100 million"])
+    log_ticks(axes.yaxis, [1, 10, 100, 1000])
+    axes.grid(axis="y", linewidth=0.6)
+
+
+def _say_rows(data):
+    dense, sparse, plain = ({r: ms for r, ms in data[m]} for m in ("dense", "adafest", "plain"))
+    rows = max(dense)
+    return (
+        f"Milliseconds of a step against the rows of an embedding table, both logarithmic. At "
+        f"{rows:,} rows: dense DP-SGD {dense[rows]:,.0f}, AdaFEST {sparse[rows]:.1f}, without "
+        f"privacy {plain[rows]:.1f}. AdaFEST at {max(sparse):,} rows: {sparse[max(sparse)]:.1f}."
+    )
+
+
+MEMORY = Plot("memory", _memory, _draw_memory, _say_memory, height=4.6)
+PLAIN_RATIO = Plot("plain_ratio", _plain, _draw_plain, _say_plain, height=8.2)
+TABLE_ROWS = Plot("table_rows", _rows, _draw_rows, _say_rows)

@@ -35,7 +35,7 @@ class Plot:
 
     def digest(self):
         """Changes with the data and with the way in which they are drawn."""
-        drawn = json.dumps(self.data(), sort_keys=True) + inspect.getsource(self.draw)
+        drawn = json.dumps(rounded(self.data()), sort_keys=True) + inspect.getsource(self.draw)
         return hashlib.sha256(f"{drawn} {self.height} {COLORS}".encode()).hexdigest()
 
     def picture(self, images):
@@ -47,6 +47,15 @@ class Plot:
             f'<img width="640" alt="{self.alt(self.data())}" src="{light}">',
             "</picture>",
         ]
+
+
+def rounded(data):
+    """Six digits of every number: the last ones are those of a machine."""
+    if isinstance(data, dict):
+        return {str(name): rounded(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [rounded(value) for value in data]
+    return float(f"{data:.6g}") if isinstance(data, float) else data
 
 
 def stored_digest(path):
@@ -100,3 +109,24 @@ def key(axes, entries, **where):
         handles=handles, frameon=False, handletextpad=0.1, columnspacing=0.9, borderpad=0,
         labelcolor="linecolor", **where,
     )  # fmt: skip
+
+
+def rows_of(axes, names):
+    """Names of rows at the left, the first on top, and thin lines along the numbers."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x", linewidth=0.6)
+
+
+def log_ticks(axis, values, text="{:g}"):
+    """Ticks of a logarithmic axis, at these values alone."""
+    axis.set_ticks(values, [text.format(value) for value in values])
+    axis.set_minor_locator(_none())
+
+
+def _none():
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()
