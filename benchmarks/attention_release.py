@@ -2,7 +2,7 @@
 
     python benchmarks/attention_release.py
 
-Writes benchmarks/results/attention_release.json and .png. Predicted errors come from public
+Writes benchmarks/results/attention_release.json. Predicted errors come from public
 quantities; measured ones from releases of a clustered input. Where the paper's requirement
 (epsilon below 1, M below 1) cannot be met, the table says so. Also: the Rényi curve against the
 paper's rule, and Bartlett's decomposition against drawing k samples.
@@ -161,49 +161,6 @@ def bartlett_speed(source, num_samples=100_000):
             "ratio": seconds["k_samples"] / seconds["bartlett"]}  # fmt: skip
 
 
-def plot(rows, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 4, figsize=(17, 4.6), sharey=True)
-    for axis, (unit, distance) in zip(axes, CASES, strict=True):
-        chosen = [r for r in rows if (r["unit"], r["neighbor_distance"]) == (unit, distance)]
-        # The ratio depends on the width alone for a feature, on the length alone otherwise.
-        varies, fixed = ("width", "length") if unit == "feature" else ("length", "width")
-        first = min(r[fixed] for r in chosen)
-        for colour, value in enumerate(sorted({r[varies] for r in chosen})):
-            line = [r for r in chosen if r[varies] == value and r[fixed] == first]
-            for key, style in (
-                ("gaussian_noise", "-"),
-                ("gaussian_sampling", "--"),
-                ("paper_rule", ":"),
-            ):
-                points = [
-                    (r["epsilon"], r[key]["std_over_range"])
-                    for r in line
-                    if "std_over_range" in r[key]
-                ]
-                axis.loglog(*zip(*points, strict=True), style, color=f"C{colour}", lw=1.6)
-            axis.plot([], [], color=f"C{colour}", label=f"{varies} {value}")
-        axis.axhline(1.0, color="black", lw=0.8)
-        axis.axvline(1.0, color="grey", lw=0.8, ls=(0, (1, 3)))
-        axis.legend(fontsize=8, loc="upper right")
-        reach = "" if unit == "sequence" else ", any" if distance is None else f", β = {distance} α"
-        axis.set_title(f"unit: {unit}{reach}")
-        axis.set_xlabel("ε per release (δ = 1e-5)")
-        axis.grid(alpha=0.25)
-    axes[0].set_ylabel("logit standard error / largest logit")
-    axes[0].text(4.0, 1.2, "above: a constant matrix is closer", fontsize=8)
-    figure.suptitle(
-        "Solid: Gaussian noise.  Dashed: Gaussian sampling, Rényi curve.  "
-        "Dotted: Gaussian sampling, the paper's rule (requirement cannot be met for ε ≥ 1)."
-    )
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one length, one width, two epsilons")
@@ -221,7 +178,6 @@ def main():
     }  # fmt: skip
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / "attention_release.json").write_text(json.dumps(results) + "\n")
-    plot(results["errors"], arguments.output / "attention_release.png")
     print(json.dumps({k: results[k] for k in ("bartlett", "renyi_against_paper")}, indent=1))
     for row in results["errors"]:
         rule = row["paper_rule"]

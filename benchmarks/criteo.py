@@ -7,7 +7,6 @@ DP-AdaFEST, DP-AdaFEST+, exponential selection, LoRA on the tables, and training
 
     python benchmarks/criteo.py --data FILE.tsv.gz --out benchmarks/results/criteo.json
     python benchmarks/criteo_streaming.py --data FILE.tsv.gz --out benchmarks/results/criteo.json
-    python benchmarks/criteo.py --out benchmarks/results/criteo.json --plot FILE.png
 
 Runs that the output file already holds are not run again.
 """
@@ -211,18 +210,12 @@ class Results:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data")
+    parser.add_argument("--data", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--plot")
     args = parser.parse_args()
-    if args.plot:
-        from criteo_plot import plot
-
-        plot(args.out, args.plot)
-        return
     results = Results(args.out, RECIPE)
     data = load(args.data)
     for seed in args.seeds:

@@ -4,7 +4,6 @@
     python benchmarks/sst2.py --data ../shared/data/sst2 --part table
     python benchmarks/sst2.py --data ../shared/data/sst2 --part sweeps
     python benchmarks/sst2_scratch.py --data ../shared/data/sst2
-    python benchmarks/sst2_plot.py
 
 One sentence is one record; δ = 1/(2n). Accuracy is on GLUE's 872 dev sentences, where one run has
 a binomial standard error of about 1.3 points; the intervals are over runs, and say what noise,

@@ -1,7 +1,8 @@
 """Plots of what is claimed: attacks beside it, noise of persons, samplers, attention."""
 
-from plots.style import Plot, key, log_ticks, rows_of, title
 from tables import read
+
+from plots.style import Plot, key, log_ticks, rows_of, title
 
 
 def _attacks(part):

@@ -137,8 +137,8 @@ def _draw_clicks(figure, data, colors):
 def _say_clicks(data):
     at_3 = {n: next(p[1] for p in curve if p[0] == 3) for n, curve in data["curves"].items()}
     return (
-        f"AUC on Criteo's clicks against ε, with 95% intervals. At ε = 3: weights on the odds of one "
-        f"release {at_3['weights of the odds']:.3f}, these odds without training "
+        f"AUC on Criteo's clicks against ε, with 95% intervals. At ε = 3: weights on the odds of "
+        f"one release {at_3['weights of the odds']:.3f}, these odds without training "
         f"{at_3['the odds']:.3f}, dense DP-SGD {at_3['dense DP-SGD']:.3f}; without privacy "
         f"{data['plain']:.3f}."
     )
@@ -183,9 +183,8 @@ def _draw_criteo(figure, data, colors):
 
 
 def _say_criteo(data):
-    best = {
-        method: max(points, key=lambda point: point[1]) for method, points in data["methods"].items()
-    }
+    methods = data["methods"]
+    best = {name: max(methods[name], key=lambda point: point[1]) for name in methods}
     said = ", ".join(
         f"{SELECTIONS[method][2]} {auc:.4f} at {reduction:,.0f} times"
         for method, (reduction, auc) in best.items()
