@@ -11,6 +11,7 @@ PLOTS = {
         steps.PLAIN_RATIO,
         steps.TABLE_ROWS,
         utility.UTILITY,
+        utility.PAPERS,
         utility.CLICKS_UTILITY,
         utility.SELECTION,
         utility.TEXTS_UTILITY,

@@ -1,9 +1,9 @@
 """Plots of quality against ε."""
 
 from tables import mean_and_half_width, read
-from tables_paper import DPFORMER, NAMES, model_of
+from tables_paper import DPFORMER, NAMES, TITLES, model_of
 
-from plots.style import Plot, key, log_ticks, title
+from plots.style import Plot, key, log_ticks, rows_of, title
 
 
 def _recommenders():
@@ -71,6 +71,46 @@ def _say_recommenders(data):
 
 
 UTILITY = Plot("utility", _recommenders, _draw_recommenders, _say_recommenders, height=4.2)
+
+
+PAPERS_EPSILON = 8
+
+
+def _papers():
+    """{data set: [[model, NDCG@10 here, that of the paper], ...]} at ε = 8."""
+    found = {}
+    for group in NAMES:
+        runs = {model_of(r["settings"]): r["ndcg_10"] for r in read(f"paper_{group}")["runs"]
+                if r["settings"]["epsilon"] == PAPERS_EPSILON}  # fmt: skip
+        found[group] = [
+            [text, runs[name], DPFORMER[group][name][PAPERS_EPSILON][0]]
+            for name, text in TITLES.items()
+        ]
+    return found
+
+
+def _draw_papers(figure, data, colors):
+    title(figure, f"NDCG@10, %, models trained at ε = {PAPERS_EPSILON}")
+    panels = figure.subplots(1, len(data), sharey=True)
+    for axes, (group, rows) in zip(panels, data.items(), strict=True):
+        axes.set_title(NAMES[group], size=13, weight="normal", color=colors["muted"], pad=26)
+        for place, (_, here, paper) in enumerate(rows):
+            axes.plot([here, paper], [place, place], color=colors["grid"], linewidth=1.2, zorder=1)
+            axes.plot(paper, place, "^", color=colors["a"])
+            axes.plot(here, place, "o", color=colors["tfdp"])
+        rows_of(axes, [name for name, *_ in rows])
+        axes.set_xlim(0, None)
+    entries = [("here", colors["tfdp"], "o"), ("paper", colors["a"], "^")]
+    key(panels[0], entries, loc="lower left", bbox_to_anchor=(-0.05, 1), ncols=2)
+
+
+def _say_papers(data):
+    def said(rows):
+        return ", ".join(f"{name} {here:.1f} ({paper:.1f})" for name, here, paper in rows)
+
+    return f"NDCG@10 in percent of models trained at ε = {PAPERS_EPSILON}, and as the paper " + (
+        "states it. " + "; ".join(f"{NAMES[g]}: {said(rows)}" for g, rows in data.items()) + "."
+    )
 
 
 def _points(runs, value):
@@ -289,3 +329,4 @@ CLICKS_UTILITY = Plot("clicks", _clicks, _draw_clicks, _say_clicks)
 SELECTION = Plot("criteo", _criteo, _draw_criteo, _say_criteo)
 TEXTS_UTILITY = Plot("sst2", _texts, _draw_texts, _say_texts, height=4.4)
 TEXTS_SWEEPS = Plot("sst2_sweeps", _sweeps, _draw_sweeps, _say_sweeps, height=3.4)
+PAPERS = Plot("papers", _papers, _draw_papers, _say_papers, height=3.8)
