@@ -72,18 +72,23 @@ def rendered(page, sections):
 
 
 PLOT = re.compile(
-    "(" + BEGIN.format(name=r"plot (\w+)") + ")" + ".*?" + "(" + END.format(name=r"plot \2") + ")",
+    "("
+    + BEGIN.format(name=r"plot (\w+)(?: at (\d+%))?")
+    + ").*?("
+    + END.format(name=r"plot \2")
+    + ")",
     re.S,
 )
 
 
 def with_pictures(page, path):
-    """The text `page` of the file `path` with each `<!-- plot NAME: …` mark filled anew."""
-    images = os.path.relpath(plots.IMAGES, path.parent)
+    """The text `page` of the file `path` with each `<!-- plot NAME at WIDTH: …` mark filled anew."""
+    images = pathlib.PurePath(os.path.relpath(plots.IMAGES, path.parent)).as_posix()
 
     def picture(mark):
-        lines = plots.PLOTS[mark[2]].picture(pathlib.PurePath(images).as_posix())
-        return mark[1] + "\n".join(lines) + "\n" + mark[3]
+        begin, name, width, end = mark.groups()
+        lines = plots.PLOTS[name].picture(images, width or "640")
+        return begin + "\n".join(lines) + "\n" + end
 
     return PLOT.sub(picture, page)
 

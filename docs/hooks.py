@@ -12,6 +12,7 @@ PICTURE = re.compile(
     r'<picture>\s*<source[^>]*srcset="(?P<dark>[^"]+)">\s*'
     r'<img(?P<said>[^>]*) src="(?P<light>[^"]+)">\s*</picture>'
 )
+MARK = re.compile(r"^<!-- (?:plot .*: written by .*|end of plot .*) -->\n", re.M)
 
 
 def readme():
@@ -30,4 +31,4 @@ def on_page_markdown(markdown, page, config, files):
         light, dark, said = picture["light"], picture["dark"], picture["said"]
         return f'<img{said} src="{light}#only-light"><img{said} src="{dark}#only-dark">'
 
-    return PICTURE.sub(both, markdown)
+    return PICTURE.sub(both, MARK.sub("", markdown))

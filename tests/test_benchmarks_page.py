@@ -58,7 +58,7 @@ def test_every_plot_is_on_a_page_and_says_in_words_what_it_shows(render):
     for path in render.pages_with_plots():
         page = path.read_text()
         assert render.with_pictures(page, path) == page, "run `python benchmarks/render.py`"
-        for alt, source in re.findall(r'<img width="\d+" alt="([^"]*)" src="([^"]+)">', page):
+        for alt, source in re.findall(r'<img width="\d+%?" alt="([^"]*)" src="([^"]+)">', page):
             assert (path.parent / source).exists(), f"{path.name} shows {source}"
             assert len(alt) > 60 and any(c.isdigit() for c in alt), f"{path.name}, {source}: {alt}"
             shown.add(source.rsplit("/", 1)[-1])

@@ -8,7 +8,8 @@ PLOTS = {
     for plot in (
         steps.STEP_TIME,
         steps.MEMORY,
-        steps.PLAIN_RATIO,
+        steps.TRANSFORMERS,
+        steps.SMALL_MODELS,
         steps.TABLE_ROWS,
         utility.UTILITY,
         utility.PAPERS,

@@ -102,40 +102,70 @@ def _say_memory(data):
     )
 
 
-def _plain():
-    """Private step / plain Keras step of tfdp: of transformers, then of small models."""
-    ratios = {}
+def _transformers():
+    """[[name, private step / plain Keras step], ...] of transformers."""
+    found = []
     for step in read("step_time")["steps"]:
-        if step["policy"] == "float32":
-            head = ", tied" if step["tied"] else ""
-            compiled = ", XLA" if step["xla"] else ""
-            name = f"transformer {step['length']}{head}{compiled}"
-            ratios[name] = step["ratio_of_fastest"]
-    small = {step["name"]: step["ratio_of_fastest"] for step in read("cliffs")["steps"]}
-    return [[*pair] for pair in (ratios | small).items()]
+        name = f"{step['length']} positions{', tied' if step['tied'] else ''}"
+        half = ", bfloat16" if "bfloat16" in step["policy"] else ""
+        found.append([f"{name}{half}", step["xla"], step["ratio_of_fastest"]])
+    return found
 
 
-def _draw_plain(figure, data, colors):
+def _draw_transformers(figure, data, colors):
     axes = figure.subplots()
-    title(figure, "Private step / plain Keras step")
-    pairs = sorted(data, key=lambda pair: pair[1])
-    names, ratios = zip(*pairs, strict=True)
+    title(figure, "Transformers: private step / plain Keras step")
+    names = list(dict.fromkeys(name for name, *_ in data))
     axes.axvline(1, color=colors["muted"], linewidth=1.2)
-    axes.hlines(range(len(pairs)), 1, ratios, color=colors["tfdp"], linewidth=1.4, alpha=0.6)
-    axes.plot(ratios, range(len(pairs)), "o", color=colors["tfdp"], markersize=7)
+    kinds = {False: ("tfdp", "o"), True: ("a", "s")}
+    for name, xla, ratio in data:
+        color, marker = kinds[xla]
+        axes.plot(ratio, names.index(name), marker, color=colors[color])
+    rows_of(axes, names)
+    axes.set_xlim(0.7, 1.45)
+    log_ticks(axes.xaxis, [0.8, 1, 1.2, 1.4], "{}×")
+    entries = [("tf.function", colors["tfdp"], "o"), ("XLA", colors["a"], "s")]
+    key(axes, entries, loc="lower right", bbox_to_anchor=(1.02, 1), ncols=2)
+
+
+def _say_transformers(data):
+    return (
+        "Time of tfdp's private step as a multiple of the plain Keras step, for transformers: "
+        + (
+            "; ".join(
+                f"{'XLA' if kind else 'tf.function'} {min(of):.2f} to {max(of):.2f}"
+                for kind in (False, True)
+                if (of := [ratio for _, xla, ratio in data if xla == kind])
+            )
+            + "."
+        )
+    )
+
+
+def _small():
+    """[[name, private step / plain Keras step], ...] of small models, the cheapest first."""
+    steps = read("cliffs")["steps"]
+    return sorted(([s["name"], s["ratio_of_fastest"]] for s in steps), key=lambda pair: pair[1])
+
+
+def _draw_small(figure, data, colors):
+    axes = figure.subplots()
+    title(figure, "Small models: private step / plain Keras step")
+    names, ratios = zip(*data, strict=True)
+    axes.axvline(1, color=colors["muted"], linewidth=1.2)
+    axes.hlines(range(len(data)), 1, ratios, color=colors["tfdp"], linewidth=1.4, alpha=0.6)
+    axes.plot(ratios, range(len(data)), "o", color=colors["tfdp"], markersize=7)
     rows_of(axes, names)
     axes.tick_params(axis="y", labelsize=11)
-    axes.tick_params(axis="x", top=True, labeltop=True)
     axes.set_xlim(0.7, 2.5)
     log_ticks(axes.xaxis, [1, 1.5, 2, 2.5], "{}×")
 
 
-def _say_plain(data):
-    ratios = dict(data)
-    low, high = min(ratios, key=ratios.get), max(ratios, key=ratios.get)
+def _say_small(data):
+    (low, least), *_, (high, most) = data
     return (
-        f"Time of tfdp's private step as a multiple of the plain Keras step, for {len(data)} "
-        f"models, from {ratios[low]:.2f} ({low}) to {ratios[high]:.2f} ({high})."
+        f"Time of tfdp's private step as a multiple of the plain Keras step, for {len(data)} small "
+        f"models, from {least:.2f} ({low}) to {most:.2f} ({high})."
     )
 
 
@@ -179,5 +209,6 @@ def _say_rows(data):
 
 
 MEMORY = Plot("memory", _memory, _draw_memory, _say_memory, height=4.6)
-PLAIN_RATIO = Plot("plain_ratio", _plain, _draw_plain, _say_plain, height=8.2)
+TRANSFORMERS = Plot("transformers", _transformers, _draw_transformers, _say_transformers)
+SMALL_MODELS = Plot("small_models", _small, _draw_small, _say_small, height=6.4)
 TABLE_ROWS = Plot("table_rows", _rows, _draw_rows, _say_rows)

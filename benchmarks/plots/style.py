@@ -38,13 +38,13 @@ class Plot:
         drawn = json.dumps(rounded(self.data()), sort_keys=True) + inspect.getsource(self.draw)
         return hashlib.sha256(f"{drawn} {self.height} {COLORS}".encode()).hexdigest()
 
-    def picture(self, images):
+    def picture(self, images, width):
         """Lines of HTML that show the plot, light or dark, from the folder `images`."""
         dark, light = (f"{images}/{self.path(theme).name}" for theme in ("dark", "light"))
         return [
             "<picture>",
             f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">',
-            f'<img width="640" alt="{self.alt(self.data())}" src="{light}">',
+            f'<img width="{width}" alt="{self.alt(self.data())}" src="{light}">',
             "</picture>",
         ]
 

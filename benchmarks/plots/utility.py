@@ -99,7 +99,7 @@ def _draw_papers(figure, data, colors):
             axes.plot(paper, place, "^", color=colors["a"])
             axes.plot(here, place, "o", color=colors["tfdp"])
         rows_of(axes, [name for name, *_ in rows])
-        axes.set_xlim(0, None)
+        axes.set_xlim(0, 1.08 * max(max(numbers) for _, *numbers in rows))
     entries = [("here", colors["tfdp"], "o"), ("paper", colors["a"], "^")]
     key(panels[0], entries, loc="lower left", bbox_to_anchor=(-0.05, 1), ncols=2)
 
