@@ -82,7 +82,7 @@ PLOT = re.compile(
 
 
 def with_pictures(page, path):
-    """The text `page` of the file `path` with each `<!-- plot NAME at WIDTH: …` mark filled anew."""
+    """The text `page` of the file `path`, with each `<!-- plot NAME at WIDTH: …` filled anew."""
     images = pathlib.PurePath(os.path.relpath(plots.IMAGES, path.parent)).as_posix()
 
     def picture(mark):

@@ -7,7 +7,7 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HOME = "---\nhide: [toc]\n---\n\n"
-#: As GitHub wants it, a picture follows the reader's system; here it follows the switch of the site.
+#: On GitHub a picture follows the system of the reader; here it follows the switch of the site.
 PICTURE = re.compile(
     r'<picture>\s*<source[^>]*srcset="(?P<dark>[^"]+)">\s*'
     r'<img(?P<said>[^>]*) src="(?P<light>[^"]+)">\s*</picture>'
