@@ -29,6 +29,7 @@ ARGUMENTS = {
     "replicas": ["--repeats", "3"],
     "data_size": ["--gigabytes", "1", "--repeats", "5"],
     "random_allocation": [],
+    "plan": [],
     "persons_or_records": [],
     "float_attack": ["--draws", "100000", "--runs", "50"],
     "kills": ["--kills", "5"],

@@ -21,6 +21,7 @@ PLOTS = {
         promises.BROKEN,
         promises.ALLOCATION,
         promises.ATTENTION_RELEASE,
+        promises.PLAN,
     )
 }
 __all__ = ["IMAGES", "PLOTS", "stored_digest", "write"]

@@ -1,4 +1,4 @@
-"""Plots of what is claimed: attacks beside it, noise of persons, samplers, attention."""
+"""Plots of claims and noise: attacks, samplers, batch sizes, attention."""
 
 from tables import read
 
@@ -141,7 +141,38 @@ def _say_attention(data):
     )
 
 
+def _plan():
+    """[[batch size, noise of a step, noise of all steps], ...] as multiples of the least."""
+    planned = read("plan")["planned"]
+    least = {key: min(one[key] for one in planned) for key in ("step_noise", "total_noise")}
+    return [[one["batch_size"], *(one[key] / least[key] for key in least)] for one in planned]
+
+
+def _draw_plan(figure, data, colors):
+    axes = figure.subplots()
+    title(figure, "Noise by batch size at one ε, least = 1")
+    sizes, step, total = zip(*data, strict=True)
+    axes.plot(sizes, step, marker="s", color=colors["a"])
+    axes.plot(sizes, total, marker="o", color=colors["tfdp"])
+    axes.text(2_600, 6.2, "of one step", color=colors["a"])
+    axes.text(900, 1.5, "of all steps", color=colors["tfdp"], weight="bold")
+    axes.set(xscale="log", yscale="log", xlabel="expected batch size of 60,000 records")
+    log_ticks(axes.xaxis, sizes[::2] + sizes[-1:], "{:,}")
+    log_ticks(axes.yaxis, [1, 2, 5, 10])
+    axes.grid(axis="y", linewidth=0.6)
+
+
+def _say_plan(data):
+    (batch, step, total), *_ = data
+    return (
+        f"Noise on the mean gradient against the batch size at one ε and number of epochs. From "
+        f"all records at once to batches of {batch:,}, the noise of a step grows {step:.1f} times, "
+        f"that of all steps together {total:.2f} times."
+    )
+
+
 AUDITS = Plot("audits", lambda: _attacks("sound"), _draw_sound, _say_sound, height=4.8)
 BROKEN = Plot("broken", lambda: _attacks("broken"), _draw_broken, _say_broken, height=6.2)
 ALLOCATION = Plot("allocation", _allocation, _draw_allocation, _say_allocation, height=4.6)
 ATTENTION_RELEASE = Plot("attention_release", _attention, _draw_attention, _say_attention)
+PLAN = Plot("plan", _plan, _draw_plan, _say_plan)
