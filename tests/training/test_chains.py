@@ -11,10 +11,12 @@ from scipy import stats
 from small_models import Small, make_data
 
 import tfdp
+from tfdp.accounting import correlated_noise
 from tfdp.accounting.charges.mechanisms import PrivateTraining, mechanism_from_dict
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.optimizers import BandedInverse
+from tfdp.training.checks import advice
 
 M = (1.0, -0.4, -0.2, -0.3)
 FIXED = BandedInverse(4, M)
@@ -131,6 +133,16 @@ def test_so_it_has_in_rows_that_every_step_selects():
     model.fit(table_stream(), verbose=0, callbacks=[weights])
     seen = np.array([np.zeros(WIDE), *weights.seen])
     assert_covariance(-2.0 * np.diff(seen, axis=0) / (0.5 * 4.0), 1)
+
+
+def test_advice_knows_that_noise_is_taken_back():
+    model = chain_model(FIXED, noise_multiplier=2.0)
+    optimizer = model.optimizer
+    alone = advice._random_steps(optimizer, 4)
+    optimizer.charging.begin(tfdp.data.sampling_of(stream()))
+    chain = Correlation(M, 4)
+    left = chain.sensitivity * correlated_noise.noise_in_weights(M, 4)
+    assert advice._random_steps(optimizer, 4) == pytest.approx(left) and left < alone == 2.0
 
 
 # What is charged ----------------------------------------------------------------------------------

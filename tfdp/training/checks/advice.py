@@ -12,6 +12,7 @@ import warnings
 import keras
 
 from tfdp._validate import is_number
+from tfdp.accounting import correlated_noise
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.rules.embedding import EmbeddingRule
 from tfdp.clipping.sums import cost
@@ -81,6 +82,14 @@ def dense_tables(plans, batch_size: float) -> list[str]:
     ]
 
 
+def _random_steps(optimizer, steps):
+    """How many times as far as in one step noise moves a weight; √T if it is independent."""
+    chain = getattr(optimizer.charging.mechanism, "correlation", None)
+    if chain is None:
+        return math.sqrt(steps)
+    return chain.sensitivity * correlated_noise.noise_in_weights(chain.coefficients, chain.steps)
+
+
 def step_sizes(optimizer: DPOptimizer, steps: int) -> list[str]:
     """What is wrong with the size of the updates; sentences without a full stop.
 
@@ -96,10 +105,11 @@ def step_sizes(optimizer: DPOptimizer, steps: int) -> list[str]:
     name = type(inner).__name__
     if name == "SGD":
         momentum = 1.0 / (1.0 - min(float(inner.momentum), 0.999))
-        walk, way = rate * noise * math.sqrt(steps) * momentum, rate * clip_norm * steps * momentum
+        walk = rate * noise * _random_steps(optimizer, steps) * momentum
+        way = rate * clip_norm * steps * momentum
         smaller = "a lower learning rate or `clip_norm`"
     elif name in _ADAPTIVE:
-        walk, way = rate * math.sqrt(steps), rate * steps
+        walk, way = rate * _random_steps(optimizer, steps), rate * steps
         smaller = "a lower learning rate"
         if 0 < noise < float(inner.epsilon):
             return [
