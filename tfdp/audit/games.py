@@ -99,12 +99,13 @@ def chain(present, trials, delta):
     """
     steps = 4
     rows = keras.layers.Embedding(trials, 1, embeddings_initializer="zeros")
-    model = tfdp.make_private(keras.Sequential([keras.Input((1,), dtype="int32"), rows]))
+    inputs, flat = keras.Input((1,), dtype="int32"), keras.layers.Flatten()
+    model = tfdp.make_private(keras.Sequential([inputs, rows, flat]))
     optimizer = tfdp.optimizers.DPOptimizer(
         keras.optimizers.SGD(float(trials)), noise_multiplier=1.0, clip_norm=1.0,
         noise_correlation="auto",
     )  # fmt: skip
-    model.compile(optimizer, loss=lambda y, p: 10.0 * y[:, 0] * tf.reduce_sum(p, axis=(1, 2)))
+    model.compile(optimizer, loss=lambda y, p: 10.0 * y[:, 0] * tf.reduce_sum(p, axis=-1))
     x = np.resize(np.arange(trials), (steps * trials, 1)).astype(np.int32)
     y = np.zeros((steps * trials, 1), np.float32)
     y[:trials] = float(present)
@@ -117,7 +118,9 @@ def chain(present, trials, delta):
         for i in range(1, min(t, len(m) - 1) + 1):
             released[t] -= m[i] * released[t - i]
     # The record moves C₀y by the first column of C₀: the likelihood ratio.
-    return inverse(m, steps) @ released, _step_epsilon(model, delta)
+    # There are as many records as trials: the ledger would ask for a smaller δ.
+    (entry,) = mechanism.entries(steps, "one chain")
+    return inverse(m, steps) @ released, tfdp.accounting.epsilon(entry.event, delta)
 
 
 def forward_noise(present, trials, delta):
