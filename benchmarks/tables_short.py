@@ -17,12 +17,12 @@ def in_short():
                 if one["model"] == "transitions" and one["epsilon"] == _AT)  # fmt: skip
     return [
         *table("", "tfdp", "beside it"),
-        row("A private step, nine architectures", "**1**",
+        row("Time of a private step, nine models", "**1**",
              f"{min(factors):.1f} to {max(factors):.1f}: the fastest of TF Privacy, Opacus and "
              "JAX-Privacy"),
-        row("A private step of a transformer", f"**{min(ratios):.1f} to {max(ratios):.1f}**",
+        row("Time of a private step of a transformer", f"**{min(ratios):.1f} to {max(ratios):.1f}**",
              "1: plain Keras"),
-        row(f"A step on a table of {largest:,} rows",
+        row(f"Time of a step on a table of {largest:,} rows",
             f"**{sparse['adafest', largest]:.1f} ms** (AdaFEST)",
             f"{sparse['dense', largest] / 1e3:.1f} s: DP-SGD"),
         row(f"MovieLens-1M, next item, ε = {_AT}: NDCG@10 %",
