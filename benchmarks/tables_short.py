@@ -20,7 +20,8 @@ def in_short():
         row("Time of a private step, nine models", "**1**",
              f"{min(factors):.1f} to {max(factors):.1f}: the fastest of TF Privacy, Opacus and "
              "JAX-Privacy"),
-        row("Time of a private step of a transformer", f"**{min(ratios):.1f} to {max(ratios):.1f}**",
+        row("Time of a private step of a transformer",
+            f"**{min(ratios):.1f} to {max(ratios):.1f}**",
              "1: plain Keras"),
         row(f"Time of a step on a table of {largest:,} rows",
             f"**{sparse['adafest', largest]:.1f} ms** (AdaFEST)",
