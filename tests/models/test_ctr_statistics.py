@@ -56,7 +56,7 @@ def test_odds_are_looked_up_and_unknown_ids_say_nothing():
         values = value_of_count(x["integers"][:, j]).numpy()
         np.testing.assert_array_equal(found[:, 2 + j], of[f"integers_{j}"][values])
     assert not odds.trainable_variables
-    with pytest.raises(ValueError, match="'integers_0', which the inputs must have"):
+    with pytest.raises(ValueError, match="'integers_0', which the inputs lack"):
         odds({"a": x["a"], "b": x["b"]})
     with pytest.raises(ValueError, match="Argument `statistics`"):
         ClickOdds({"a": 1})
