@@ -239,7 +239,7 @@ def test_two_processes_that_begin_together_train_once(draw, small):
 def test_a_second_pass_in_one_fit_is_refused_before_the_first_step(draw, small):
     directory, _ = draw
     batches, model = tfdp.data.load_batches(directory), small.model(noise_multiplier=2.0)
-    with pytest.raises(PrivacyError, match=r"epochs=2, steps_per_epoch=3\) takes it once"):
+    with pytest.raises(PrivacyError, match=r"epochs=2, steps_per_epoch=3\) uses the draw once"):
         model.fit(batches, epochs=2, verbose=0)
     with pytest.raises(PrivacyError, match=r"epochs=2, steps_per_epoch=4, for a draw of 6 steps"):
         model.fit(batches, epochs=2, steps_per_epoch=4, verbose=0)

@@ -103,7 +103,8 @@ def test_tensors_of_one_step_share_no_draws(monkeypatch):
     monkeypatch.setattr(chain_source, "LARGEST_JOINED", 300)  # each tensor is a part by itself
     source = chain_of(IDENTITY, 2)
     y = releases(source, 2, Grid(1.0, 1.0, 800), sizes=(200, 200, 200, 200))
-    assert len(np.unique(y)) == y.size
+    # Two of 1,600 draws round to one float32 with probability 0.03; four pairs do with 1e-7.
+    assert y.size - len(np.unique(y)) < 4
 
 
 def test_roundings_of_a_chain_are_in_the_noise_and_stay_small():
