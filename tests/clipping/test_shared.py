@@ -289,3 +289,41 @@ def test_public_rows_and_survivors_alone_are_clipped_and_summed(brute_force):
     wanted = np.tensordot(np.minimum(1, clip_norm / true), gradients[place], 1)
     np.testing.assert_array_equal(total.rows, rows)
     np.testing.assert_allclose(total.values, wanted[rows], rtol=1e-4, atol=1e-6)
+
+
+def test_no_example_moves_a_sum_beyond_the_norm_where_the_cosine_cancels():
+    # In one dimension a cosine has no gradient: whatever is left of it is rounding.
+    model = keras_model_of_cosines(table_stddev=1e-4)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(256, 1)).astype("float32"), generator.integers(0, 1000, 256)
+    everyone = clipped_sum_of(model, x, np.ones(256, bool))
+    for j in range(3):
+        rest = clipped_sum_of(model, x, np.arange(256) != j)
+        moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(everyone, rest, strict=True)))
+        assert moved <= 1.0 + 1e-4
+
+
+def keras_model_of_cosines(table_stddev):
+    user, item = keras.Input((1,)), keras.Input((), dtype="int64")
+    start = keras.initializers.RandomNormal(stddev=table_stddev, seed=1)
+    tower = keras.layers.Embedding(1000, 1, embeddings_initializer=start)
+    scores = tfdp.layers.SharedNegatives(
+        tower, 1000, 16, similarity="cosine", temperature=0.05, seed=3
+    )(user, item)
+    return keras.Model([user, item], scores)
+
+
+def clipped_sum_of(model, x, mask):
+    """Float64 clipped sums at C = 1, of the same draw each time."""
+    for layer in model.layers:
+        if hasattr(layer, "seed_generator"):
+            layer.seed_generator.state.assign([3, 0])
+    x = tuple(map(tf.constant, x))
+    targets = tf.zeros(len(mask), tf.int32)
+    result = backward(
+        model, make_clipping_plan(model, x), x,
+        lambda scores: tf.nn.sparse_softmax_cross_entropy_with_logits(targets, scores),
+        tf.constant(mask),
+    )  # fmt: skip
+    sums = clipped_sums(model, result, 1.0, "flat")
+    return [tf.convert_to_tensor(t).numpy().astype(np.float64) for t in sums]

@@ -356,3 +356,19 @@ def test_a_stream_that_ends_before_its_bound_is_not_begun_again():
     assert model.optimizer.steps_taken == 2
     said = model.privacy_statement(DELTA)
     assert any(f"bound of {N} records" in one for one in said.assumptions)
+
+
+def test_several_passes_in_an_order_that_may_change_are_refused():
+    model = chain_model(noise_multiplier=2.0)
+    batches = stream(passes=2)
+    free = tf.data.Options()
+    free.deterministic = False
+    for other in (
+        batches.map(lambda *batch: batch, num_parallel_calls=2, deterministic=False),
+        batches.with_options(free),
+        batches.map(lambda *batch: batch, 2, deterministic=False).prefetch(1),
+    ):
+        with pytest.raises(PrivacyError, match="another order in each pass"):
+            model.fit(other, epochs=2, verbose=0)
+    assert len(model.ledger) == 0
+    model.fit(stream().with_options(free), verbose=0)  # one pass: each record once in any order

@@ -1,8 +1,8 @@
 """Gradients beyond layers that keep factors: of some examples at once (MATH.md section 14).
 
 Where what all examples share went through an activation, example i's gradient is no longer two
-factors. Its norm is taken from its own N × d gradients, which exist for a few examples at a time;
-the clipped sum needs none of them: the tape takes that of the clipped sum at the scores.
+factors. Its norm is taken from its own N × d gradients, which exist for a few examples at a time.
+The clipped sum is made of them, too: they are computed again, in the same parts.
 """
 
 import dataclasses
@@ -75,13 +75,31 @@ class GradientsInParts:
         """
         key = id(clip), id(current_graph())  # all variables have the same units that are finite
         if key not in self._sums:
-            pairs = zip(factors[::2], factors[1::2], strict=True)
-            totals = [
-                tf.einsum("utn,utd->nd", left * clip[:, tf.newaxis, tf.newaxis], right)
-                for left, right in pairs
-            ]
-            self._sums[key] = (clip, current_graph(), self._down(totals))  # kept, as their ids are
+            kept = clip, current_graph()  # as their ids are
+            self._sums[key] = (*kept, self._clipped(factors, clip))
         return self._sums[key][-1]
+
+    def _clipped(self, factors, clip):
+        """Σ_u clip_u·g_u at the probes, of the very numbers whose norms were taken.
+
+        A backward pass from the clipped sum at the scores would be shorter. But a Jacobian that
+        cancels (of a cosine) enlarges the rounding of a sum that no clipping bounds.
+        """
+        _, count, size = self._division()
+        parts = [_divided(t, count, size) for t in factors]
+        clips = _divided(clip, count, size)
+
+        def one(i, *sums):
+            gradients = self._of_part([t[i] for t in parts], size)
+            pairs = zip(sums, gradients, strict=True)
+            return i + 1, *(s + tf.tensordot(tf.cast(clips[i], g.dtype), g, 1) for s, g in pairs)
+
+        zeros = [tf.zeros(p.shape, p.dtype) for p in self._probes]
+        _, *sums = tf.while_loop(
+            lambda i, *_: i < count, one, (0, *zeros), parallel_iterations=1,
+            maximum_iterations=count,
+        )  # fmt: skip
+        return sums
 
     def contributions(self, variable, gradients, examples):
         """What shared calls in parts contribute to a variable, for gradients (b, N, ...)."""
@@ -101,24 +119,34 @@ class GradientsInParts:
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )  # fmt: skip
 
-    def _all_norms(self):
+    def _division(self):
+        """(number of units, of parts, of units of each part)."""
         left = self.factors[0]
         units = left.shape[0] if left.shape[0] is not None else tf.shape(left)[0]
         width = max(max(int(p.shape.num_elements()) for p in self._probes), 1)
         size = max(1, _TOGETHER // width)
         size = min(size, units) if isinstance(units, int) else size
-        count = -(-units // size)
+        return units, -(-units // size), size
+
+    def _of_part(self, factors, size):
+        """The gradients (size, ...) at the probes of the units of one part."""
+        pairs = zip(factors[::2], factors[1::2], strict=True)
+        at_scores = [tf.matmul(a, b, transpose_a=True) for a, b in pairs]
+        gradients = vectorized_map(self._down, at_scores)
+        return [
+            tf.ensure_shape(g, [size, *p.shape])
+            for g, p in zip(gradients, self._probes, strict=True)
+        ]
+
+    def _all_norms(self):
+        units, count, size = self._division()
         variables = [v for v, _ in self._pending]
         given = [self.factors, [_tensors(c) for _, c in self._pending]]
         parts = tf.nest.map_structure(lambda t: _divided(t, count, size), given)
 
         def one(i, *arrays):
             factors, own = tf.nest.map_structure(lambda t: t[i], parts)
-            pairs = list(zip(factors[::2], factors[1::2], strict=True))
-            together = [tf.matmul(a, b, transpose_a=True) for a, b in pairs]
-            gradients = vectorized_map(self._down, together)
-            gradients = [tf.ensure_shape(g, [size, *p.shape])
-                         for g, p in zip(gradients, self._probes, strict=True)]  # fmt: skip
+            gradients = self._of_part(factors, size)
             found = []
             for (v, contributions), tensors in zip(self._pending, own, strict=True):
                 all_of_it = _with_tensors(contributions, tensors)

@@ -85,6 +85,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
     drawn_batches.refuse_second_pass(sampling, epochs, kwargs.get("steps_per_epoch"))
     stream.refuse_more_passes(sampling, epochs, kwargs.get("steps_per_epoch"))
+    stream.refuse_other_order(sampling, x)
     refuse_longer_epochs(sampling, kwargs.get("steps_per_epoch"))
     refuse_unknown_variables(model)
     checks.check_strategy(strategy, optimizer)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import ancestors, may_reorder
 from tfdp._validate import count
 from tfdp.accounting import Sampling
 from tfdp.data.sampling.batches import dataset_of_batches
@@ -145,4 +146,26 @@ def refuse_more_passes(sampling, epochs, steps_per_epoch):
             "one `fit`, and each record would come more often than it is charged for. Give "
             "`stream_batches` the number of `passes`, or `fit` fewer epochs. Received: "
             f"epochs={epochs}, steps_per_epoch={steps_per_epoch}, for {of_pass} steps a pass"
+        )
+
+
+def refuse_other_order(sampling, data):
+    """Refuses several passes over a stream whose batches may come in another order in each.
+
+    Args:
+        sampling: the `Sampling` of a run that is about to begin, or None.
+        data: what `fit` was given.
+
+    Raises:
+        PrivacyError: if a record could come again sooner than a pass later.
+    """
+    if sampling is None or not sampling.is_stream or (sampling.passes or 1) == 1:
+        return
+    keeps = isinstance(data, tf.data.Dataset) and data.options().deterministic is not False
+    if not keeps or any(map(may_reorder, ancestors(data))):
+        raise PrivacyError(
+            "These batches of `tfdp.data.stream_batches` may come in another order in each pass, "
+            "and a record sooner again than it is charged for. Remove `deterministic=False` after "
+            "`stream_batches` and give `fit` the tf.data.Dataset itself, or take passes=1. "
+            f"Received: passes={sampling.passes}, x={data}"
         )
