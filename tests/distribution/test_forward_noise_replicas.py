@@ -82,7 +82,7 @@ def test_noise_differs_between_replicas_and_steps_and_a_step_is_charged_once(rep
 
 def test_data_given_whole_to_each_replica_and_xla_are_refused(replicas):
     model = compiled(replicas, 2, lambda: network(2.0))
-    with pytest.raises(PrivacyError, match="same batch was given to each of 2 replicas"):
+    with pytest.raises(PrivacyError, match="Each of 2 replicas received the same batch"):
         model.train_on_batch(*data())
     with pytest.raises(PrivacyError, match="made by tfdp.data"):
         model.fit(*data(), verbose=0)

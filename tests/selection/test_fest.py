@@ -84,7 +84,7 @@ def test_a_table_without_chosen_rows_or_of_another_size_is_refused():
     fest = FEST(1, frequencies={"a": [0, 0, 1]})
     with pytest.raises(ValueError, match="no rows of table 'b'"):
         fest.check({"a": 3, "b": 3})
-    with pytest.raises(ValueError, match="has 2 rows"):
+    with pytest.raises(ValueError, match="has only 2 rows"):
         fest.check({"a": 2})
     tables = [TableActivity(n, 3, tf.constant([[0]])) for n in "ab"]
     with pytest.raises(ValueError, match="dict of table name"):
