@@ -11,6 +11,7 @@ from tfdp.training.weights import initial_values, keras_files
 CLASSES = {
     "AdaFEST": "tfdp.selection.adafest",
     "BandedInverse": "tfdp.optimizers.noise_correlation",
+    "Catalogue": "tfdp.models.catalogue",
     "ClickOdds": "tfdp.layers.click_odds",
     "DPFormer": "tfdp.models.dpformer",
     "DPForwardNoise": "tfdp.layers.dp_forward_noise",
@@ -34,12 +35,15 @@ CLASSES = {
     "RowAdagrad": "tfdp.optimizers.rows.row_adagrad",
     "RowSGD": "tfdp.optimizers.rows.row_sgd",
     "SequenceBaseline": "tfdp.models.sequence_baseline",
+    "SharedNegatives": "tfdp.layers.shared_negatives",
+    "SharedScores": "tfdp.layers.shared_scores",
     "SparseEmbedding": "tfdp.layers.sparse_embedding",
     "TextClassifier": "tfdp.models.text_classifier",
     "TextTokenizer": "tfdp.layers.text_tokenizer",
     "TransitionOdds": "tfdp.layers.transition_odds",
     "TransitionPrior": "tfdp.layers.transition_prior",
     "TransitionRecommender": "tfdp.models.transition_recommender",
+    "TwoTower": "tfdp.models.two_tower",
 }
 
 
