@@ -235,7 +235,7 @@ def unknown_datasets(small):
     yield small.poisson().repeat(2), "does not say how"
     yield small.poisson().shuffle(4), "does not say how"
     yield small.poisson().unbatch().batch(10), "does not say how"
-    yield small.poisson().map(lambda x, y, w: {"x": x, "y": y}), "sample weights"
+    yield small.poisson().map(lambda x, y, w: {"x": x, "y": y}), "sample weight"
     repeated = small.poisson().map(
         lambda x, y, w: (tf.repeat(x, 2, 0), tf.repeat(y, 2, 0), tf.repeat(w, 2, 0))
     )
