@@ -253,7 +253,8 @@ def _refuse_other_steps(model, run, steps):
     mechanism = model.charging.mechanism
     entries = [accounting.charges.mechanisms.not_private()]
     if getattr(mechanism, "sampling", None) is not None:
-        unknown = dataclasses.replace(mechanism, sampling=None, correlation=None)
+        lost = {"sampling", "correlation"} & vars(mechanism).keys()
+        unknown = dataclasses.replace(mechanism, **dict.fromkeys(lost))
         entries = unknown.entries(others, secrets.token_hex(8))
     for entry in entries:
         model.charge_history.charge(entry)
