@@ -375,7 +375,7 @@ def test_what_could_not_be_charged_is_refused(small, runs, tmp_path):
 
     for wrong, match in (
         (load, "0 trainings of its own"),
-        (two, "beside 1 of other models"),
+        (two, "and 1 trainings of other models"),
         (with_an_unnamed_release, "releases .'mine'."),
     ):
         with pytest.raises(PrivacyError, match=match):
