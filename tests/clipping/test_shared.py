@@ -195,6 +195,19 @@ class SquaredVectors(layers.Layer):
         return self.scores(users, vectors) + tf.reduce_sum(vectors**2)
 
 
+class TwoWays(layers.Layer):
+    """What meets the users in one layer of scores goes on through an activation to another."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.linear = table(), layers.Dense(4)
+        self.one, self.other = tfdp.layers.SharedScores(), tfdp.layers.SharedScores()
+
+    def call(self, users):
+        vectors = self.linear(self.table(tf.constant([3, 1, 4, 1])))
+        return self.one(users, vectors) + self.other(users, tf.nn.relu(vectors))
+
+
 class OwnScores(tfdp.layers.SharedScores):
     """What it computes is not known from its class."""
 
@@ -211,7 +224,7 @@ class Others(layers.Layer):
         return self.scores(users, self.table(tf.constant([3, 1, 4, 1])))
 
 
-@pytest.mark.parametrize("make", [SquaredVectors, lambda: Others(OwnScores())])
+@pytest.mark.parametrize("make", [SquaredVectors, TwoWays, lambda: Others(OwnScores())])
 def test_other_uses_of_what_is_shared_take_the_fallback(brute_force, make):
     def build():
         users = keras.Input((4,), dtype=keras.config.dtype_policy().compute_dtype)

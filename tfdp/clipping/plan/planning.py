@@ -209,6 +209,9 @@ def _with_scores(calls, pairs):
     planned = {one.key: one for one in calls}
     wholes = [one.key for one in calls if one.rule is None]
     above = [use.above for one in calls for use in one.uses]
+    handed_on = [planned[key] for key in above if key in planned]
+    if not all(one.uses or isinstance(one.rule, ScoresRule) for one in handed_on):
+        return _INSIDE  # what takes factors has none to hand on
     for needed in above + [key for one in calls for key in one.scores]:
         if any(needed[: len(key)] == key for key in wholes):
             return _INSIDE
