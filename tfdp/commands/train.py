@@ -4,6 +4,7 @@ import argparse
 import os
 import pathlib
 
+from tfdp.commands.image_file import add_plot
 from tfdp.commands.serving_hint import how_to_serve
 from tfdp.commands.startup_log import started_quietly
 
@@ -57,9 +58,7 @@ def add(subparsers) -> None:
     training.add_argument("--epochs", type=int, help="default: dpformer 20, ctr 4, text 20")
     training.add_argument("--batch-size", type=int, help="default: dpformer n/8, ctr 2048")
     training.add_argument("--learning-rate", type=float, help="of Adam")
-    training.add_argument(
-        "--plot", metavar="FILE", help="dpformer, ctr: also draw epsilon over steps"
-    )
+    add_plot(training, "epsilon over steps (dpformer, ctr)")
     training.add_argument("--max-length", type=int, help="items of a history, tokens of a text")
     tables = parser.add_argument_group("tables (CSV with a header; Parquet)")
     for column in ("user", "item", "timestamp", "text", "label"):
