@@ -119,7 +119,7 @@ def main():
           f"{np.asarray(answer['items'])[0, :5].tolist()}.")  # fmt: skip
     print(f"{time.time() - start:.0f} seconds in all.\n")
     print(f"The comparison as a picture: {draw(rows, 'demo.png')}")
-    print(f"Next: .venv/bin/tfdp statement {args.export} --html > privacy.html")
+    print(f"Next: .venv/bin/tfdp statement {args.export} --html > card.html")
 
 
 def show(rows):
