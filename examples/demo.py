@@ -119,6 +119,8 @@ def main():
           f"{np.asarray(answer['items'])[0, :5].tolist()}.")  # fmt: skip
     print(f"{time.time() - start:.0f} seconds in all.\n")
     print(f"The comparison as a picture: {draw(rows, 'demo.png')}")
+    if args.data is not None:
+        print("Quality is computed on raw data, and not covered: keep table and picture to yourself.")
     print(f"Next: .venv/bin/tfdp statement {args.export} --html > card.html")
 
 

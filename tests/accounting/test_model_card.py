@@ -14,7 +14,7 @@ from tfdp.accounting.reports.model_card import epsilon_over_steps, to_html
 STEP, RELEASE = training_event(1.5, 0.05), dp_accounting.GaussianDpEvent(4.0)
 ABOUT = """
 name = "Films <next>"
-intended_use = "To rank films."
+intended_use = "To rank <films>."
 caveats = ["Rare films are missed."]
 public_loss = [2.0, 1.5, 1.25]
 [metrics]
@@ -46,7 +46,7 @@ def test_no_curve_is_drawn_without_a_finite_epsilon_or_without_steps():
 
 def test_the_owner_is_quoted_as_the_owner_and_silence_is_named():
     card, bare = to_html(stated(), About.from_toml(ABOUT)), to_html(stated())
-    for said in ("Films &lt;next&gt;", "To rank films.", "Rare films are missed.", "0.099"):
+    for said in ("Films &lt;next&gt;", "To rank &lt;films&gt;.", "Rare films are missed.", "0.099"):
         assert said in card and said not in bare
     assert card.count("<svg") == 2 and bare.count("<svg") == 1
     assert card.count("Stated by the owner") == 2 and "Stated by the owner" not in bare
@@ -78,6 +78,6 @@ def test_the_command_takes_what_the_owner_says(tmp_path, capsys):
     about = tmp_path / "about.toml"
     about.write_text(ABOUT)
     assert cli.main(["statement", str(tmp_path), "--html", "--about", str(about)]) == 0
-    assert "To rank films." in capsys.readouterr().out
+    assert "To rank &lt;films&gt;." in capsys.readouterr().out
     assert cli.main(["statement", str(tmp_path), "--about", str(about)]) == 2
     assert "Add --html" in capsys.readouterr().err
