@@ -120,7 +120,7 @@ def main():
     print(f"{time.time() - start:.0f} seconds in all.\n")
     print(f"The comparison as a picture: {draw(rows, 'demo.png')}")
     if args.data is not None:
-        print("Quality is computed on raw data, and not covered: keep table and picture to yourself.")
+        print("Quality is computed on raw data, and not covered: do not publish it.")
     print(f"Next: .venv/bin/tfdp statement {args.export} --html > card.html")
 
 
