@@ -150,6 +150,15 @@ def test_no_two_calls_and_no_two_entries_share_noise():
     assert len(set(one.values())) >= len(one) - 4
 
 
+def test_all_noise_is_drawn_by_the_source_that_is_given():
+    def drawn(seed):
+        return found(3, 2.1, seed=seed)[1:]
+
+    first, other, again = drawn(1), drawn(2), drawn(1)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first[1], other[1])
+
+
 def test_how_many_sums_are_given_does_not_tell_in_how_much_runs_eagerly():
     grid, counted = Grid(1.3, 1.0, 50, rounding=0.0), []
     # At the first call functions are traced; then both sides of a block, few and many candidates.
