@@ -55,7 +55,8 @@ def write(folder, name, about, function, arguments):
     values, large = values_of(function, arguments), {}
     for i, value in enumerate(values):
         if value.size > LARGE and value.dtype.kind == "f":
-            large[i] = [list(value.shape), value.dtype.name, float(value.mean()), float(value.std())]
+            spread = [float(value.mean()), float(value.std())]
+            large[i] = [list(value.shape), value.dtype.name, *spread]
     kept = {str(i): value for i, value in enumerate(values) if i not in large}
     np.savez_compressed(folder / f"{name}.npz", **kept)
     about = {**about, "parameters": len(values), "large": large}
@@ -114,8 +115,8 @@ def export(folder, small):
                 model, optimizer = private(optimizer, model, len(labels))
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile(optimizer, loss=loss, jit_compile=True)
-            about = {"model": name, "kind": kind, "batch": len(labels)}
-            send(f"{i:02}-{kind}", about, model, (*inputs, labels))
+            about = {"model": name, "kind": kind, "batch": len(labels), "compared": size is None}
+            send(f"{i + 1:02}-{kind}", about, model, (*inputs, labels))
             keras.utils.clear_session()
 
     ids = np.random.default_rng(0).integers(0, SPARSE_ROWS, SPARSE_BATCH, dtype=np.int64)
@@ -130,7 +131,8 @@ def export(folder, small):
             **(rows if selection else {}),
         )  # fmt: skip
         model.compile(optimizer, loss="mse", jit_compile=True)
-        about = {"model": "a table of a million rows × 64", "kind": kind, "batch": SPARSE_BATCH}
+        about = {"model": "a table of a million rows × 64", "kind": kind, "batch": SPARSE_BATCH,
+                 "compared": False}  # fmt: skip
         send(f"90-{kind}", about, model, (ids, np.ones([SPARSE_BATCH, 1], np.float32)))
     source, size = NoiseSource(), SMALL_NOISE if small else NOISE
 
@@ -139,8 +141,8 @@ def export(folder, small):
         return source.release([values], Grid(tf.constant(1.0), 1.0, size))
 
     with for_platform("GPU"):
-        write(folder, "99-noise", {"model": "noise", "kind": "noise", "batch": size}, noise,
-              [tf.zeros([size])])  # fmt: skip
+        about = {"model": "noise", "kind": "noise", "batch": size, "compared": False}
+        write(folder, "00-noise", about, noise, [tf.zeros([size])])
 
 
 def main():
