@@ -11,7 +11,7 @@ import tensorflow as tf
 from scipy import stats
 from tensorflow.python.framework import ops
 
-from tfdp.noise import Grid, NoiseSource, entries_above
+from tfdp.noise import Grid, NoiseSource, above, entries_above
 
 FALSE_ALARM = 1e-6
 PLACES = np.array([0, 3, 4, 17, 998], np.int64)
@@ -121,6 +121,15 @@ def test_at_the_threshold_the_uniform_part_of_the_noise_is_seen():
     above = stats.norm.sf(2.0) - stats.norm.sf(near)
     law = above / (stats.norm.sf(2.0) - stats.norm.sf(2.0 + 2.0**-5))
     assert stats.kstest(law, "uniform").pvalue > FALSE_ALARM
+
+
+def test_values_of_places_that_were_not_given_have_the_whole_uniform_part():
+    # A normal that rounds to zero leaves the uniform part, of W = 64 grid points.
+    numbers = (tf.constant(n, tf.float64) for n in (1.0, 1e-9, 64.0))
+    values = above._values(NoiseSource(1), tf.constant(20_000, tf.int64), *numbers).numpy()
+    points, counts = np.unique(values, return_counts=True)
+    np.testing.assert_array_equal(points, np.arange(-32, 32))
+    assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
 def test_arrays_of_ten_to_the_twelve_entries_cost_what_survives():
