@@ -61,6 +61,7 @@ INSIDE = {
         "provenance",
         "sources",
         "sampling",
+        "samplers",
         "datasets",
         "releases",
     ),
