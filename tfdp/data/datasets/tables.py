@@ -45,7 +45,7 @@ def load_clicks(
 
     Args:
         data: path of a file, a DataFrame or a dict of columns, as for `load_sequences`, in the
-            order of time.
+            chronological order.
         label: the column of 0 and 1.
         categories: dict of column to the number of hash buckets, or to the list of its values. A
             list is thereby declared public: ids are positions in it, from 1; 0 is for other values.
