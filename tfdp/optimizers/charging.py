@@ -327,8 +327,8 @@ class Charging(RunCharging):
             if (mechanism.unit == PERSON) != (self.unit == PERSON):
                 raise PrivacyError(
                     f"These weights were trained with {mechanism.unit} as the unit of privacy, "
-                    f"and this training has {self.unit}: then no ε holds for either. Use the same "
-                    "unit in the DPOptimizer and sampler of every training of a model "
+                    f"but this training run has {self.unit}: ε would be infinite. Use the same "
+                    "unit in the DPOptimizer and sampler of every training run of a model "
                     "(`max_records_per_unit`, `privacy_ids`)."
                 )
 

@@ -298,8 +298,8 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
     def apply(self, grads, trainable_variables=None):
         raise PrivacyError(
             "A DPOptimizer received gradients that are not clipped per example, so the training "
-            "would not be private. Train `tfdp.make_private(model)` instead of the model, or a "
-            "`tfdp.models.DPModel`."
+            "run would not be private. Train `tfdp.make_private(model)` instead of the model, or "
+            "a `tfdp.models.DPModel`."
         )
 
     def apply_clipped_sums(self, sums, variables, regularization):
