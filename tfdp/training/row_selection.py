@@ -21,7 +21,7 @@ from tfdp.training.claims import run_of
 
 
 def preselect_rows(model, chosen):
-    """The rows of sparse tables that a step may touch, if they are known before its gradients.
+    """The rows of sparse tables that a step may update, if they are known before its gradients.
 
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`.
@@ -118,7 +118,7 @@ def _refuse_several_draws(model, result):
 
 
 def allow_compilation(model, optimizer, jit_compile):
-    """XLA needs to know how many rows a step touches before any has been drawn.
+    """XLA needs to know how many rows a step updates before any has been drawn.
 
     Raises:
         PrivacyError: for `jit_compile=True`, or under TPUStrategy, with a selection of any number

@@ -228,9 +228,9 @@ def _correlated(correlation):
         return ""
     chain = Correlation(**correlation)
     return (
-        f" The noise of a step takes back noise of up to {chain.bands - 1} steps before it: all "
-        f"steps, up to {chain.steps}, are one mechanism. Its epsilon is that of all of them from "
-        "the first step on; a training that ends early costs as much."
+        f" The noise of a step cancels part of the noise of up to {chain.bands - 1} steps before "
+        f"it: all steps, up to {chain.steps}, are one mechanism. Its epsilon is that of all "
+        "of them from the first step on; a training run that ends early costs as much."
     )
 
 

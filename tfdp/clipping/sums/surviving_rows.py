@@ -1,4 +1,4 @@
-"""Per-example gradients of sparse tables, restricted to the rows that a step may touch."""
+"""Per-example gradients of sparse tables, restricted to the rows that a step may update."""
 
 import copy
 import dataclasses
@@ -31,7 +31,7 @@ class SurvivorSums:
 
 
 def mark_sparse_table(variable, name):
-    """Makes a variable known as a table of which a private step may touch single rows."""
+    """Makes a variable known as a table of which a private step may update single rows."""
     variable.sparse_table = name
 
 

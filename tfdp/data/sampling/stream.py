@@ -33,9 +33,9 @@ def stream_batches(
 ) -> tf.data.Dataset:  # fmt: skip
     """Batches of the records in the order in which they are given, each record once a pass.
 
-    Nothing is drawn, and privacy is not amplified. What makes up for it is noise that later steps
-    partly take back, `DPOptimizer(..., noise_correlation="auto")`: it needs to know when a record
-    can come again, and this order says it. The last batch is filled with rows of zeros of weight 0.
+    Nothing is drawn, and privacy is not amplified. Noise that later steps partly cancel makes up
+    for it: `DPOptimizer(..., noise_correlation="auto")`. It needs to know when a record can come
+    again, and this order determines it. The last batch is filled with rows of zeros of weight 0.
 
     ```python
     batches = tfdp.data.stream_batches((x, y), batch_size=512)

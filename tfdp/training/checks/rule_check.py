@@ -94,8 +94,8 @@ def _refuse_other_gradients(model, plan, by_rules, by_fallbacks):
                 f"{error / max(largest, 1e-06):.3g} of the largest. The clipping rules "
                 f"{_foreign_names(plan)} computed it, and tfdp compared it with the exact "
                 f"fallback on {ROWS} examples. Row i of a rule's result must be the gradient of "
-                "example i alone. Correct the rule, or remove it: the layer then uses the exact "
-                "fallback."
+                "example i and of no other. Correct the rule, or remove it: the layer then uses "
+                "the exact fallback."
             )
 
 
