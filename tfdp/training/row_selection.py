@@ -110,7 +110,7 @@ def _refuse_several_draws(model, result):
     if any(tables) and (model.optimizer.microbatch_size is not None or count > 1):
         raise PrivacyError(
             f"Tables {[name for name in tables if name]} are looked up for negatives that all "
-            "examples share, which are drawn once for each micro-batch and replica, and a step "
+            "examples share. Each micro-batch and each replica draws its own negatives, but a step "
             "with `selection` has one set of rows. Leave `microbatch_size` out and train on one "
             f"device, or leave `selection` out. Received: {count} replicas, "
             f"microbatch_size={model.optimizer.microbatch_size}"
