@@ -44,7 +44,7 @@ def load_clicks(
     are hashed into buckets, or their ids are positions in a public list.
 
     Args:
-        data: path of a file, a DataFrame or a dict of columns, as for `load_sequences`, in the
+        data: path of a file, a DataFrame or a dict of columns, as for `load_sequences`, in
             chronological order.
         label: the column of 0 and 1.
         categories: dict of column to the number of hash buckets, or to the list of its values. A
