@@ -62,6 +62,7 @@ INSIDE = {
         "provenance",
         "sources",
         "sampling",
+        "samplers",
         "datasets",
         "releases",
     ),

@@ -13,7 +13,7 @@ from tfdp.accounting.rounding import round_up_to
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """A training that is Poisson sampled, before it has run.
+    """A training run with Poisson sampling, before it runs.
 
     Args:
         num_examples: n.

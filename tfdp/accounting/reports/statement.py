@@ -29,7 +29,7 @@ MIXED_UNITS = (
 
 REPEATED_DRAW = (
     "Several of the runs below trained on the same draw made ahead. Their samples are the same, "
-    "so no epsilon for independent samples holds. Make a new draw for every training "
+    "so no epsilon for independent samples holds. Make a new draw for every training run "
     "(`tfdp.beam.draw_batches`)."
 )
 
@@ -55,7 +55,7 @@ class Statement:
 
     Args:
         epsilon: the composed epsilon of the ledger; infinite if nothing is private, or if none can
-            be stated (`unstated` says why).
+            be stated (`unstated` lists the reasons).
         delta: the delta of this epsilon.
         adjacency: the adjacency under which it holds.
         unit: what one record is, e.g. "one user".
@@ -150,7 +150,7 @@ class Statement:
         composed = ledger.epsilon(self.delta, self.accountant, self.adjacency)
         if composed > self.epsilon * (1 + _ROUNDING):
             raise ValueError(
-                f"The statement says epsilon = {self.epsilon:.6g}, but the mechanisms that it "
+                f"The statement states epsilon = {self.epsilon:.6g}, but the mechanisms that it "
                 f"lists compose to {composed:.6g} at delta = {self.delta:.3g}. It was damaged, or "
                 "changed by hand. Export the model again."
             )
