@@ -12,7 +12,7 @@ from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEven
 from tfdp.accounting.events.wishart import WishartDpEvent
 from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
 from tfdp.accounting.losses.gdp import gdp_clt_epsilon
-from tfdp.accounting.reports.statement_text import round_up
+from tfdp.accounting.rounding import round_up
 
 
 @dataclasses.dataclass(frozen=True)

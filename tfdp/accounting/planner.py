@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from tfdp.accounting.reports.budget_table import TrainingPlan
-from tfdp.accounting.reports.statement_text import round_up_to
+from tfdp.accounting.rounding import round_up_to
 
 
 @dataclasses.dataclass(frozen=True)

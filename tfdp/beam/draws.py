@@ -15,8 +15,7 @@ from tfdp._validate import count, is_integer, plain
 from tfdp.beam.made_with import refuse_other_origin
 from tfdp.beam.rows import decoded_row, encoded_row, packed, unpacked
 from tfdp.data.provenance.origins import Origin
-from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size
-from tfdp.data.sampling.drawn_batches import (
+from tfdp.data.samplers.drawn_batches import (
     MANIFEST,
     Manifest,
     decode_signature,
@@ -25,6 +24,7 @@ from tfdp.data.sampling.drawn_batches import (
     encode_signature,
     padded_batch,
 )
+from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size
 from tfdp.data.sampling.keyed_membership import Membership, encoded_key
 from tfdp.data.sources.parsed_values import as_array
 from tfdp.data.sources.refused_sources import refuse_other_sources

@@ -12,7 +12,7 @@ from tfdp.accounting.charges.notes import Notes
 from tfdp.clipping.recording import trained_variables
 from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.origins import Origin
-from tfdp.data.sampling import drawn_batches, stream
+from tfdp.data.samplers import drawn_batches, stream
 from tfdp.data.sources.missing_values import warn_of_nan
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError

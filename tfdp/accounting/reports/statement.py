@@ -19,6 +19,7 @@ from tfdp.accounting.events.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.events.composition import training_event
 from tfdp.accounting.losses.truncation import truncation_delta
 from tfdp.accounting.reports import statement_text
+from tfdp.accounting.rounding import round_up
 
 MIXED_UNITS = (
     "Some of the mechanisms below protect one person with all their records, others protect one "
@@ -222,7 +223,7 @@ def privacy_statement(
     if math.isinf(epsilon) and not unstated:
         uncut = _without_cuts(ledger).epsilon(delta, accountant, adjacency)
         if math.isfinite(uncut):
-            unstated.append(CUT_OFF.format(epsilon=statement_text.round_up(uncut)))
+            unstated.append(CUT_OFF.format(epsilon=round_up(uncut)))
     shuffled = [e for e in trainings if e.adjacency is not None and not _is_stream(e)]
     return Statement(
         epsilon=epsilon,

@@ -18,8 +18,8 @@ from tfdp.accounting.events.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.releases.representation_release import Release, free_path
+from tfdp.data.samplers.poisson import draw_poisson
 from tfdp.data.sampling.arguments import check_expected_batch_size
-from tfdp.data.sampling.poisson import draw_poisson
 from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.noise import Grid, NoiseSource
 

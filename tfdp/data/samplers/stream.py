@@ -13,10 +13,10 @@ import tensorflow as tf
 from tfdp._compat.tensorflow import ancestors, may_reorder
 from tfdp._validate import count
 from tfdp.accounting import Sampling
+from tfdp.data.samplers.read_once import batches_read_once
 from tfdp.data.sampling.batches import dataset_of_batches
 from tfdp.data.sampling.periods import claimed
 from tfdp.data.sampling.persons import checked_ids
-from tfdp.data.sampling.read_once import batches_read_once
 from tfdp.data.sources.outside_memory import records_of
 from tfdp.errors import PrivacyError
 
