@@ -116,8 +116,8 @@ def checked_correlation(noise_correlation, selection):
         )
     if selection is not None and getattr(selection, "step_mechanism", None) != "gaussian":
         raise ValueError(
-            "Argument `noise_correlation` needs steps that are Gaussian mechanisms: selection "
-            "must be None, FEST or AdaFEST. Leave `noise_correlation` or `selection` out. "
+            "Argument `noise_correlation` can be accounted for only if each step is Gaussian: "
+            "selection must be None, FEST or AdaFEST. Leave one of the two arguments out. "
             f"Received: noise_correlation={noise_correlation!r}, selection={selection}"
         )
     return noise_correlation
