@@ -98,12 +98,6 @@ def test_the_later_of_two_copies_counts():
     assert copy.runs == [(_training(), 9)]
 
 
-def test_steps_on_batches_that_hold_a_record_twice_have_no_charge():
-    mechanism = _training(Sampling("microbatches", 1000, 20, microbatches=2))
-    with pytest.raises(ValueError, match="record twice"):
-        mechanism.entries(3, "run")
-
-
 def test_copies_cost_once_and_counts_never_fall():
     history = ChargeHistory()
     run = history.start(_training())

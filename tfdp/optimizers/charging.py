@@ -144,7 +144,7 @@ class Charging(RunCharging):
             self._beside = self.history.charges_beside(self._counter.run)
             if self.mechanism.correlation is not None:
                 chain.begin(self.mechanism.correlation, strategy)
-            if budget is not None and self.mechanism.amplification is None:
+            if budget is not None and sampling.rule.saves_as_poisson:
                 calibrating.warn_of_shuffling(budget, self.mechanism, self.poisson())
         sigma = self.noise_multiplier if self.mechanism is None else self.mechanism.noise_multiplier
         for variable in (self._stddev, self._host_stddev):
@@ -278,9 +278,10 @@ class Charging(RunCharging):
         """σ of the budget's runs on such batches, or calibrated to what is left."""
         setting = self._setting(sampling, 1.0)
         for mechanism, _ in reversed(self._runs_of_this_budget()):
-            alike = (mechanism.amplification, mechanism.draws_per_unit, mechanism.event()) == (
-                setting.amplification, setting.draws_per_unit,
-                setting.event(mechanism.noise_multiplier),
+            alike = (
+                (mechanism.charged_by, mechanism.draws_per_unit, mechanism.event())
+                == (setting.charged_by, setting.draws_per_unit,
+                    setting.event(mechanism.noise_multiplier))
             )  # fmt: skip
             if alike:
                 return mechanism.noise_multiplier
