@@ -121,7 +121,9 @@ def grid_of_counts(stddev, moved, largest):
     Args:
         stddev: as for `Grid`.
         moved: number of sums that one record may move.
-        largest: public upper bound on each sum.
+        largest: upper bound on each sum, for which a fixed number is safe. The step of the grid
+            follows from it, and every result shows the step. Derive it from data only where the
+            number that it reveals, such as n, is public.
 
     Raises:
         ValueError: if there is no such grid.
