@@ -118,7 +118,8 @@ class Charging(RunCharging):
 
         Raises:
             BudgetError: if the budget is spent, or the steps that are left would exceed it.
-            PrivacyError: if these weights were trained with persons and without.
+            PrivacyError: if these weights were trained with persons and without, or in a way that
+                has no ε together with these steps.
         """
         self._counter.end()
         self._limit.assign(0)  # what is refused below leaves no step that nobody would charge
@@ -133,6 +134,7 @@ class Charging(RunCharging):
         if budget is None or sampling is not None:
             if sampling is not None:
                 self._refuse_other_units()
+                self.history.refuse_without_rule(self._setting(sampling, 1.0))
             if budget is not None:
                 self._check_steps_left(budget)
             self.mechanism = self._mechanism_of(sampling, notes)

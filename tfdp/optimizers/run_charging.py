@@ -66,7 +66,12 @@ class RunCharging:
         self._counter = StepCounter(history)
 
     def begin(self, mechanism):
-        """Called eagerly before steps that cost what `mechanism` says."""
+        """Called eagerly before steps that cost what `mechanism` says.
+
+        Raises:
+            PrivacyError: if they have no ε together with what was charged before.
+        """
+        self.history.refuse_without_rule(mechanism)
         self.mechanism = mechanism
         self._counter.begin(mechanism)
 

@@ -53,6 +53,12 @@ class _Mechanism:
         """
         return steps if steps > paid else 0
 
+    def in_words(self):
+        """The kind, the batches and the adjacency, for messages."""
+        sampling, adjacency = getattr(self, "sampling", None), getattr(self, "adjacency", None)
+        batches = "" if sampling is None else f" on {sampling.kind} batches"
+        return f"{self.kind}{batches}{'' if adjacency is None else f' ({adjacency})'}"
+
     def to_dict(self):
         """The fields as a JSON-able dict, with the kind."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
