@@ -37,7 +37,7 @@ class StepCounter:
 
     def count(self, steps=1):
         """Counts steps, in the graph of the step itself."""
-        self.steps.assign_add(tf.cast(steps, tf.int64))
+        self.steps.assign_add(tf.cast(steps, tf.int64))  # CHARGES
 
     def flush(self):
         """Writes the steps of the current run into the history."""
