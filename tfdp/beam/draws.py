@@ -83,7 +83,7 @@ def draw_batches(
     """Draws T Poisson batches of records that a Beam pipeline reads, into files.
 
     Each record takes part in each step with probability q = B/n, independently of other steps and
-    records. `tfdp.data.load_batches(directory)` reads the batches for one training.
+    records. `tfdp.data.load_batches(directory)` reads the batches for one training run.
 
     ```python
     source = array_record_data_source.ArrayRecordDataSource(paths)
@@ -117,7 +117,7 @@ def draw_batches(
         directory: folder to write, local or on an object store; it must not contain a draw.
         num_examples: n.
         expected_batch_size: B.
-        steps: T, all steps of a training.
+        steps: T, all steps of a training run.
         parse: function of one record that returns (x, y) or (x, y, sample_weight) of arrays.
         signature: structure of `tf.TensorSpec` of the results of `parse`, without a batch axis.
         max_batch_size: rows of every batch. Default: the smallest number that a draw exceeds with

@@ -216,8 +216,8 @@ def single_batches(model, batches):
             if run_of(model) is not run:
                 raise PrivacyError(
                     "Another run of this model has begun and is charged now, so a batch of this "
-                    "run would be charged to the wrong run. Use up one `training_batches` before "
-                    "the next."
+                    "run would be charged to the wrong run. Finish one `training_batches` before "
+                    "you begin the next."
                 )
             if private and model.optimizer.charging.allowed <= 0:
                 return

@@ -51,7 +51,7 @@ def release_once(
     out, and of half of it if they are replaced. The labels are *not* private, and are passed on.
 
     Args:
-        representations: float array (n, k), row i from record i alone, by an encoder that was
+        representations: float array (n, k), row i from record i only, by an encoder that was
             not trained on these records.
         labels: array (n,) or (n, ...).
         clip_norm: C.
