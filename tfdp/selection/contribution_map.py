@@ -115,6 +115,7 @@ class ContributionMap:
         # The survival function at the noise; of an untouched row, given that it survives.
         uniform = tf.where(sums > 0.0, uniform, by_noise * uniform)
         # Without noise the quotient may be 0/0: V̂_j = threshold survives.
+        # SELECTS: a row whose noisy sum stays below the threshold is not updated.
         survives = ~(uniform > _survival((threshold - sums) / stddev))
         rows = tf.boolean_mask(rows, survives)
         order = tf.argsort(rows)
