@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import tfdp
-from tfdp.accounting.reports.statement_text import round_up
+from tfdp.accounting.rounding import round_up
 from tfdp.metrics import NDCG, HitRate
 
 EPSILON = 8.0

@@ -123,11 +123,11 @@ def _run(arguments) -> int:
 
 def _summary(statement, quality, folder, plot):
     """What a run made, in a few lines; `quality` has the figures with and without privacy."""
-    from tfdp.accounting.reports.statement_text import round_up
+    from tfdp.accounting.rounding import round_up
 
+    spent = f"epsilon = {round_up(statement.epsilon)}, delta = {round_up(statement.delta)}"
     rows = [
-        ("privacy", f"epsilon = {round_up(statement.epsilon)}, delta = {statement.delta:.4g}, for "
-                    f"{statement.unit}"),
+        ("privacy", f"{spent}, for {statement.unit}"),
         ("quality", f"{quality[0]}; with privacy"),
         ("", f"{quality[1]}; without privacy"),
         ("", _ON_RAW_DATA),

@@ -12,6 +12,7 @@ from tfdp.accounting.charges.ledger_entry import LedgerEntry
 from tfdp.accounting.reports.about import About
 from tfdp.accounting.reports.statement_pages import facts, headline, lists
 from tfdp.accounting.reports.svg_chart import line_chart
+from tfdp.accounting.rounding import round_up
 
 if TYPE_CHECKING:
     from tfdp.accounting.reports.statement import Statement
@@ -118,7 +119,7 @@ def _charts(statement, about):
     charts = []
     spent = epsilon_over_steps(statement)
     if spent:
-        chart = line_chart(spent, "steps", f"epsilon at delta = {statement.delta:.3g}")
+        chart = line_chart(spent, "steps", f"epsilon at delta = {round_up(statement.delta)}")
         charts.append((chart, "Privacy spent, computed from the mechanisms below."))
     if len(about.public_loss) > 1:
         losses = [(i + 1, float(loss)) for i, loss in enumerate(about.public_loss)]

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tfdp.accounting.reports import statement_text
+from tfdp.accounting.rounding import round_up
 
 if TYPE_CHECKING:
     from tfdp.accounting.reports.statement import Statement
@@ -24,12 +25,12 @@ def to_markdown(statement: Statement) -> str:
 
 def headline(statement):
     """ε and δ, or why there is none."""
-    delta = f"delta = {statement.delta:.4g}"
+    delta = f"delta = {round_up(statement.delta)}"
     if statement.unstated:
         return f"No finite epsilon can be stated, at {delta}"
     if math.isinf(statement.epsilon):
         return f"epsilon = infinity, {delta}: not private"
-    return f"epsilon = {statement_text.round_up(statement.epsilon)}, {delta}"
+    return f"epsilon = {round_up(statement.epsilon)}, {delta}"
 
 
 def facts(statement):
@@ -53,7 +54,7 @@ def lists(statement):
         ("Mechanisms that touched the data", entries or [statement_text.EMPTY]),
         ("Batches", _batches(statement)),
         ("Not covered by this guarantee", statement.not_covered),
-        ("Assumed, not checked", statement.assumptions),
+        ("Assumed, not checked", statement_text.assumed_in_words(statement)),
         ("Remarks", statement.remarks),
     )
     return [(title, items) for title, items in lists if items]

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from tfdp.accounting.reports.statement_text import round_up
+from tfdp.accounting.rounding import round_up
 
 _WIDTH, _HEIGHT = 320, 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 310, 12, 142
