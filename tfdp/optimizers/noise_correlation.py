@@ -130,11 +130,12 @@ def chained_tables(tables):
         PrivacyError: on several replicas, or for tables that other devices hold.
     """
     alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
-    if not alone or any(is_external(table) for table in tables):
+    if (tables and not alone) or any(is_external(table) for table in tables):
         raise PrivacyError(
-            "Rows of sparse tables have noise that is correlated over steps on one device alone: "
-            "their turns are counted there. Train on one, or leave `noise_correlation` or "
-            "`selection` of the DPOptimizer out."
+            "Rows of sparse tables have noise that is correlated over steps on one device alone, "
+            "in tables that are variables there: their turns are counted there. Train on one, or "
+            "leave out `noise_correlation` or `selection` of the DPOptimizer, or "
+            '`noise_at="vectors"` of the negatives.'
         )
     return tables
 
