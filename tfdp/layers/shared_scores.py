@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdp.clipping.recording import is_seed_state, read_as_rows
 from tfdp.clipping.rules.registry import Rule, ScoresRule, register_rule
-from tfdp.clipping.sums.contributions import Rows, SharedRows
+from tfdp.clipping.sums.contributions import Rows
 from tfdp.runtime.external_table import VectorTable
 
 
@@ -121,5 +121,5 @@ class NoisedVectorsRule(Rule):
     def accepts_shared(self, layer, args, kwargs):
         return len(args[0].shape) == 1
 
-    def shared_contributions(self, layer, args, kwargs, left, right):
-        return [(layer.external_table, SharedRows(args[0], left, right))]
+    def shared_contributions(self, layer, args, kwargs, gradient):
+        return [(layer.external_table, gradient.at_rows(args[0]))]

@@ -186,16 +186,18 @@ def flows(tensor):
 
 def _is_constant(op):
     """Whether a read goes nowhere but into `tf.stop_gradient`, or nowhere at all."""
-    pending, seen = [op], {op.name}
+    pending, seen = [(op, True)], {op.name}
     while pending:
-        op = pending.pop()
+        op, is_copy = pending.pop()
+        is_copy &= op.type in ("ReadVariableOp", "Identity", "Cast")
         for tensor in filter(flows, op.outputs):
             consumers = tensor.consumers()
             # What was computed and has no consumer may be an output of the model.
-            if not consumers and op.type not in ("ReadVariableOp", "Identity", "Cast"):
+            if not consumers and not is_copy:
                 return False
-            pending += [c for c in consumers if c.type not in _ENDS and c.name not in seen]
-            seen |= {c.name for c in consumers}
+            new = [c for c in consumers if c.type not in _ENDS and c.name not in seen]
+            pending += [(c, is_copy) for c in new]
+            seen |= {c.name for c in new}
     return True
 
 

@@ -66,9 +66,10 @@ def activated_rows(model, result):
             raise PrivacyError(
                 f"Table {name!r} is used other than by its layer's own look-up: in a subclass "
                 "with its own `call`, inside a layer without a rule, read as a whole, or for "
-                "shared negatives below an activation. tfdp then cannot tell from ids which rows "
-                "have a gradient. Call the SparseEmbedding (or the keras_rs layer) directly in the "
-                "model, with linear layers alone after it in the tower of shared negatives, or "
+                "shared negatives below several activations, or beside others below one. tfdp then "
+                "cannot tell from ids which rows have a gradient. Call the SparseEmbedding (or the "
+                "keras_rs layer) directly in the model. In the tower of shared negatives, put "
+                "linear layers alone after it, or one dense layer with an activation first, or "
                 "remove `selection`."
             )
         found[i] = gradient
