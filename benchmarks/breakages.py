@@ -270,7 +270,7 @@ def sensitivity_of_independent_noise():
 
 
 def records_of_a_stream_twice():
-    from tfdp.data.sampling import stream
+    from tfdp.data.samplers import stream
 
     stream.refuse_more_passes = lambda sampling, epochs, steps_per_epoch: None
 

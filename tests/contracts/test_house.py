@@ -44,6 +44,7 @@ INSIDE = {
     "accounting": (
         "budget",
         "correlated_noise",
+        "rounding",
         "losses",
         "events",
         "accountants",
@@ -61,6 +62,7 @@ INSIDE = {
         "provenance",
         "sources",
         "sampling",
+        "samplers",
         "datasets",
         "releases",
     ),

@@ -11,8 +11,8 @@ to float32 comes after that, and is post-processing.
 
 Formal guarantees:
 
-- With g = r(s) on the grid, g + r(z) = r(g + z): what is released is post-processing of the
-  continuous mechanism on r(s).
+- With g = r(s) on the grid, g + r(z) = r(g + z): the release is post-processing of the continuous
+  mechanism on r(s).
 - r(s) has sensitivity at most C·(1 + rounding) + γ·√d, with d coordinates in the whole release. The
   standard deviation is raised by the same factor, so that the noise multiplier that is charged is
   the true one.
@@ -20,11 +20,11 @@ Formal guarantees:
   s is cut to ±2⁵¹·γ, the same for all data and 1-Lipschitz; γ is raised where the noise would not
   fit (to σ = 10⁹; more is no training). Scaling by a power of two is exact.
 - z is a float64 function of 93 random bits and a sign. Its distribution function is wrong by at
-  most φ(z)·(|z| + 1)·2⁻⁵⁰ (measured against 200 bits). A cell of the grid can be so narrow that
-  this is 2⁻²⁰ of its probability. Summed with w, each probability is that of a window of between
-  2⁻⁷ and 2⁻⁶ standard deviations: wrong by less than 2⁻³⁸ of itself for |z| ≤ 10. For 10⁹
-  coordinates that all depend on one record this adds less than 10⁻⁵ to ε and 10⁻¹³ to δ
-  (docs/noise.md).
+  most φ(z)·(|z| + 1)·2⁻⁵⁰ (measured against 200 bits). At 10⁷ coordinates a cell of the grid is so
+  narrow that this is up to (|z| + 1)·2⁻¹⁷ of its probability. Summed with w, each probability is
+  that of a window of between 2⁻⁷ and 2⁻⁶ standard deviations: wrong by less than 2⁻³⁸ of itself
+  for |z| ≤ 10. For 10⁹ coordinates that all depend on one record this adds less than 10⁻⁵ to ε
+  and 10⁻¹³ to δ (docs/noise.md).
 
 Where the standard deviation is 0 there is no grid and nothing is added or rounded.
 """

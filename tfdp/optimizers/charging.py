@@ -327,8 +327,8 @@ class Charging(RunCharging):
             if (mechanism.unit == PERSON) != (self.unit == PERSON):
                 raise PrivacyError(
                     f"These weights were trained with {mechanism.unit} as the unit of privacy, "
-                    f"and this training has {self.unit}: then no ε holds for either. Use the same "
-                    "unit in the DPOptimizer and sampler of every training of a model "
+                    f"but this training run has {self.unit}: ε would be infinite. Use the same "
+                    "unit in the DPOptimizer and sampler of every training run of a model "
                     "(`max_records_per_unit`, `privacy_ids`)."
                 )
 
@@ -349,7 +349,7 @@ class Charging(RunCharging):
                 f"The remaining {remaining} steps would end at epsilon={epsilon:.6g}, beyond the "
                 f"budget's {budget.epsilon} at delta={budget.delta}. Either more was charged to "
                 "these weights than when the noise was calibrated (every `fit` begins a new pass "
-                "of shuffled or allocated batches), or `max_batch_size` cuts too often. Compile "
-                "again with a new DPOptimizer, which calibrates to the rest of the budget, or "
-                "raise `max_batch_size` of `poisson_batches` (num_examples never cuts)."
+                "of shuffled or allocated batches), or draws exceed `max_batch_size` too often. "
+                "Compile again with a new DPOptimizer, which calibrates to the rest of the budget, "
+                "or raise `max_batch_size` of `poisson_batches` (num_examples always suffices)."
             )

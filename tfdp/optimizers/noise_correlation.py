@@ -18,7 +18,7 @@ from tfdp.runtime.external_table import is_external
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class BandedInverse:
-    """Noise of which each step adds a fresh draw and takes back a part of the b − 1 before it.
+    """Noise of which each step adds a fresh draw and cancels a part of the b − 1 draws before it.
 
     Step t releases x_t + σ·C·s·Σ_{i<b} m_i·z_{t−i}. Earlier draws are drawn again, so that they
     take no memory; b of them make the noise of a step. For one pass over a stream, and for a few in
@@ -28,7 +28,7 @@ class BandedInverse:
         bands: b.
         coefficients: (b,) m, m[0] = 1. `None`: those that leave the least noise in the weights, for
             the number of steps and the two arguments below.
-        momentum: of the wrapped optimizer. `None`: what it says itself (`SGD`), else 0.
+        momentum: of the wrapped optimizer. `None`: its own setting (`SGD`), else 0.
         learning_rates: (T,) learning rate of each step, up to a factor. `None`: those of the
             wrapped optimizer's schedule, or else a constant one.
 
@@ -116,9 +116,9 @@ def checked_correlation(noise_correlation, selection):
         )
     if selection is not None and getattr(selection, "step_mechanism", None) != "gaussian":
         raise ValueError(
-            "Argument `noise_correlation` is accounted for where a step is Gaussian: with "
-            "selection=None, FEST or AdaFEST. Leave one of the two out. Received: "
-            f"noise_correlation={noise_correlation!r}, selection={selection}"
+            "Argument `noise_correlation` can be accounted for only if each step is Gaussian: "
+            "selection must be None, FEST or AdaFEST. Leave one of the two arguments out. "
+            f"Received: noise_correlation={noise_correlation!r}, selection={selection}"
         )
     return noise_correlation
 
@@ -132,10 +132,10 @@ def chained_tables(tables):
     alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
     if (tables and not alone) or any(is_external(table) for table in tables):
         raise PrivacyError(
-            "Rows of sparse tables have noise that is correlated over steps on one device alone, "
-            "in tables that are variables there: their turns are counted there. Train on one, or "
-            "leave out `noise_correlation` or `selection` of the DPOptimizer, or "
-            '`noise_at="vectors"` of the negatives.'
+            "With `noise_correlation`, rows of sparse tables can be trained on one device only, "
+            "which counts how often each row was selected, and vectors of items not at all. Train "
+            "on one device, or leave out `noise_correlation` or `selection` of the DPOptimizer, "
+            'or `noise_at="vectors"` of the negatives.'
         )
     return tables
 
@@ -150,14 +150,15 @@ def correlation_of(optimizer, sampling):
         return None
     if sampling.chain_steps is None:
         raise PrivacyError(
-            "Noise that is correlated over steps costs by when a record comes again, and these "
-            "batches do not say it. Make them with `tfdp.data.stream_batches`, or leave "
-            f"`noise_correlation` of the DPOptimizer out. Received: {sampling.kind} batches"
+            "The cost of noise that is correlated over steps depends on when a record comes "
+            "again, and these batches do not state it. Make them with `tfdp.data.stream_batches`, "
+            f"or leave `noise_correlation` of the DPOptimizer out. Received: {sampling.kind} "
+            "batches"
         )
     if optimizer.selection is not None and (sampling.passes or 1) > 1:
         raise PrivacyError(
-            "A selection of rows is released anew in each pass, and beside noise that is "
-            "correlated over steps only one pass is accounted for. Give `stream_batches` passes=1, "
+            "Each pass releases new selections of rows. With noise that is correlated over steps, "
+            "tfdp can account for only one pass. Give `stream_batches` passes=1, "
             "or leave `noise_correlation` or `selection` of the DPOptimizer out. Received: "
             f"passes={sampling.passes}"
         )

@@ -12,7 +12,7 @@ from tfdp.runtime import ordering
 
 
 class Survivors:
-    """The surviving rows of a step: a private output, and all that may be shown of its rows.
+    """The surviving rows of a step: a private output. Nothing else about its rows may be shown.
 
     Args:
         rows: (S,) int64, the surviving rows, sorted.
@@ -21,7 +21,9 @@ class Survivors:
 
     Attributes:
         rows: as given.
-        contributions: (S,) float64, their noisy contributions V, each at least the threshold.
+        contributions: (S,) float64, their noisy contributions V, each at least the threshold. They
+            do not lie on a grid, so their low bits may reveal V̂ (docs/noise.md): do not publish
+            them. tfdp does not read them.
     """
 
     def __init__(self, rows: tf.Tensor, contributions: Callable[[], tf.Tensor]):

@@ -49,9 +49,9 @@ class WholePasses(keras.callbacks.Callback):
 
     def _refuse(self, what):
         raise PrivacyError(
-            f"{what} continued `fit`. A pass over shuffled or allocated batches costs as a whole, "
-            "but this one was charged by its steps. For shorter epochs give `fit` the batches' "
-            "`take(steps)`, or sample with `tfdp.data.poisson_batches`."
+            f"{what} continued `fit`. tfdp counts passes over shuffled or allocated batches by "
+            "their steps, and would count too few after a pass that was cut. For shorter epochs "
+            "give `fit` the batches' `take(steps)`, or sample with `tfdp.data.poisson_batches`."
         )
 
 

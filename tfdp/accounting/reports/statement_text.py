@@ -1,6 +1,5 @@
 """A privacy statement in words that a reader without a background in privacy can follow."""
 
-import decimal
 import math
 import textwrap
 
@@ -8,11 +7,12 @@ from tfdp.accounting.charges.ledger_entry import period_of
 from tfdp.accounting.charges.sampling import PERSON
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.accounting.events.registry import event_from_dict
+from tfdp.accounting.rounding import round_down, round_up
 
 _NEIGHBOURS = {
-    "add_or_remove_one": "adding or removing {unit}",
-    "replace_one": "replacing {unit} by any other",
-    "zero_out": "blanking out {unit} (its contribution becomes zero)",
+    "add_or_remove_one": "is added or removed",
+    "replace_one": "is replaced by any other",
+    "zero_out": "is blanked out (its contribution becomes zero) or restored",
 }
 ACCOUNTANTS = {
     "pld": "privacy loss distributions (PLD)",
@@ -32,7 +32,7 @@ def render(statement):
     lines += [f"Batches: {how}" for how in drawn_in_words(statement)] + cut_off_in_words(statement)
     for title, items in (
         ("Not covered by this guarantee:", statement.not_covered),
-        ("Assumed, not checked:", statement.assumptions),
+        ("Assumed, not checked:", assumed_in_words(statement)),
         ("Remarks:", statement.remarks),
     ):
         if items:
@@ -45,16 +45,15 @@ EMPTY = "No mechanism has touched the data yet."
 
 
 def _headline(statement):
+    delta = round_up(statement.delta)
     if statement.unstated:
-        lines = [
-            f"epsilon = infinity at delta = {statement.delta:.4g}: NO FINITE EPSILON CAN BE STATED."
-        ]
+        lines = [f"epsilon = infinity at delta = {delta}: NO FINITE EPSILON CAN BE STATED."]
         return lines + [f"  - {reason}" for reason in statement.unstated]
     if math.isinf(statement.epsilon):
-        return [f"epsilon = infinity at delta = {statement.delta:.4g}: NOT PRIVATE."]
+        return [f"epsilon = infinity at delta = {delta}: NOT PRIVATE."]
     of = "" if statement.num_examples is None else f", of {statement.num_examples}"
     lines = [
-        f"epsilon = {round_up(statement.epsilon)}, delta = {statement.delta:.4g}",
+        f"epsilon = {round_up(statement.epsilon)}, delta = {delta}",
         f"Unit of privacy: {statement.unit}{of}.",
         f"Adjacency: {statement.adjacency}. {in_words(statement)}",
     ]
@@ -62,11 +61,11 @@ def _headline(statement):
 
 
 def in_words(statement):
-    """What a finite epsilon says."""
-    change = _NEIGHBOURS[statement.adjacency].format(unit=statement.unit)
+    """The definition of differential privacy with the statement's numbers; for a finite epsilon."""
     return (
-        f"By {change}, the probability of any outcome changes by at most a factor "
-        f"e^{round_up(statement.epsilon)}, except with probability {statement.delta:.4g}."
+        f"If {statement.unit} {_NEIGHBOURS[statement.adjacency]}, the probability p of any set of "
+        f"outcomes rises to at most e^{round_up(statement.epsilon)} * p + "
+        f"{round_up(statement.delta)}."
     )
 
 
@@ -88,7 +87,7 @@ def without_amplification(statement):
 def budget_in_words(statement):
     """What was asked for, and whether it was kept."""
     budget = statement.budget
-    line = f"epsilon = {budget.epsilon:g}, delta = {budget.delta:.4g}"
+    line = f"epsilon = {budget.epsilon:g}, delta = {round_up(budget.delta)}"
     return f"{line}; {'kept' if statement.kept else 'NOT KEPT'}"
 
 
@@ -108,31 +107,31 @@ def describe(event):
         return event.in_words()
     name = type(event).__name__.removesuffix("DpEvent")
     if name == "PoissonSampled":
-        inner = describe(event.event)
-        return f"{inner}, Poisson sampled with probability {event.sampling_probability:.6g}"
+        sampled = round_up(event.sampling_probability, 6)
+        return f"{describe(event.event)}, Poisson sampled with probability {sampled}"
     if name == "PoissonSampledConcentrated":
         sampled = event.sampling_probability
-        how = f", Poisson sampled with probability {sampled:.6g}" if sampled < 1 else ""
-        sigma = f"{event.noise_multiplier:.6g}"
+        how = f", Poisson sampled with probability {round_up(sampled, 6)}" if sampled < 1 else ""
+        sigma = round_down(event.noise_multiplier)
         return f"mechanism as concentrated as Gaussian noise of multiplier {sigma}{how}"
     if name == "MixtureOfGaussians":
         most = max(event.sensitivities)
         mean = sum(w * c for w, c in zip(event.sampling_probs, event.sensitivities, strict=True))
         return (
-            f"Gaussian noise of multiplier {event.standard_deviation:.6g} on a sum that one unit "
-            f"of privacy moves by a random number of clip norms ({mean:.6g} on average, at most "
-            f"{most:g})"
+            f"Gaussian noise of multiplier {round_down(event.standard_deviation)} on a sum that "
+            f"one unit of privacy moves by a random number of clip norms ({round_up(mean, 6)} on "
+            f"average, at most {most:g})"
         )
     if name == "Gaussian":
-        return f"Gaussian noise of multiplier {event.noise_multiplier:.6g}"
+        return f"Gaussian noise of multiplier {round_down(event.noise_multiplier)}"
     if name == "Laplace":
-        return f"Laplace noise of multiplier {event.noise_multiplier:.6g}"
+        return f"Laplace noise of multiplier {round_down(event.noise_multiplier)}"
     if name == "SelfComposed":
         return f"{event.count} x {describe(event.event)}"
     if name == "Composed":
         return " and ".join(describe(part) for part in event.events)
     if name == "RepeatAndSelect":
-        how = f"{event.mean:g} on average, shape {event.shape:g}"
+        how = f"{round_up(event.mean, 6)} on average, shape {event.shape:g}"
         return f"the best of a random number of runs ({how}) of: {describe(event.event)}"
     if name == "NonPrivate":
         return "release without noise (not private)"
@@ -168,8 +167,16 @@ def cut_off_in_words(statement):
     most = " or ".join(dict.fromkeys(capacities))
     return [
         f"A batch holds at most {most}. Larger draws are cut, which takes "
-        f"{statement.overflow_delta:.3g} of the delta above."
+        f"{round_up(statement.overflow_delta)} of the delta above."
     ]
+
+
+def assumed_in_words(statement):
+    """What nobody checked, and that n is public, which every proof takes for granted; a list."""
+    if statement.num_examples is None:
+        return [*statement.assumptions]
+    number = f"the number of units of privacy, {statement.num_examples}, is public"
+    return [number, *statement.assumptions]
 
 
 def _details(entries):
@@ -185,10 +192,11 @@ def _drawn(sampling, steps):
     of = "" if steps is None else f" in each of {steps} steps"
     most, one = sampling.get("max_records_per_unit"), "record"
     records = sampling.get("num_records")
-    probability = size / (number if records is None else records)
+    share = size / (number if records is None else records)
+    probability = round_up(share, 6)
     if records is not None:
         return (
-            f"Poisson sampled, each record separately with probability {probability:.6g}{of} "
+            f"Poisson sampled, each record separately with probability {probability}{of} "
             f"({size:g} of {records} records expected). Of each person, at most {most} records "
             "take part, which were chosen once. The accounting covers steps that contain several "
             "of them."
@@ -207,11 +215,11 @@ def _drawn(sampling, steps):
         among = "" if steps is None else f", {steps} steps"
         with_most = "" if most is None else f", with at most {most} of its records"
         return (
-            f"random allocation, each {one} in one of the {round(1 / probability)} steps "
+            f"random allocation, each {one} in one of the {round(1 / share)} steps "
             f"of an epoch{with_most} ({size:g} of {number} expected in a step){among}."
         )
     return (
-        f"Poisson sampled, each {one} with probability {probability:.6g}{of} "
+        f"Poisson sampled, each {one} with probability {probability}{of} "
         f"({size:g} of {number} expected)."
     )
 
@@ -223,34 +231,15 @@ def _passes(sampling):
 
 
 def _correlated(correlation):
-    """What a chain of correlated noise costs, and when."""
+    """What the epsilon of a chain of correlated noise covers."""
     if correlation is None:
         return ""
     chain = Correlation(**correlation)
     return (
-        f" The noise of a step takes back noise of up to {chain.bands - 1} steps before it: all "
-        f"steps, up to {chain.steps}, are one mechanism. Its epsilon is that of all of them from "
-        "the first step on; a training that ends early costs as much."
+        f" The noise of a step cancels part of the noise of up to {chain.bands - 1} steps before "
+        f"it. All steps, up to {chain.steps}, are one mechanism: from the first step on, epsilon "
+        "covers all of them. A training run that ends early has the same epsilon."
     )
-
-
-def round_up(value):
-    """Four significant digits, never below the value: what is printed must not be too small."""
-    if value == 0 or math.isinf(value):
-        return f"{value:g}"
-    exact = decimal.Decimal(repr(float(value)))
-    digit = decimal.Decimal(1).scaleb(exact.adjusted() - 3)
-    rounded = exact.quantize(digit, decimal.ROUND_CEILING)
-    return f"{rounded.normalize():f}"
-
-
-def round_up_to(value, decimals):
-    """The value rounded up to a number of decimals, as a float never below it."""
-    if not math.isfinite(value):
-        return value
-    digit = decimal.Decimal(1).scaleb(-decimals)
-    rounded = float(decimal.Decimal(repr(float(value))).quantize(digit, decimal.ROUND_CEILING))
-    return rounded if rounded >= value else math.nextafter(rounded, math.inf)
 
 
 def _wrap(line):

@@ -94,9 +94,9 @@ def refuse_drawn(name, dataset, way_out):
         if hides_others(made_from):
             raise ValueError(
                 f"Argument `{name}` is made from another dataset or an iterator, inside a "
-                "function or as an element. tfdp cannot follow there how its batches were drawn "
-                "and what its records cost. Create that dataset inside the function, or join "
-                f"datasets by their methods. {way_out} Received: {dataset}, made by a "
+                "function or as an element. tfdp then cannot follow how its batches were drawn "
+                "and which charges its records carry. Create that dataset inside the function, or "
+                f"join datasets by their methods. {way_out} Received: {dataset}, made by a "
                 f"{type(made_from).__name__}"
             )
 
@@ -154,7 +154,7 @@ def _check_pass(dataset, sampling):
         raise ValueError(
             "Argument `dataset` must be one pass over the records, each once. Remove `repeat`, "
             "and give `fit` the number of epochs. Received: a dataset of "
-            f"{'endless' if count < 0 else count} batches, where {longest} hold all records"
+            f"{'endless' if count < 0 else count} batches, but {longest} batches hold all records"
         )
 
 

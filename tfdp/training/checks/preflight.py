@@ -74,7 +74,7 @@ def sampling_of_data(x, kwargs):
         sampling = sampling_of(x)
         if sampling is None:
             raise PrivacyError(
-                "Argument `x` of `fit` does not say how its batches were drawn, so tfdp cannot "
+                "Argument `x` of `fit` does not state how its batches were drawn, so tfdp cannot "
                 "compute ε. Make them with `tfdp.data.poisson_batches` or "
                 "`tfdp.data.shuffled_epochs` (only `map`, `prefetch` and similar operations may "
                 "follow). Or declare the sampling with `tfdp.data.declare_sampling(dataset, "
