@@ -60,6 +60,7 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
             without any example, in the time of a plain step, however deep it is. With
             `num_negatives=None` those of the users' own items are noised there, too; otherwise at
             the weights. What the tower knows of items but for its weights is then declared public.
+            Small towers train better with noise at their weights.
         seed: of the draws, which are public.
 
     Call arguments:
