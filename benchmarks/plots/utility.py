@@ -326,7 +326,7 @@ def _say_sweeps(data):
 
 
 STREAMED = {
-    "in order, correlated, 4 bands": ("tfdp", "o", "-", "correlated noise", (3.1, 0.7463)),
+    "in order, correlated, 4 bands": ("tfdp", "o", "-", "correlated noise", (3.1, 0.7472)),
     "Poisson batches": ("b", "^", "--", "Poisson batches", (3.3, 0.7255)),
 }
 

@@ -121,7 +121,9 @@ def grid_of_counts(stddev, moved, largest):
     Args:
         stddev: as for `Grid`.
         moved: number of sums that one record may move.
-        largest: public upper bound on each sum.
+        largest: upper bound on each sum, for which a fixed number is safe. The step of the grid
+            follows from it, and every result shows the step. Derive it from data only where the
+            number that it reveals, such as n, is public.
 
     Raises:
         ValueError: if there is no such grid.
@@ -200,7 +202,7 @@ def on_grid(values, drawn, step, stddev, dtype):
     """Values with the noise `drawn`, whole numbers of the grid's units, added on the grid."""
     values = tf.cast(values, tf.float64)
     units = tf.round(tf.clip_by_value(values * (1.0 / step), -_LARGEST_SUM, _LARGEST_SUM))
-    units += drawn
+    units += drawn  # ADDS NOISE
     # Not `stddev > 0`: one that nobody has set yet is NaN, and must give NaN.
     return tf.cast(tf.where(tf.equal(stddev, 0.0), values, units * step), dtype)
 

@@ -77,6 +77,6 @@ def refuse_longer_epochs(sampling, steps_per_epoch):
 
 def whole_passes(sampling):
     """The callbacks that batches of this `Sampling` (None: unknown) need."""
-    if sampling is None or sampling.is_poisson:
+    if sampling is None or sampling.rule.charged_by == "step":
         return []
     return [WholePasses(sampling.steps_per_epoch)]

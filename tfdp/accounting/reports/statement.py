@@ -224,7 +224,7 @@ def privacy_statement(
         uncut = _without_cuts(ledger).epsilon(delta, accountant, adjacency)
         if math.isfinite(uncut):
             unstated.append(CUT_OFF.format(epsilon=round_up(uncut)))
-    shuffled = [e for e in trainings if e.adjacency is not None and not _is_stream(e)]
+    shuffled = [e for e in trainings if _saves_as_poisson(e)]
     return Statement(
         epsilon=epsilon,
         delta=delta,
@@ -246,8 +246,11 @@ def privacy_statement(
     )
 
 
-def _is_stream(entry):
-    return Sampling.from_dict(entry.details["sampling"]).is_stream
+def _saves_as_poisson(entry):
+    """Whether an entry is of a training that a reader is told to compare with Poisson samples."""
+    sampling = entry.details.get("sampling")
+    training = entry.details.get("kind") == PrivateTraining.kind and sampling is not None
+    return training and Sampling.from_dict(sampling).rule.saves_as_poisson
 
 
 def _last_sampling(trainings):
@@ -265,9 +268,9 @@ def _if_poisson(ledger, delta):
 
 def _entry_if_poisson(entry):
     """A ledger entry of private training as it would be on Poisson samples; for comparison."""
-    details = entry.details
-    if details.get("kind") != PrivateTraining.kind or entry.adjacency is None:
+    if not _saves_as_poisson(entry):
         return entry
+    details = entry.details
     sampling = Sampling.from_dict(details["sampling"])
     event = training_event(
         details["noise_multiplier"], sampling.sampling_probability, details["mechanism"]

@@ -4,7 +4,7 @@ import math
 import textwrap
 
 from tfdp.accounting.charges.ledger_entry import period_of
-from tfdp.accounting.charges.sampling import PERSON
+from tfdp.accounting.charges.sampling import PERSON, Sampling
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.accounting.events.registry import event_from_dict
 from tfdp.accounting.rounding import round_down, round_up
@@ -145,7 +145,7 @@ def drawn_in_words(statement):
         details = entry["details"]
         if "sampling" not in details:
             continue
-        sampling = details["sampling"]
+        sampling = Sampling.from_dict(details["sampling"])
         steps = details.get("steps", entry["count"])
         if details.get("kind") != "training":
             steps = None
@@ -187,46 +187,34 @@ def _details(entries):
 
 
 def _drawn(sampling, steps):
-    kind = sampling["kind"].removeprefix("declared_")
-    size, number = sampling["expected_batch_size"], sampling["num_examples"]
-    of = "" if steps is None else f" in each of {steps} steps"
-    most, one = sampling.get("max_records_per_unit"), "record"
-    records = sampling.get("num_records")
-    share = size / (number if records is None else records)
-    probability = round_up(share, 6)
+    most, records = sampling.max_records_per_unit, sampling.num_records
+    in_each = "" if steps is None else f" in each of {steps} steps"
+    size = f"{sampling.expected_batch_size:g}"
+    probability = round_up(sampling.sampling_probability, 6)
     if records is not None:
         return (
-            f"Poisson sampled, each record separately with probability {probability}{of} "
-            f"({size:g} of {records} records expected). Of each person, at most {most} records "
-            "take part, which were chosen once. The accounting covers steps that contain several "
-            "of them."
+            f"Poisson sampled, each record separately with probability {probability}{in_each} "
+            f"({size} of {records} records expected). Of each person, at most {most} records take "
+            "part, which were chosen once. The accounting covers steps that contain several of "
+            "them."
         )
-    if most is not None:
-        one, number = "person", f"{number} persons"
-        of += f", with at most {most} of its records"
-    if kind == "full_batch":
-        every = "step" if steps is None else f"one of {steps} steps"
-        return f"every record in every {every}."
-    if kind == "shuffled":
-        return f"shuffled, {size:g} of {number}{of}; not Poisson sampled."
-    if kind == "stream":
-        return f"a stream in its order, {size:g} of {number}{of}; {_passes(sampling)}."
-    if kind == "allocated":
-        among = "" if steps is None else f", {steps} steps"
-        with_most = "" if most is None else f", with at most {most} of its records"
-        return (
-            f"random allocation, each {one} in one of the {round(1 / share)} steps "
-            f"of an epoch{with_most} ({size:g} of {number} expected in a step){among}."
-        )
-    return (
-        f"Poisson sampled, each {one} with probability {probability}{of} "
-        f"({size:g} of {number} expected)."
+    return sampling.rule.words.format(
+        one="record" if most is None else "person",
+        number=f"{sampling.num_examples}{'' if most is None else ' persons'}",
+        size=size,
+        probability=probability,
+        in_each=in_each,
+        with_most="" if most is None else f", with at most {most} of its records",
+        among="" if steps is None else f", {steps} steps",
+        one_of_steps="step" if steps is None else f"one of {steps} steps",
+        steps_of_pass=sampling.allocation_steps,
+        passes=_passes(sampling),
     )
 
 
 def _passes(sampling):
     """How often a record of a stream was used, at most."""
-    passes = sampling.get("passes") or 1
+    passes = sampling.passes or 1
     return "each once" if passes == 1 else f"each at most {passes} times, once a pass"
 
 

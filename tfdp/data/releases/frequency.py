@@ -141,6 +141,7 @@ def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, detai
         event=event,
         label="item frequencies",
         num_examples=n,
+        event_count=1,
         details={
             "mechanism": mechanism,
             "epsilon": float(epsilon),

@@ -137,7 +137,7 @@ def refuse_more_passes(sampling, epochs, steps_per_epoch):
     Raises:
         PrivacyError: if there are more passes than the stream was made for.
     """
-    if sampling is None or not sampling.is_stream:
+    if sampling is None or not sampling.rule.keeps_order:
         return
     passes, of_pass = sampling.passes or 1, sampling.steps_per_epoch
     if of_pass is None or epochs * (steps_per_epoch or of_pass) > passes * of_pass:
@@ -159,7 +159,7 @@ def refuse_other_order(sampling, data):
     Raises:
         PrivacyError: if a record could come again sooner than a pass later.
     """
-    if sampling is None or not sampling.is_stream or (sampling.passes or 1) == 1:
+    if sampling is None or not sampling.rule.keeps_order or (sampling.passes or 1) == 1:
         return
     keeps = isinstance(data, tf.data.Dataset) and data.options().deterministic is not False
     if not keeps or any(map(may_reorder, ancestors(data))):
