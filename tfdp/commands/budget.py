@@ -1,5 +1,7 @@
 """`tfdp budget`: epsilon against noise multiplier."""
 
+from tfdp.commands.image_file import add_plot
+
 
 def add(subparsers) -> None:
     parser = subparsers.add_parser(
@@ -32,9 +34,7 @@ def add(subparsers) -> None:
         choices=["add_or_remove_one", "replace_one", "zero_out"],
         default="add_or_remove_one",
     )
-    parser.add_argument(
-        "--plot", metavar="FILE", help="also draw epsilon against steps (needs matplotlib)"
-    )
+    add_plot(parser, "epsilon against steps")
     parser.set_defaults(run=_run)
 
 
