@@ -16,6 +16,7 @@ import tables_gpu
 import tables_paper
 import tables_peers
 import tables_short
+import tables_towers
 import tables_transitions
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -56,6 +57,10 @@ PAGES = {
     "data.md": {"files": tables_data.files},
     "gpu.md": {"steps on a GPU": tables_gpu.steps},
     "streaming.md": {"one pass over a log": tables_clicks.one_pass},
+    "two_towers.md": {
+        "a made catalogue": tables_towers.catalogue,
+        "two towers on MovieLens": tables_towers.movielens,
+    },
     "persons.md": {
         "persons or records": tables_data.persons_or_records,
         "person step": tables_data.person_step,

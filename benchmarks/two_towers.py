@@ -5,7 +5,8 @@ of width 64, one million items. Item towers:
 
 - table: a look-up;
 - dense: a look-up and a linear dense layer;
-- deep: a look-up and two dense layers, the first with an activation.
+- deep: a look-up and two dense layers, the first with an activation;
+- public: three dense layers, two with an activation, on 64 public features, `noise_at="vectors"`.
 
 The table is a `SparseEmbedding`: plain steps scatter its rows by Keras' SGD, private ones train the
 rows that AdaFEST selects, and those of the negatives, by RowSGD. Each kind of step is timed over
@@ -31,25 +32,27 @@ import tensorflow as tf
 import tfdp
 
 WIDTH, BATCH, NEGATIVES, EXAMPLES = 64, 1024, 1024, 100_000
-TOWERS = {"table": 0, "dense": 1, "deep": 2}
+TOWERS = {"table": 0, "dense": 1, "deep": 2, "public": 3}
 # σ₁ = √2·σ at noise ratio 1, times the normal quantile of 1 - 1e-6.
 SELECTION = {"threshold": 2**0.5 * 4.753, "noise_ratio": 1.0}
 
 
 class ItemTower(keras.layers.Layer):
-    """A look-up and some dense layers, all but the last with an activation."""
+    """A look-up, unless there are no items, and dense layers, all but the last activated."""
 
     def __init__(self, items, depth):
         super().__init__()
         stddev = keras.initializers.RandomNormal(stddev=0.1)
-        self.table = tfdp.layers.SparseEmbedding(
-            items, WIDTH, embeddings_initializer=stddev, name="items"
-        )
+        self.table = None
+        if items is not None:
+            self.table = tfdp.layers.SparseEmbedding(
+                items, WIDTH, embeddings_initializer=stddev, name="items"
+            )
         activations = ["relu"] * (depth - 1) + [None] * (depth > 0)
         self.dense = [keras.layers.Dense(WIDTH, activation) for activation in activations]
 
-    def call(self, ids):
-        vectors = self.table(ids)
+    def call(self, items):
+        vectors = items["features"] if self.table is None else self.table(items)
         for layer in self.dense:
             vectors = layer(vectors)
         return vectors
@@ -60,7 +63,12 @@ def model_of(tower, items, private):
         [keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, "relu"), keras.layers.Dense(WIDTH)]
     )
     features, item = keras.Input((WIDTH,)), keras.Input((), dtype="int64")
-    negatives = tfdp.layers.SharedNegatives(ItemTower(items, TOWERS[tower]), items, NEGATIVES)
+    settings, public = {}, tower == "public"
+    if public:
+        columns = np.random.default_rng(0).normal(size=(items, WIDTH)).astype("float32")
+        settings = {"item_features": {"features": columns}, "noise_at": "vectors"}
+    item_tower = ItemTower(None if public else items, TOWERS[tower])
+    negatives = tfdp.layers.SharedNegatives(item_tower, items, NEGATIVES, **settings)
     model = keras.Model([features, item], negatives(users(features), item))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if not private:
@@ -71,7 +79,7 @@ def model_of(tower, items, private):
         "selection": tfdp.selection.AdaFEST(**SELECTION),
         "embedding_optimizer": tfdp.optimizers.RowSGD(0.1),
     }
-    if tower == "deep":  # of which no rows are selected: the whole table is noised, if it is small
+    if public:  # there is no table
         sparse = {}
     model.compile(
         tfdp.optimizers.DPOptimizer(keras.optimizers.SGD(0.1), noise_multiplier=1.0, **sparse),
@@ -134,14 +142,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--towers", nargs="+", default=list(TOWERS), choices=TOWERS)
     parser.add_argument("--items", type=int, default=10**6)
-    parser.add_argument("--deep-items", type=int, default=10**4)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     args = record.parse(parser, items=10**5, deep_items=10**3, steps=5, rounds=1)
     result = record.Result(args.out, users=BATCH, negatives=NEGATIVES, width=WIDTH, measured=[])
     for tower in args.towers:
-        items = args.deep_items if tower == "deep" else args.items
-        result["measured"].append(measure(tower, items, args.steps, args.rounds))
+        result["measured"].append(measure(tower, args.items, args.steps, args.rounds))
         print(json.dumps(result["measured"][-1]), flush=True)
         result.write()
 

@@ -54,8 +54,13 @@ def two_dense():
     return Chain([layers.Embedding(ITEMS, 6), layers.Dense(5), layers.Dense(4)])
 
 
+def gated():
+    """All of it keeps factors: one activation."""
+    return Chain([layers.Embedding(ITEMS, 6), layers.Dense(5, "gelu"), layers.Dense(4)])
+
+
 def deep():
-    """Of all kinds: the last layer keeps factors, the others are taken in parts."""
+    """Of all kinds: the last two layers keep factors, the others are taken in parts."""
     return Chain(
         [layers.Embedding(ITEMS, 6), layers.Dense(7, "tanh"), layers.LayerNormalization(),
          layers.Dense(5, "gelu"), layers.Dense(4)]
@@ -66,12 +71,12 @@ def activated():
     return Chain([tfdp.layers.SparseEmbedding(ITEMS, 6), layers.Dense(4, "tanh")])
 
 
-def features():
+def features(activation=None):
     """Two tables and a number, side by side, with a look-up added to the end."""
     ids, genre = (keras.Input((), dtype="int64", name=n) for n in ("ids", "genre"))
     price = keras.Input((2,), name="price")
     parts = [layers.Embedding(ITEMS, 3)(ids), price, layers.Embedding(5, 2)(genre)]
-    vector = layers.Dense(4)(layers.Concatenate()(parts))
+    vector = layers.Dense(4, activation)(layers.Concatenate()(parts))
     return keras.Model([ids, genre, price], vector + layers.Embedding(ITEMS, 4)(ids))
 
 
@@ -82,7 +87,7 @@ COLUMNS = {
 }
 TOWERS = {
     "table": table, "sparse_table": sparse_table, "dense": dense, "two_dense": two_dense,
-    "deep": deep, "activated": activated,
+    "deep": deep, "activated": activated, "gated": gated,
 }  # fmt: skip
 
 
@@ -151,26 +156,44 @@ def test_draws_of_any_kind_equal_brute_force(brute_force, settings):
     brute_force(model_of(dense, True, **settings), x, first_label).check(tolerance=2e-5)
 
 
-def test_features_side_by_side_equal_brute_force(brute_force):
-    x = batch()
-    check = brute_force(model_of(features, item_features=COLUMNS), x, first_label)
+@pytest.mark.parametrize(("activation", "in_parts"), [(None, 0), ("tanh", 2)])
+def test_features_side_by_side_equal_brute_force(brute_force, activation, in_parts):
+    x, tower = batch(), lambda: features(activation)
+    check = brute_force(model_of(tower, item_features=COLUMNS), x, first_label)
     assert len(shared_calls(check.model, x)) == 4
+    plan = make_clipping_plan(check.model, check.x)
+    # Rows of one id, beside others, go through the activation at several places.
+    assert len([call for call in plan.calls.values() if call.scores]) == in_parts
     check.check(tolerance=2e-5)
 
 
-def test_a_step_compiled_by_xla_gives_the_same(brute_force):
-    check = brute_force(model_of(dense, True), batch(history=True), first_label)
+def test_a_table_that_is_looked_up_twice_takes_its_look_ups_beyond_a_gate_in_parts(brute_force):
+    def tower():
+        one = layers.Embedding(ITEMS, 6)
+        hidden = Chain([one, layers.Dense(4, "tanh")])
+        ids = keras.Input((), dtype="int64")
+        return keras.Model(ids, layers.Add()([hidden(ids), layers.Dense(4)(one(ids))]))
+
+    check = brute_force(model_of(tower), batch(), first_label)
+    plan = make_clipping_plan(check.model, check.x)
+    assert sum(bool(call.scores) for call in plan.calls.values()) == 1
+    check.check(tolerance=2e-5)
+
+
+@pytest.mark.parametrize("make_tower", [dense, gated])
+def test_a_step_compiled_by_xla_gives_the_same(brute_force, make_tower):
+    check = brute_force(model_of(make_tower, True), batch(history=True), first_label)
     check.check(tolerance=2e-5, jit_compile=True)
 
 
 @pytest.mark.parametrize("together", [4])  # of 6 examples: the second part is not whole
 def test_examples_in_parts_give_the_same(brute_force, monkeypatch, together):
-    monkeypatch.setattr(in_parts, "_TOGETHER", together * 7 * 4)
-    check = brute_force(model_of(activated, True), batch(history=True), first_label)
+    monkeypatch.setattr(in_parts, "_TOGETHER", together * 7 * 7)
+    check = brute_force(model_of(deep, True), batch(history=True), first_label)
     check.check(tolerance=2e-5, graph=True)
 
 
-@pytest.mark.parametrize("make_tower", [dense, activated])
+@pytest.mark.parametrize("make_tower", [dense, activated, deep])
 def test_an_example_that_is_not_finite_adds_nothing(make_tower):
     model = model_of(make_tower)()
     x = batch()
@@ -273,12 +296,13 @@ def test_no_example_is_clipped_to_more_than_the_norm(positions, jit_compile):
 
 def test_explain_names_what_is_shared():
     text = tfdp.clipping.explain(model_of(deep)())
-    assert text.count("(shared)") == 1 and text.count("(shared, in parts)") == 4
+    assert text.count("(shared)") == 2 and text.count("(shared, in parts)") == 3
 
 
-def test_public_rows_and_survivors_alone_are_clipped_and_summed(brute_force):
+@pytest.mark.parametrize("make_tower", [sparse_table, activated])
+def test_public_rows_and_survivors_alone_are_clipped_and_summed(brute_force, make_tower):
     x = batch(history=True)
-    check = brute_force(model_of(sparse_table, True, num_negatives=3), x, first_label)
+    check = brute_force(model_of(make_tower, True, num_negatives=3), x, first_label)
     gradients = check.gradients()
     plan = make_clipping_plan(check.model, check.x)
     result = backward(check.model, plan, check.x, first_label, tf.fill([B], True))

@@ -235,7 +235,7 @@ class Deep(keras.layers.Layer):
         return self.dense[1](self.dense[0](self.table(ids)))
 
 
-def test_micro_batches_make_the_update_of_the_whole_batch():
+def test_micro_batches_of_cosines_make_the_update_of_the_whole_batch():
     updates = []
     for size in (None, 5):
         keras.utils.set_random_seed(0)
@@ -243,7 +243,9 @@ def test_micro_batches_make_the_update_of_the_whole_batch():
         history = keras.Input((3,), dtype="int64")
         users = keras.Model(history, keras.layers.GlobalAveragePooling1D()(tower.table(history)))
         users = keras.Sequential([users, keras.layers.Dense(8)])
-        model = tfdp.models.TwoTower(users, tower, ITEMS, num_negatives=None)
+        model = tfdp.models.TwoTower(
+            users, tower, ITEMS, num_negatives=None, similarity="cosine", temperature=0.2
+        )
         model.compile(
             tfdp.optimizers.DPOptimizer(
                 keras.optimizers.SGD(1.0), noise_multiplier=1e-7, microbatch_size=size

@@ -97,5 +97,7 @@ def explain(model: keras.Model, x: Any = None) -> str:
         size = sum(int(np.prod(v.shape)) for v in planned.variables)
         lines.append(f"{planned.layer.name:32}{rule:28}{len(planned.variables):>10}{size:>12,}")
     for variable in plan.unused:
-        lines.append(f"{variable.path:32}{'not used by the model':28}")
+        behind = any(variable is one for one in plan.behind)
+        where = "behind noised vectors" if behind else "not used by the model"
+        lines.append(f"{variable.path:32}{where:28}")
     return "\n".join(lines)

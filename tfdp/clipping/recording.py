@@ -210,10 +210,17 @@ def constant(variable):
 
     For layers that look at a weight without training it by that look (Re-Attention's norms).
     """
+    with _constants():
+        return tf.stop_gradient(tf.cast(tf.convert_to_tensor(variable.value), tf.float32))
+
+
+@contextlib.contextmanager
+def _constants():
+    """Inside this context no read of a variable is noticed."""
     previous = getattr(_ACTIVE, "constant", False)
     _ACTIVE.constant = True
     try:
-        return tf.stop_gradient(tf.cast(tf.convert_to_tensor(variable.value), tf.float32))
+        yield
     finally:
         _ACTIVE.constant = previous
 
@@ -223,6 +230,22 @@ def note_read(variable):
     recorder = getattr(_ACTIVE, "recorder", None)
     if recorder is not None:
         recorder.on_read(variable)
+
+
+def read_as_rows(table, read):
+    """What `read()` computes from weights, of which a step takes the gradient at the result alone.
+
+    Outside of a recorded pass it is what it always is.
+
+    Args:
+        table: the `ExternalTable` whose rows the result are.
+        read: function without arguments, to a tensor.
+    """
+    if getattr(_ACTIVE, "recorder", None) is None:
+        return read()
+    note_read(table)
+    with paused(), _constants():
+        return tf.stop_gradient(read())
 
 
 def trained_variables(model):

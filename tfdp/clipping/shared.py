@@ -1,8 +1,11 @@
 """Gradients at what all examples share, as factors, from the scores down (MATH.md section 14)."""
 
+import dataclasses
+
 import tensorflow as tf
 
 from tfdp.clipping.rules.registry import ScoresRule
+from tfdp.clipping.sums.contributions import SharedGradient
 from tfdp.clipping.sums.rule_results import shared_contributions_of
 
 
@@ -20,7 +23,7 @@ class SharedFactors:
 
     def contributions(self, call):
         """(variable, contribution) pairs of a shared call."""
-        return shared_contributions_of(call, *self._at_probe(call))
+        return shared_contributions_of(call, self._at_probe(call))
 
     def at_scores(self, call):
         """(left, right) at the rows that all examples share, of a layer of scores."""
@@ -29,19 +32,23 @@ class SharedFactors:
         return rule.factors(layer, call.args, call.kwargs, gradient)
 
     def _at_probe(self, call):
-        """(left, right): example i's gradient is Σ_t left[i, t]·right[i, t]ᵀ; see `Rule`."""
+        """The `SharedGradient` at the probe of a shared call."""
         found = [self._at_input(use) for use in call.planned.uses]
-        if len(found) == 1:
-            return found[0]
-        return tuple(tf.concat(parts, 1) for parts in zip(*found, strict=True))
+        gradient = found[0]
+        if len(found) > 1:  # none of them beyond a gate: the plan sees to that
+            parts = zip(*((g.left, g.right) for g in found), strict=True)
+            gradient = SharedGradient(*(tf.concat(part, 1) for part in parts))
+        rule, layer = call.planned.rule, call.planned.layer
+        if rule.gates_shared(layer, call.args, call.kwargs):
+            gate = rule.shared_gate(layer, *call.probes)
+            gradient = dataclasses.replace(gradient, gate=tf.cast(gate, tf.float32))
+        return gradient
 
     def _at_input(self, use):
         call = self._calls[use.above]
         rule, given = call.planned.rule, (call.planned.layer, call.args, call.kwargs)
         if isinstance(rule, ScoresRule):
-            left, right = self.at_scores(call)
+            gradient = SharedGradient(*self.at_scores(call))
         else:
-            left, right = self._at_probe(call)
-            right = rule.shared_input(*given, right)
-        begin, end = use.columns
-        return left, right[:, :, begin:end]
+            gradient = rule.shared_input(*given, self._at_probe(call))
+        return gradient.columns(*use.columns)

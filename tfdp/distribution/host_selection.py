@@ -101,7 +101,7 @@ def select_on_host(
     optimizer.from_data.require()
     sizes = _tables(model)
     ids = ids or ids_of_model(model)
-    held = [table_name(v) for v in trained_variables(model) if is_external(v)]
+    held = [table_name(v) for v in trained_variables(model) if _is_held(v)]
     # Seeded only where the optimizer is, for tests.
     source = PipelineNoiseSource(None if optimizer.seed is None else optimizer.seed + 1)
     stddev, k = optimizer.charging.host_noise_stddev(), optimizer.rows_per_unit
@@ -140,10 +140,15 @@ def select_on_host(
     return chosen
 
 
+def _is_held(variable):
+    """Whether it is a sparse table that is no variable of this process."""
+    return is_external(variable) and table_name(variable) is not None
+
+
 def _choice_of(model):
     """What rows are chosen for: the optimizer, its selection's version, and the tables."""
     variables = trained_variables(model)
-    held = {table_name(v) for v in variables if is_external(v)}
+    held = {table_name(v) for v in variables if _is_held(v)}
     return model.optimizer, model.optimizer.selection.version, _tables(model), held
 
 

@@ -12,7 +12,7 @@ from tfdp import _validate, accounting
 from tfdp.accounting.charges.participant import PrivacyParticipant
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.provenance.variable_values import mark_released
-from tfdp.layers.shared_scores import SharedScores, precise
+from tfdp.layers.shared_scores import NoisedVectors, SharedScores, precise
 from tfdp.runtime import ordering
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tfdp.data.releases.frequency import FrequencyRelease
 
 SIMILARITIES = ("dot", "cosine")
+NOISE_AT = ("weights", "vectors")
 # The logit of a negative that is the example's own item: exp of it is 0, and it has no gradient.
 _NEVER = -1e9
 _PUBLIC_LIST = "the list of items is public"
@@ -54,6 +55,12 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
             in place of ids. Public.
         similarity: "dot", or "cosine".
         temperature: τ, positive.
+        noise_at: where the gradients of the negatives' part are clipped and noised: "weights", as
+            all others; or "vectors" of the items, N·d numbers that then go through the item tower
+            without any example, in the time of a plain step, however deep it is. With
+            `num_negatives=None` those of the users' own items are noised there, too; otherwise at
+            the weights. What the tower knows of items but for its weights is then declared public.
+            Small towers train better with noise at their weights.
         seed: of the draws, which are public.
 
     Call arguments:
@@ -86,6 +93,7 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
         item_features: dict[str, ArrayLike] | None = None,
         similarity: str = "dot",
         temperature: float = 1.0,
+        noise_at: str = "weights",
         seed: int | None = None,
         **kwargs,
     ):
@@ -103,6 +111,7 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
         self.similarity = _validate.one_of("similarity", similarity, SIMILARITIES)
         self.temperature = _validate.positive("temperature", temperature)
         self.scores = SharedScores(name="scores")
+        self.noise_at = _validate.one_of("noise_at", noise_at, NOISE_AT)
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.privacy_assumptions = [_PUBLIC_LIST]
@@ -112,6 +121,12 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
             self._take_frequencies(frequencies)
         if item_features is not None:
             self._take_features(item_features)
+        self.noised_vectors = None
+        if noise_at == "vectors":
+            self._note([], [_PUBLIC_FEATURES])
+            self.noised_vectors = NoisedVectors(
+                self.item_vectors, item_tower, num_negatives is None, name="noised_vectors"
+            )
 
     def _take_frequencies(self, frequencies):
         is_release = hasattr(frequencies, "privacy_releases")
@@ -177,11 +192,16 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
             }
         vectors = self.item_tower(items)  # which makes the weights of what it is made of
         self.scores.build(users_shape, vectors.shape)
+        if self.noised_vectors is not None:
+            shape = (self.num_items, vectors.shape[1])
+            self.noised_vectors.make_table(f"{self.name}/vectors", shape)
 
     def call(self, users, items):
         items = tf.cast(items, tf.int64)
         ids, correction = self.draw()
-        own, shared = (self.item_vectors(i) for i in (items, ids))
+        of_shared = self.noised_vectors or self.item_vectors
+        of_own = of_shared if self.num_negatives is None else self.item_vectors
+        own, shared = of_own(items), of_shared(ids)
         users = precise(users)
         if self.similarity == "cosine":
             users = keras.ops.normalize(users)
@@ -236,6 +256,7 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
             "item_features": columns,
             "similarity": self.similarity,
             "temperature": self.temperature,
+            "noise_at": self.noise_at,
             "seed": self.seed,
             "releases": accounting.Ledger(self.privacy_releases).to_json(),
             "assumptions": self.privacy_assumptions,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import tensorflow as tf
 
 from tfdp._validate import count
 from tfdp.clipping import Rule, register_rule
 from tfdp.clipping.rules import combiners
-from tfdp.clipping.sums.contributions import SharedRows
 from tfdp.clipping.sums.surviving_rows import mark_sparse_table
 from tfdp.experimental.tpu import resident_table
 from tfdp.runtime.strategies import traces_once
@@ -264,10 +265,16 @@ class SparseEmbeddingRule(Rule):
         is_one = len(args[0].shape) == 1 or (len(args[0].shape) == 2 and layer.combiner is not None)
         return is_one and isinstance(args[0], tf.Tensor) and layer.external_table is None
 
-    def shared_contributions(self, layer, args, kwargs, left, right):
+    def takes_gates(self, layer, args, kwargs):
+        # With weights, or several values, rows of equal ids differ.
+        return len(args) == 1 and not kwargs and len(args[0].shape) == 1
+
+    def shared_contributions(self, layer, args, kwargs, gradient):
         ids, weights = layer.dense(args[0], args[1] if len(args) > 1 else kwargs.get("weights"))
         factors = layer.coefficients(ids, weights)  # (N,), or (N, values)
+        left = gradient.left
         if len(ids.shape) == 2:
             left = left[..., tf.newaxis]
         left = tf.reshape(left * factors, [-1, left.shape[1], ids.shape.num_elements()])
-        return [(layer.embeddings, SharedRows(tf.reshape(layer.rows_read(ids), [-1]), left, right))]
+        gradient = dataclasses.replace(gradient, left=left)
+        return [(layer.embeddings, gradient.at_rows(tf.reshape(layer.rows_read(ids), [-1])))]

@@ -39,8 +39,8 @@ class TwoTower(DPModel):
         user_tower: layer or model from the features of users to vectors (B, d).
         item_tower: layer or model from items to vectors (B, d), as for `SharedNegatives`; or a
             `SharedNegatives` around one, which then has the settings.
-        num_items, num_negatives, frequencies, item_features, similarity, temperature: as for
-            `SharedNegatives`.
+        num_items, num_negatives, frequencies, item_features, similarity, temperature, noise_at: as
+            for `SharedNegatives`.
 
     Call arguments:
         inputs: (features of users, (B,) ids of their items).
@@ -74,13 +74,14 @@ class TwoTower(DPModel):
         item_features: dict[str, ArrayLike] | None = None,
         similarity: str = "dot",
         temperature: float = 1.0,
+        noise_at: str = "weights",
         **kwargs,
     ):
         super().__init__(**kwargs)
         if not isinstance(item_tower, SharedNegatives):
             item_tower = SharedNegatives(
                 item_tower, num_items, num_negatives, frequencies, item_features, similarity,
-                temperature, name="negatives",
+                temperature, noise_at, name="negatives",
             )  # fmt: skip
         elif num_items not in (None, item_tower.num_items):
             raise ValueError(

@@ -19,7 +19,7 @@ from tfdp.optimizers.noise_correlation import BandedInverse, chained_tables, che
 from tfdp.optimizers.rows.row_optimizer import RowOptimizer
 from tfdp.optimizers.run_charging import HistoryState
 from tfdp.optimizers.sparse_training import SparseTraining
-from tfdp.runtime.external_table import is_external
+from tfdp.runtime.external_table import is_external, vector_tables
 from tfdp.selection.row_selection import RowSelection
 
 # Arguments that are kept, and saved, as they are.
@@ -226,9 +226,12 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         dense = own = [v for v in variables if not is_external(v)]
         if self._sparse is not None:
             tables, dense = self._sparse.split(variables)
+            dense = [v for v in dense if not is_external(v)]
             self.embedding_optimizer.build([t for t in tables if not is_external(t)])
             if self._chain is not None:
                 self._chain.build(chained_tables(tables))
+        if self._chain is not None:
+            chained_tables(list(vector_tables(variables).values()))  # refuses any
         self.inner_optimizer.build(dense)
         super().build(own)
 

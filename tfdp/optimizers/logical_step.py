@@ -2,12 +2,13 @@
 
 import tensorflow as tf
 
-from tfdp.clipping.sums.surviving_rows import SurvivorSums
+from tfdp.clipping.sums.surviving_rows import SurvivorSums, table_name
+from tfdp.errors import PrivacyError
 from tfdp.noise import Grid, sum_rounding
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.optimizers.sparse_training import release_rows
 from tfdp.runtime import replicas
-from tfdp.runtime.external_table import is_external
+from tfdp.runtime.external_table import VectorTable, is_external
 from tfdp.selection import NO_ROW
 
 
@@ -31,16 +32,44 @@ def run(optimizer, sums, variables, regularization):
         ),
         [sums[i].values for i in tables] + [sums[i] for i in dense],
     )
-    size = _update_rows(
-        optimizer,
-        [(variables[i], sums[i].rows, mean) for i, mean in zip(tables, means, strict=False)],
-    )
+    rows = [(variables[i], sums[i].rows, mean) for i, mean in zip(tables, means, strict=False)]
+    found = dict(zip(dense, means[len(tables) :], strict=True))
+    vectors = [update for update in rows if isinstance(update[0], VectorTable)]
+    size = _update_rows(optimizer, [u for u in rows if not isinstance(u[0], VectorTable)])
+    found = _with_towers(optimizer, found, variables, vectors)
     _update_dense(
         optimizer,
-        [(variables[i], mean) for i, mean in zip(dense, means[len(tables) :], strict=True)],
-        [regularization[i] for i in dense],
+        [(variables[i], found[i]) for i in sorted(found)],
+        [regularization[i] for i in sorted(found)],
     )
     return size
+
+
+def _with_towers(optimizer, means, variables, vectors):
+    """Noisy means, and what follows for the weights of towers from noisy means at their vectors.
+
+    Args:
+        optimizer: a `DPOptimizer`.
+        means: dict of place among the variables to noisy mean.
+        variables: all trained variables.
+        vectors: list of (`VectorTable`, its rows, their noisy means).
+    """
+    place = {id(variable): i for i, variable in enumerate(variables)}
+    found = {i: [mean] for i, mean in means.items()}
+    for table, rows, values in vectors:
+        for variable, gradient in table.pull_back(rows, values):
+            if optimizer.selection is not None and table_name(variable) is not None:
+                raise PrivacyError(
+                    f"Table {table_name(variable)!r} is in a tower whose gradients are noised at "
+                    'its vectors (`noise_at="vectors"`), so that a step moves rows which the '
+                    "`selection` did not select. Use keras.layers.Embedding there, or leave one "
+                    "of the two out."
+                )
+            found.setdefault(place[id(variable)], []).append(gradient)
+    return {
+        i: parts[0] if len(parts) == 1 else tf.add_n([tf.convert_to_tensor(p) for p in parts])
+        for i, parts in found.items()
+    }
 
 
 def charged_and_noised(optimizer, sums, tables, coordinates):

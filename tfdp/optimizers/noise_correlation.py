@@ -130,11 +130,12 @@ def chained_tables(tables):
         PrivacyError: on several replicas, or for tables that other devices hold.
     """
     alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
-    if not alone or any(is_external(table) for table in tables):
+    if (tables and not alone) or any(is_external(table) for table in tables):
         raise PrivacyError(
             "With `noise_correlation`, rows of sparse tables can be trained on one device only, "
-            "which counts how often each row was selected. Train on one device, or leave "
-            "`noise_correlation` or `selection` of the DPOptimizer out."
+            "which counts how often each row was selected, and vectors of items not at all. Train "
+            "on one device, or leave out `noise_correlation` or `selection` of the DPOptimizer, "
+            'or `noise_at="vectors"` of the negatives.'
         )
     return tables
 

@@ -1,5 +1,7 @@
 """Tables that no variable of this process holds, behind one protocol."""
 
+import tensorflow as tf
+
 
 class ExternalTable:
     """Stands among the trained variables of a model for a table that lives elsewhere.
@@ -34,6 +36,58 @@ class ExternalTable:
     def load(self, arrays):
         """Takes what `to_arrays` gave."""
         raise NotImplementedError
+
+
+class VectorTable(ExternalTable):
+    """The vectors that a tower makes of public features, as the rows of a table.
+
+    A private step clips gradients at the vectors and noises their sums; `pull_back` goes on from
+    there to the weights of the tower, which reads no example any more (MATH.md section 14).
+
+    Attributes:
+        takes_all: whether every step noises all rows; else those alone that all examples share.
+
+    Args:
+        name, shape: as for `ExternalTable`.
+        vectors_of: function of int64 ids (R,) to vectors (R, d).
+        tower: the layer whose weights are trained.
+        takes_all: see above.
+    """
+
+    def __init__(self, name, shape, vectors_of, tower, takes_all):
+        super().__init__(name, shape)
+        self._vectors_of, self._tower = vectors_of, tower
+        self.takes_all = takes_all
+
+    @property
+    def weights(self):
+        """The trainable variables of the tower."""
+        return self._tower.trainable_variables
+
+    def pull_back(self, rows, gradients):
+        """The gradients of Σ_r ⟨vector of rows[r], gradients[r]⟩ by the weights of the tower.
+
+        Args:
+            rows: (R,) int64; what is no row of the table does not count.
+            gradients: (R, d), noised.
+
+        Returns:
+            List of (variable, tensor or tf.IndexedSlices).
+        """
+        is_row = rows < self.shape[0]
+        gradients = tf.where(is_row[:, tf.newaxis], gradients, 0.0)
+        with tf.GradientTape() as tape:
+            vectors = self._vectors_of(tf.where(is_row, rows, 0))
+        found = tape.gradient(
+            vectors, [v.value for v in self.weights], tf.cast(gradients, vectors.dtype)
+        )
+        pairs = zip(self.weights, found, strict=True)
+        return [(variable, g) for variable, g in pairs if g is not None]
+
+
+def vector_tables(variables):
+    """Dict of place among trained variables to the `VectorTable` there."""
+    return {i: v for i, v in enumerate(variables) if isinstance(v, VectorTable)}
 
 
 def is_external(variable):

@@ -15,6 +15,7 @@ from tfdp.clipping.sums.surviving_rows import (
 from tfdp.distribution.host_selection import rows_of_step
 from tfdp.errors import PrivacyError
 from tfdp.layers import SparseEmbedding
+from tfdp.runtime.external_table import is_external, vector_tables
 from tfdp.runtime.strategies import compiled_by_xla, traces_once
 from tfdp.selection import NO_ROW, TableActivity
 from tfdp.training.claims import run_of
@@ -28,8 +29,8 @@ def preselect_rows(model, chosen):
         chosen: the `SelectedInputs` with survivors that were chosen on the host, or None.
 
     Returns:
-        Dict of place among the trained variables to rows, or None: the step has no selection,
-        or has to choose them itself, from its whole batch.
+        Dict of place among the trained variables to rows of sparse tables, or None: the step has no
+        selection, or has to choose them itself, from its whole batch.
 
     Raises:
         PrivacyError: for micro-batches, none of which is the whole batch; as
@@ -86,17 +87,33 @@ def restrict_to_survivors(model, result, survivors=None):
     Raises:
         PrivacyError: if no table is looked up, or one is used otherwise than by look-ups.
     """
-    optimizer = model.optimizer
-    if optimizer.selection is None:
-        return result
-    _refuse_several_draws(model, result)
-    activated = activated_rows(model, result)
-    if survivors is None:
-        survivors = optimizer.select_rows(
-            activated, trained_variables(model), result.unit_mask, compiled_by_xla(model)
-        )
-        model.selection_metrics.count_rows(survivors)
-    return restrict(result, survivors)
+    optimizer, rows = model.optimizer, vector_rows(model)
+    if optimizer.selection is not None:
+        activated = activated_rows(model, result)
+        if survivors is None:
+            survivors = optimizer.select_rows(
+                activated, trained_variables(model), result.unit_mask, compiled_by_xla(model)
+            )
+            model.selection_metrics.count_rows(survivors)
+        rows = {**survivors, **rows}
+    if rows:
+        _refuse_several_draws(model, result)
+    return restrict(result, rows) if rows else result
+
+
+def vector_rows(model):
+    """The rows of a model's `VectorTable`s that a step noises beside those that examples share.
+
+    All, or none: which rows an example has of its own must not be told by which are noised.
+
+    Returns:
+        Dict of place among the trained variables to rows.
+    """
+    tables = vector_tables(trained_variables(model))
+    return {
+        i: tf.range(table.shape[0] if table.takes_all else 0, dtype=tf.int64)
+        for i, table in tables.items()
+    }
 
 
 def _refuse_several_draws(model, result):
@@ -105,15 +122,20 @@ def _refuse_several_draws(model, result):
     Raises:
         PrivacyError: for micro-batches, or several replicas.
     """
-    tables = [table_name(v) for v in shared_tables(result)]
+    tables = [
+        v.name if is_external(v) else table_name(v)
+        for v in shared_tables(result)
+        if not getattr(v, "takes_all", False)
+    ]
     count = model.distribute_strategy.num_replicas_in_sync
     if any(tables) and (model.optimizer.microbatch_size is not None or count > 1):
         raise PrivacyError(
             f"Tables {[name for name in tables if name]} are looked up for negatives that all "
             "examples share. Each micro-batch and each replica draws its own negatives, but a step "
-            "with `selection` has one set of rows. Leave `microbatch_size` out and train on one "
-            f"device, or leave `selection` out. Received: {count} replicas, "
-            f"microbatch_size={model.optimizer.microbatch_size}"
+            "that noises some rows of a table has one set of rows. Leave `microbatch_size` out and "
+            'train on one device. Or leave out `selection` and `noise_at="vectors"`, or take all '
+            "items as negatives (`num_negatives=None`). "
+            f"Received: {count} replicas, microbatch_size={model.optimizer.microbatch_size}"
         )
 
 

@@ -13,7 +13,7 @@ from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.sums.surviving_rows import SurvivorSums
 from tfdp.training.checks import independence, preflight
 from tfdp.training.present_rows import MetricsOfPresentRows, has_metrics
-from tfdp.training.row_selection import restrict_to_survivors
+from tfdp.training.row_selection import restrict_to_survivors, vector_rows
 
 
 def sums_of_batch(model, x, y, sample_weight, survivors=None):
@@ -71,7 +71,7 @@ def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
     plan = model.clipping_plan(x)
     unused = {id(v) for v in plan.unused}
     pieces = [i for i, v in enumerate(variables) if id(v) not in unused]
-    rows = survivors or {}
+    rows = {**(survivors or {}), **vector_rows(model)}
     advances = OfOneStep(plan.advances)
 
     def zeros(i):

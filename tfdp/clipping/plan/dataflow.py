@@ -185,12 +185,20 @@ def flows(tensor):
 
 
 def _is_constant(op):
-    """Whether a read goes nowhere but into `tf.stop_gradient`."""
-    if op.type in _ENDS:
-        return True
-    if op.type not in ("ReadVariableOp", "Identity", "Cast"):
-        return False
-    return all(_is_constant(other) for t in op.outputs for other in t.consumers())
+    """Whether a read goes nowhere but into `tf.stop_gradient`, or nowhere at all."""
+    pending, seen = [(op, True)], {op.name}
+    while pending:
+        op, is_copy = pending.pop()
+        is_copy &= op.type in ("ReadVariableOp", "Identity", "Cast")
+        for tensor in filter(flows, op.outputs):
+            consumers = tensor.consumers()
+            # What was computed and has no consumer may be an output of the model.
+            if not consumers and not is_copy:
+                return False
+            new = [c for c in consumers if c.type not in _ENDS and c.name not in seen]
+            pending += [(c, is_copy) for c in new]
+            seen |= {c.name for c in new}
+    return True
 
 
 def _hidden_by(identities, reads):

@@ -23,7 +23,7 @@ from tfdp.clipping.rules.position import register_keras_hub
 from tfdp.clipping.rules.registry import Rule, ScoresRule
 from tfdp.clipping.sums import cost
 from tfdp.errors import PrivacyError
-from tfdp.runtime.external_table import is_external
+from tfdp.runtime.external_table import is_external, vector_tables
 
 # A length that depends on the data, for estimates.
 _UNKNOWN = 64
@@ -70,6 +70,7 @@ class ClippingPlan:
     Attributes:
         calls: dict of a call's place in the call tree to `PlannedCall`.
         unused: variables that no call reads.
+        behind: those of them that are trained behind the rows of a `VectorTable`.
         aligned: dict of the same places, of all calls, to (for each tensor among the arguments,
             whether it has the batch axis; the same for the outputs).
         reads: the tf.Variables that the forward pass reads, trained or not.
@@ -78,6 +79,7 @@ class ClippingPlan:
 
     calls: dict
     unused: list
+    behind: list
     aligned: dict
     reads: list
     advances: list
@@ -133,6 +135,8 @@ def make_clipping_plan(model, x):
     _estimate_work(calls, pairs)
     covered = {id(v) for planned in calls for v in planned.variables}
     unused = [v for v in trained_variables(model) if id(v) not in covered]
+    tables = vector_tables(v for planned in calls for v in planned.variables)
+    behind = {id(v) for table in tables.values() for v in table.weights}
     aligned = {
         call.key: tuple(
             _alignment(call, pairs, get)
@@ -144,6 +148,7 @@ def make_clipping_plan(model, x):
     return ClippingPlan(
         {planned.key: planned for planned in calls},
         unused,
+        [v for v in unused if id(v) in behind],
         aligned,
         list(first.graph.variables),
         advances,
@@ -255,9 +260,10 @@ def _choose(call, pairs, flow, sharing):
     for variable in call.subtree_reads().values():
         if is_external(variable):
             raise PrivacyError(
-                f"Table {variable.name!r} is in a TPU embedding and is looked up inside layer "
-                f"{call.layer.name!r}, which has no clipping rule for it. Call the "
-                "SparseEmbedding directly in the model, or remove its `placement`."
+                f"Rows of {variable.name!r} are looked up inside layer {call.layer.name!r}, which "
+                "has no clipping rule for them, and the table is no variable of this process. "
+                "Call the SparseEmbedding directly in the model, or remove its `placement`. With "
+                '`noise_at="vectors"`, call SharedNegatives directly in the model.'
             )
     if _composites(call.outputs) or not _divides_by_example(pairs[call.key]):
         return None

@@ -133,10 +133,12 @@ def warn_of_plan(plan):
     Args:
         plan: a `ClippingPlan`.
     """
-    if plan.unused:
+    behind = {id(v) for v in plan.behind}
+    unused = [v.path for v in plan.unused if id(v) not in behind]
+    if unused:
         warnings.warn(
             "These variables do not affect the model's outputs and will not be trained: "
-            f"{[v.path for v in plan.unused]}. Use them in `call`, or freeze or remove their "
+            f"{unused}. Use them in `call`, or freeze or remove their "
             "layers.",
             stacklevel=2,
         )

@@ -44,8 +44,11 @@ class Sharing:
     def __init__(self, root, flow, twin):
         self._flow, self._twin = flow, twin
         self._calls = [c for c in root.subtree() if c.graph is root.graph and c.rule is not None]
-        self._of_probe = {t.name: c for c in self._calls for t in c.probes}
-        self._uses, self._edges = {}, set()
+        self._made_by = {t.name: c for c in self._calls for t in c.probes}
+        for call in self._calls:
+            if call.rule.gates_shared(call.layer, call.args, call.kwargs):
+                self._made_by |= {t.name: call for t in tf.nest.flatten(call.outputs)}
+        self._uses, self._edges, self._beyond_gates = {}, set(), set()
         outputs = [t for t in tf.nest.flatten(root.outputs) if tf.is_symbolic_tensor(t)]
         outputs += [z for z in map(logits_of, outputs) if z is not None]
         self._outputs = {t.name for t in outputs}
@@ -56,7 +59,17 @@ class Sharing:
     def uses(self, call):
         """The `Use`s of a call's output, or None if it is used in any other way."""
         found = self._uses.get(call.key)
-        return None if found is None or not self._goes_on_by_these_alone(call) else found
+        if found is None or not self._goes_on_by_these_alone(call):
+            return None
+        is_alone = len(found) == 1 and not any(map(self._is_shared, self._others(call)))
+        return found if is_alone or call.key not in self._beyond_gates else None
+
+    def _others(self, call):
+        """The other calls that read one of a call's variables."""
+        return [c for c in self._calls if c is not call and set(c.reads) & set(call.reads)]
+
+    def _is_shared(self, call):
+        return not all(self._flow.has_batch_size(t, self._twin) for t in call.probes)
 
     def scores(self, call):
         """Keys of the layers of scores to which a call's output leads, through anything; or None.
@@ -86,22 +99,34 @@ class Sharing:
                     pending += [t for t in op.outputs if flows(t)]
         return tuple(sorted(found)) or None
 
-    def _down(self, tensor, above, begin):
-        """From what a call takes, columns from `begin` on, to the shared calls that made it."""
+    def _down(self, tensor, above, begin, gated=False):
+        """From what a call takes, columns from `begin` on, to the shared calls that made it.
+
+        Args:
+            tensor: what it takes, or a part.
+            above: the `LayerCall`.
+            begin: see above.
+            gated: whether the gradient there has a gate, which look-ups take alone.
+        """
         if not tf.is_symbolic_tensor(tensor) or tensor.shape.rank != 2 or None in tensor.shape:
             return
-        call = self._of_probe.get(tensor.name)
+        call = self._made_by.get(tensor.name)
         if call is not None:
             rule, given = call.rule, (call.layer, call.args, call.kwargs)
-            if len(call.probes) == 1 and rule.accepts_shared(*given):
+            is_taken = rule.accepts_shared(*given) and (not gated or rule.takes_gates(*given))
+            if len(call.probes) == 1 and is_taken:
                 use = Use(above.key, (begin, begin + tensor.shape[1]))
                 self._uses[call.key] = (*self._uses.get(call.key, ()), use)
+                if gated:
+                    self._beyond_gates.add(call.key)
                 if rule.hands_on_factors and len(self._uses[call.key]) == 1:
-                    self._down(call.args[0], call, 0)
+                    self._down(call.args[0], call, 0, rule.gates_shared(*given))
             return
         op = tensor.op
         if op.type in _COPIES and flows(op.inputs[0]):
             parts = [(op.inputs[0], begin)]
+        elif gated:
+            return  # what meets others in a row has not one gate for each id
         elif op.type in _SUMS and all(t.shape == tensor.shape for t in op.inputs):
             parts = [(t, begin) for t in op.inputs]
         elif op.type == "ConcatV2" and tf.get_static_value(op.inputs[-1]) in (1, -1):
@@ -113,12 +138,13 @@ class Sharing:
             return
         self._edges.add(op.name)
         for part, start in parts:
-            self._down(part, above, start)
+            self._down(part, above, start, gated)
 
     def _goes_on_by_these_alone(self, call):
         """Whether gradients reach the call's output by its uses alone."""
         above = [c for c in self._calls if c.key in {use.above for use in self._uses[call.key]}]
         inside = {op.name for c in above for op in _operations(c)}
+        edges = self._edges | {op.name for op in _operations(call)}
         pending, seen = list(call.probes), set()
         while pending:
             tensor = pending.pop()
@@ -128,7 +154,7 @@ class Sharing:
                 if gradient_ends(op) or op.name in seen:
                     continue
                 seen.add(op.name)
-                if op.name in self._edges:
+                if op.name in edges:
                     pending += [t for t in op.outputs if flows(t)]
                 elif op.name not in inside:
                     return False

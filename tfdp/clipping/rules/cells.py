@@ -11,19 +11,11 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import ConvLSTMCell
+from tfdp.clipping.rules.dense import is_elementwise
 from tfdp.clipping.rules.gate_kernels import ConvKernel, DenseKernel
 from tfdp.clipping.sums.contributions import PerExampleGradients, reduce_to_shape
 
 CELLS = {}
-
-# Activations of which each output depends on one input.
-_ELEMENTWISE = [
-    getattr(keras.activations, name)
-    for name in (
-        "elu", "exponential", "gelu", "hard_sigmoid", "hard_silu", "leaky_relu", "linear",
-        "mish", "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softsign", "tanh",
-    )
-]  # fmt: skip
 
 
 def describes(cell_class):
@@ -78,7 +70,7 @@ class Cell:
     def is_elementwise(self):
         """Whether an entry of new states needs that entry of states and gates alone."""
         functions = [self.cell.activation, getattr(self.cell, "recurrent_activation", None)]
-        return all(f is None or any(f is one for one in _ELEMENTWISE) for f in functions)
+        return all(is_elementwise(f) for f in functions)
 
     def weights(self):
         """What the loop reads."""

@@ -1,6 +1,8 @@
 """Dense and EinsumDense (which is what MultiHeadAttention is made of)."""
 
 import contextlib
+import dataclasses
+import math
 
 import keras
 import tensorflow as tf
@@ -13,6 +15,23 @@ from tfdp.clipping.sums.contributions import (
     flatten_time,
     reduce_to_shape,
 )
+
+# Activations of which each output depends on one input.
+_ELEMENTWISE = [
+    getattr(keras.activations, name)
+    for name in (
+        "elu", "exponential", "gelu", "hard_sigmoid", "hard_silu", "leaky_relu", "linear",
+        "mish", "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softsign", "tanh",
+    )
+]  # fmt: skip
+# Numbers in the largest kernel of which, beyond an activation on what all examples share, each
+# example gets a gradient of its own.
+_LARGEST_GATED = 1 << 14
+
+
+def is_elementwise(activation):
+    """Whether an activation is one of these; None is the identity."""
+    return activation is None or any(activation is one for one in _ELEMENTWISE)
 
 
 @contextlib.contextmanager
@@ -72,21 +91,57 @@ class DenseRule(KernelAndBias):
         return True
 
     def accepts_shared(self, layer, args, kwargs):
-        is_linear = layer.activation in (None, keras.activations.linear)
-        return is_linear and len(args[0].shape) == 2 and isinstance(layer.kernel, keras.Variable)
+        if len(args[0].shape) != 2 or not isinstance(layer.kernel, keras.Variable):
+            return False
+        is_small = math.prod(layer.kernel.shape) <= _LARGEST_GATED
+        return _is_linear(layer) or (is_small and is_elementwise(layer.activation))
 
-    def shared_contributions(self, layer, args, kwargs, left, right):
+    def gates_shared(self, layer, args, kwargs):
+        return not _is_linear(layer)
+
+    def shared_gate(self, layer, at_probe):
+        with tf.GradientTape() as tape:
+            tape.watch(at_probe)
+            outputs = layer.activation(at_probe)
+        return tape.gradient(outputs, at_probe)
+
+    def shared_contributions(self, layer, args, kwargs, gradient):
         """Σ_n left_n·a_n is one row for each example (MATH.md section 14)."""
-        pairs = [(layer.kernel, OuterProduct(left @ tf.cast(args[0], tf.float32), right))]
+        inputs = tf.cast(args[0], tf.float32)
+        if gradient.gate is not None:
+            return self._gated_contributions(layer, inputs, gradient)
+        left, right = gradient.left, gradient.right
+        pairs = [(layer.kernel, OuterProduct(left @ inputs, right))]
         if layer.bias is not None:
             totals = tf.reduce_sum(left, axis=2, keepdims=True)
             values = tf.reduce_sum(totals * right, axis=1)
             pairs.append((layer.bias, PerExampleGradients(values)))
         return pairs
 
-    def shared_input(self, layer, args, kwargs, right):
+    def _gated_contributions(self, layer, inputs, gradient):
+        """With a gate, Σ_n left_n·a_n·gate_nᵀ is one matrix, of which `right` scales columns."""
+        left, right, gate = gradient.left, gradient.right, gradient.gate
+        (count, rows), columns = inputs.shape, gate.shape[1]
+        products = tf.reshape(inputs[:, :, tf.newaxis] * gate[:, tf.newaxis], [count, -1])
+        sums = tf.reshape(tf.reshape(left, [-1, count]) @ products, [-1, rows, columns])
+        sums = tf.reshape(sums, [-1, left.shape[1], rows, columns])
+        kernel = tf.reduce_sum(sums * right[:, :, tf.newaxis], axis=1)
+        pairs = [(layer.kernel, PerExampleGradients(kernel))]
+        if layer.bias is not None:
+            values = tf.reduce_sum(tf.tensordot(left, gate, 1) * right, axis=1)
+            pairs.append((layer.bias, PerExampleGradients(values)))
+        return pairs
+
+    def shared_input(self, layer, args, kwargs, gradient):
         kernel = tf.cast(tf.convert_to_tensor(layer.kernel.value), tf.float32)
-        return tf.matmul(right, kernel, transpose_b=True)
+        if gradient.gate is not None:
+            return dataclasses.replace(gradient, kernel=kernel)
+        right = tf.matmul(gradient.right, kernel, transpose_b=True)
+        return dataclasses.replace(gradient, right=right)
+
+
+def _is_linear(layer):
+    return layer.activation in (None, keras.activations.linear)
 
 
 @register_rule(keras.layers.EinsumDense)

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdp.clipping.rules.registry import Rule, register_rule
-from tfdp.clipping.sums.contributions import OuterProduct, Rows, SharedRows, flatten_time
+from tfdp.clipping.sums.contributions import OuterProduct, Rows, flatten_time
 
 
 def rows_of(layer, ids, s):
@@ -46,8 +46,11 @@ class EmbeddingRule(Rule):
     def accepts_shared(self, layer, args, kwargs):
         return len(args[0].shape) == 1
 
-    def shared_contributions(self, layer, args, kwargs, left, right):
-        return [(layer.embeddings, SharedRows(_rows_read(layer, args[0]), left, right))]
+    def takes_gates(self, layer, args, kwargs):
+        return True
+
+    def shared_contributions(self, layer, args, kwargs, gradient):
+        return [(layer.embeddings, gradient.at_rows(_rows_read(layer, args[0])))]
 
 
 @register_rule(keras.layers.ReversibleEmbedding)

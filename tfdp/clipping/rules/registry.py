@@ -75,26 +75,40 @@ class Rule:
         """
         return False
 
-    #: Whether a call on what all examples share is linear in its first argument, and each row of
-    #: its output follows from the same row of that: then `shared_input` is defined.
+    #: Whether the probe of a call on what all examples share is linear in its first argument, and
+    #: each row of it follows from the same row of that: then `shared_input` is defined.
     hands_on_factors = False
 
     def accepts_shared(self, layer, args, kwargs):
         """Whether `shared_contributions` covers this call, on what all examples share."""
         return False
 
-    def shared_contributions(self, layer, args, kwargs, left, right):
+    def gates_shared(self, layer, args, kwargs):
+        """Whether the output of a shared call is an elementwise function of its probe."""
+        return False
+
+    def shared_gate(self, layer, at_probe):
+        """Its derivative, (N, h), at the value (N, h) of the probe."""
+        raise NotImplementedError
+
+    def takes_gates(self, layer, args, kwargs):
+        """Whether `shared_contributions` also holds of a gradient with a gate and a kernel.
+
+        Rows of equal ids must then be equal.
+        """
+        return False
+
+    def shared_contributions(self, layer, args, kwargs, gradient):
         """As `contributions`, of a call on what all examples share, of N rows.
 
         Args:
             layer, args, kwargs: the call.
-            left, right: float32 (B, T, N) and (B, T, d): the gradient of example i at the probe is
-                Σ_t left[i, t]·right[i, t]ᵀ.
+            gradient: the `SharedGradient` at the probe.
         """
         raise NotImplementedError
 
-    def shared_input(self, layer, args, kwargs, right):
-        """(B, T, p), which takes the place of `right` at the call's first argument (N, p)."""
+    def shared_input(self, layer, args, kwargs, gradient):
+        """The `SharedGradient` at the call's first argument (N, p), from that at its probe."""
         raise NotImplementedError
 
 

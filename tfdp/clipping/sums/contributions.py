@@ -81,6 +81,28 @@ class SharedRows:
 
 
 @dataclasses.dataclass
+class GatedRows:
+    """g_i has kernel·(gate[n] ∘ sum_t left[i, t, n] right[i, t]) in row ids[n].
+
+    Rows that all examples look up, and that go through a dense layer with an activation, whose
+    derivative is the gate (MATH.md section 14). Equal ids have equal gates.
+
+    Attributes:
+        ids: (N,) integers, N known.
+        left: (B, T, N).
+        right: (B, T, h).
+        gate: (N, h).
+        kernel: (d, h).
+    """
+
+    ids: tf.Tensor
+    left: tf.Tensor
+    right: tf.Tensor
+    gate: tf.Tensor
+    kernel: tf.Tensor
+
+
+@dataclasses.dataclass
 class PerExampleGradients:
     """g_i itself, for variables small enough to hold one copy for each example.
 
@@ -89,6 +111,38 @@ class PerExampleGradients:
     """
 
     values: tf.Tensor
+
+
+@dataclasses.dataclass
+class SharedGradient:
+    """The gradients of all examples at a tensor (N, d) that they share, as factors.
+
+    Example i's is G_i = sum_t left[i, t] right[i, t]^T; with a gate gate ∘ G_i, and with a kernel,
+    too, (gate ∘ G_i)·kernel^T.
+
+    Attributes:
+        left: float32 (B, T, N).
+        right: float32 (B, T, d); (B, T, h) with a kernel.
+        gate: None, or of the shape of G_i.
+        kernel: None, or (d, h).
+    """
+
+    left: tf.Tensor
+    right: tf.Tensor
+    gate: tf.Tensor | None = None
+    kernel: tf.Tensor | None = None
+
+    def columns(self, begin, end):
+        """The gradient at these columns of the tensor."""
+        if self.kernel is not None:
+            return dataclasses.replace(self, kernel=self.kernel[begin:end])
+        return dataclasses.replace(self, right=self.right[:, :, begin:end])
+
+    def at_rows(self, ids):
+        """The contribution to a table whose rows `ids` (N,) the tensor is."""
+        if self.kernel is None:
+            return SharedRows(ids, self.left, self.right)
+        return GatedRows(ids, self.left, self.right, self.gate, self.kernel)
 
 
 def flatten_time(x, features):

@@ -8,12 +8,14 @@ import tensorflow as tf
 
 from tfdp.clipping.sums.contributions import (
     MATRIX,
+    GatedRows,
     OuterProduct,
     PerExampleGradients,
     Rows,
     SharedRows,
 )
 from tfdp.clipping.sums.forms import Outer, PerExampleForm, RowGradients, Tied, only_finite
+from tfdp.clipping.sums.gated_rows import GatedRowGradients
 from tfdp.clipping.sums.shared_rows import SharedRowGradients
 from tfdp.runtime.xla import is_compiling, platform
 
@@ -26,8 +28,13 @@ def variable_gradient(variable, contributions):
     gradients_by_example = [c for c in contributions if isinstance(c, PerExampleGradients)]
     layouts = {c.layout for c in outers}
     merged_rows = RowGradients(variable, rows) if rows else None
-    if shared:
-        table = SharedRowGradients(variable, shared, merged_rows)
+    gated = [c for c in contributions if isinstance(c, GatedRows)]
+    if shared or gated:
+        if gated:
+            (one,) = gated + shared  # which the plan has seen to
+            table = GatedRowGradients(variable, one, merged_rows)
+        else:
+            table = SharedRowGradients(variable, shared, merged_rows)
         if not outers and not gradients_by_example:
             return table
         gradients_by_example.append(PerExampleGradients(table.per_example()))

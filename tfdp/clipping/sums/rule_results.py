@@ -1,6 +1,12 @@
 """What a rule returns, checked for its form when a step is traced."""
 
-from tfdp.clipping.sums.contributions import OuterProduct, PerExampleGradients, Rows, SharedRows
+from tfdp.clipping.sums.contributions import (
+    GatedRows,
+    OuterProduct,
+    PerExampleGradients,
+    Rows,
+    SharedRows,
+)
 from tfdp.errors import PrivacyError
 
 _KINDS = (OuterProduct, Rows, PerExampleGradients)
@@ -22,11 +28,11 @@ def contributions_of(recorded, gradients):
     return _checked(recorded.planned, pairs, _KINDS)
 
 
-def shared_contributions_of(recorded, left, right):
-    """As `contributions_of`, of a call on what all examples share; see `Rule`."""
+def shared_contributions_of(recorded, gradient):
+    """As `contributions_of`, of a call on what all examples share, for a `SharedGradient`."""
     rule, layer = recorded.planned.rule, recorded.planned.layer
-    pairs = rule.shared_contributions(layer, recorded.args, recorded.kwargs, left, right)
-    return _checked(recorded.planned, pairs, (*_KINDS, SharedRows))
+    pairs = rule.shared_contributions(layer, recorded.args, recorded.kwargs, gradient)
+    return _checked(recorded.planned, pairs, (*_KINDS, SharedRows, GatedRows))
 
 
 def _checked(planned, pairs, kinds):
@@ -82,6 +88,9 @@ def _shapes(variable, contribution):
         return {"values": shape}
     if isinstance(contribution, Rows):
         return {"ids": (None,), "values": (None, *shape[1:])}
+    if isinstance(contribution, GatedRows):
+        return {"left": (None, contribution.ids.shape[0]),
+                "right": (None, contribution.gate.shape[1])}  # fmt: skip
     if isinstance(contribution, SharedRows):
         return {"left": (None, contribution.ids.shape[0]), "right": (None, *shape[1:])}
     layout = contribution.layout

@@ -34,13 +34,21 @@ class SharedRowGradients(Gradient):
         left = _summed_at_first(left, first)
         # What is not shared stands at a last place, which is always zero.
         left = tf.pad(left, [[0, 0], [0, 0], [0, 1]])
-        matrix = types.SimpleNamespace(shape=(left.shape[2], right.shape[2]))
-        self.outer = Outer(matrix, [OuterProduct(left, right)])
+        self.outer = self._outer(left, right)
         self._join(rows)
+
+    def _outer(self, left, right):
+        """The `Gradient` of N + 1 rows, the last of them zero."""
+        matrix = types.SimpleNamespace(shape=(left.shape[2], right.shape[2]))
+        return Outer(matrix, [OuterProduct(left, right)])
+
+    def _tied(self, placed):
+        """The `Gradient` of these rows and of the examples' own, known by their places."""
+        return Tied(placed, self.outer)
 
     def _join(self, rows):
         self.rows = rows
-        self.form = self.outer if rows is None else Tied(self._placed(rows), self.outer)
+        self.form = self.outer if rows is None else self._tied(self._placed(rows))
         self.parts = self.form.parts
 
     def beside(self, rows):
@@ -63,13 +71,17 @@ class SharedRowGradients(Gradient):
         at = tf.minimum(place, count - 1)
         return tf.where(tf.gather(self._sorted, at) == ids + 1, tf.gather(self._order, at), count)
 
+    def _values(self):
+        """(B, N + 1, d) gradients of single examples."""
+        left, right = self.outer.parts
+        return tf.matmul(left, right, transpose_a=True)
+
     def squared_norm(self):
         return self.form.squared_norm()
 
     def per_example(self):
-        left, right = self.outer.parts
-        batch, rows, width = tf.shape(left)[0], *self.variable.shape
-        values = tf.matmul(left, right, transpose_a=True)[:, : self.ids.shape[0]]
+        batch, rows, width = tf.shape(self.outer.parts[0])[0], *self.variable.shape
+        values = self._values()[:, : self.ids.shape[0]]
         flat = self.ids + tf.cast(tf.range(batch)[:, None], tf.int64) * rows
         shared = tf.math.unsorted_segment_sum(
             tf.reshape(values, [-1, width]), tf.reshape(flat, [-1]), batch * rows

@@ -66,10 +66,10 @@ def activated_rows(model, result):
             raise PrivacyError(
                 f"Table {name!r} is used in another way than by its layer's own look-up: in a "
                 "subclass with its own `call`, inside a layer without a rule, read as a whole, or "
-                "for shared negatives below an activation. tfdp then cannot tell from ids which "
-                "rows have a gradient. Call the SparseEmbedding (or the keras_rs layer) directly "
-                "in the model, or remove `selection`. In a tower of shared negatives, only linear "
-                "layers may follow it."
+                "for shared negatives below a second activation. tfdp then cannot tell from ids "
+                "which rows have a gradient. Call the SparseEmbedding (or the keras_rs layer) "
+                "directly in the model, or remove `selection`. In a tower of shared negatives, "
+                "only linear layers may follow it, or one dense layer with an activation directly."
             )
         found[i] = gradient
     return found

@@ -181,4 +181,5 @@ def refuse_training_otherwise(model):
 
 def tables_of(model):
     """The `TPUResidentTable` objects of a model, trained or frozen."""
-    return external_tables(all_layers(model))
+    tables = external_tables(all_layers(model))
+    return [table for table in tables if isinstance(table, resident_table.TPUResidentTable)]

@@ -248,7 +248,9 @@ class Step:
     def _refuse_reads(self):
         """Refuses a loss that reads weights: gradients are taken at the calls of layers alone."""
         plan = self.model.clipping_plan(self.data[0])
-        unused = {id(v) for v in plan.unused}  # not trained at all, of which the plan warns
+        behind = {id(v) for v in plan.behind}
+        # Not trained at all, of which the plan warns.
+        unused = {id(v) for v in plan.unused} - behind
         read = {t.op.name for op in self._operations()[1] for t in op.inputs}
         for variable in trained_variables(self.model):
             handles = known_inside(self.graph, {id(h) for h in handles_of(variable)})
