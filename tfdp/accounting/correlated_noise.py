@@ -235,14 +235,15 @@ def check_chain(chain, sampling, mechanism):
         ValueError: if the batches do not say when a record comes again, or it comes too often.
     """
     steps = None if sampling is None else sampling.chain_steps
-    passes = 1 if steps is None else sampling.passes or 1
-    covered = steps is not None and steps <= chain.steps and passes <= chain.participations
-    if covered and passes > 1:
-        covered = sampling.steps_per_epoch >= chain.min_separation
+    covered = steps is not None and steps <= chain.steps
+    if covered:
+        most, apart = sampling.participations
+        covered = most <= chain.participations
+        covered = covered and (most == 1 or apart >= chain.min_separation)
     if not covered or mechanism != "gaussian":
         raise ValueError(
             "Noise that is correlated over steps is accounted for on batches of "
-            "`tfdp.data.stream_batches`, of as many steps and passes as its sensitivity was "
-            "computed for, and where a step is Gaussian. Received: "
+            "`tfdp.data.stream_batches`, of as many steps and participations as its sensitivity "
+            "was computed for, and where a step is Gaussian. Received: "
             f"correlation={chain}, sampling={sampling}, mechanism={mechanism!r}"
         )

@@ -66,8 +66,7 @@ class BandedInverse:
             optimizer: the wrapped Keras optimizer.
             sampling: the `Sampling` of all of its steps, a stream.
         """
-        steps, passes = sampling.chain_steps, sampling.passes or 1
-        pattern = (passes, sampling.steps_per_epoch if passes > 1 else 1)
+        steps, pattern = sampling.chain_steps, sampling.participations
         m = self.coefficients
         if m is None:
             workload = self._workload(optimizer, steps)
@@ -153,12 +152,14 @@ def correlation_of(optimizer, sampling):
             "batches do not say it. Make them with `tfdp.data.stream_batches`, or leave "
             f"`noise_correlation` of the DPOptimizer out. Received: {sampling.kind} batches"
         )
-    if optimizer.selection is not None and (sampling.passes or 1) > 1:
+    if optimizer.selection is not None and sampling.participations[0] > 1:
         raise PrivacyError(
-            "A selection of rows is released anew in each pass, and beside noise that is "
-            "correlated over steps only one pass is accounted for. Give `stream_batches` passes=1, "
-            "or leave `noise_correlation` or `selection` of the DPOptimizer out. Received: "
-            f"passes={sampling.passes}"
+            "A selection of rows is released anew in each step, and beside noise that is "
+            "correlated over steps it is accounted for where nobody is in more than one. Only one "
+            "pass, with one record of each person: give `stream_batches` passes=1 and no "
+            "`max_participations`, or leave `noise_correlation` or `selection` of the DPOptimizer "
+            f"out. Received: passes={sampling.passes}, max_participations="
+            f"{sampling.max_participations}"
         )
     return optimizer.noise_correlation.correlation(optimizer.inner_optimizer, sampling)
 

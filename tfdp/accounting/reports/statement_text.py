@@ -218,7 +218,12 @@ def _drawn(sampling, steps):
 
 def _passes(sampling):
     """How often a record of a stream was used, at most."""
-    passes = sampling.get("passes") or 1
+    passes, most = sampling.get("passes") or 1, sampling.get("max_participations")
+    if most is not None:
+        return (
+            f"nobody is in more than {most} of them, {sampling['min_separation']} or more steps "
+            "apart, and later records were left out"
+        )
     return "each once" if passes == 1 else f"each at most {passes} times, once a pass"
 
 
