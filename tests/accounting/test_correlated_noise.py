@@ -3,6 +3,7 @@
 import itertools
 import time
 
+import jax_privacy_numbers
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -89,6 +90,20 @@ def test_ten_thousand_steps_take_less_than_a_second():
     begin = time.process_time()
     sensitivity((1.0, -0.3901, -0.125, -0.436), 10_000, 5_000, 2)
     assert time.process_time() - begin < 1.0
+
+
+@pytest.mark.parametrize("strategy, most, separation, expected", jax_privacy_numbers.SETTINGS)
+def test_coefficients_and_sensitivities_are_those_of_jax_privacy(
+    strategy, most, separation, expected
+):
+    steps, column, noising = jax_privacy_numbers.STRATEGIES[strategy]
+    if column is None:
+        m, scale = correlation.square_root(steps), 1.0
+    else:
+        column, scale = padded(column, steps), column[0]
+        m = correlation.inverse(column / scale, steps)
+    assert m[:6] / scale == pytest.approx(noising, abs=1e-12)
+    assert scale * sensitivity(m, steps, most, separation) == pytest.approx(expected, rel=1e-11)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
