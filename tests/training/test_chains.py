@@ -248,6 +248,24 @@ def test_persons_of_two_records_may_not_come_in_another_order():
     assert len(model.ledger) == 0
 
 
+def test_a_batch_that_is_left_out_would_move_the_steps_of_a_person_closer():
+    for batches, trained in ((persons_twice(), 1), (stream(), 3)):
+        model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
+        steps = enumerate(model.training_batches(batches))
+        if trained == 1:
+            with pytest.raises(PrivacyError, match="left out"):
+                _train_on_all_but_the_second(model, steps)
+        else:
+            _train_on_all_but_the_second(model, steps)
+        assert model.optimizer.steps_taken == trained
+
+
+def _train_on_all_but_the_second(model, steps):
+    for number, batch in steps:
+        if number != 1:
+            model.train_on_batch(*batch)
+
+
 def test_a_selection_is_in_the_same_gaussian_and_allows_one_pass():
     adafest = tfdp.selection.AdaFEST(threshold=1.0, noise_ratio=1.0)
     settings = {"num_examples": None, "expected_batch_size": None, "noise_correlation": "auto"}

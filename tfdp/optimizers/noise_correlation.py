@@ -150,7 +150,9 @@ def correlation_of(optimizer, sampling):
         raise PrivacyError(
             "Noise that is correlated over steps costs by when a record comes again, and these "
             "batches do not say it. Make them with `tfdp.data.stream_batches`, or leave "
-            f"`noise_correlation` of the DPOptimizer out. Received: {sampling.kind} batches"
+            "`noise_correlation` of the DPOptimizer out; noise that is both correlated and "
+            "amplified by sampling (banded matrices, cyclic Poisson samples) is not in tfdp. "
+            f"Received: {sampling.kind} batches"
         )
     if optimizer.selection is not None and sampling.participations[0] > 1:
         raise PrivacyError(

@@ -211,3 +211,22 @@ def refuse_other_order(sampling, data):
             "itself, or take passes=1 and no `max_participations`. Received: "
             f"passes={sampling.passes}, max_participations={sampling.max_participations}, x={data}"
         )
+
+
+def refuse_left_out(sampling):
+    """Called where a batch was not trained on: refuses a next one if this moves steps closer.
+
+    Args:
+        sampling: the `Sampling` of the run.
+
+    Raises:
+        PrivacyError: if a record or person of the stream may come again.
+    """
+    if sampling is not None and sampling.is_stream and sampling.participations[0] > 1:
+        raise PrivacyError(
+            "A batch of this stream was left out, so that a record or person comes again after "
+            "fewer steps than it is charged for. Pass each batch of `training_batches` to "
+            "`train_on_batch`, or give `stream_batches` passes=1 and no `max_participations`. "
+            f"Received: participations {sampling.participations[0]}, "
+            f"{sampling.participations[1]} or more steps apart"
+        )
