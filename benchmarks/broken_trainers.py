@@ -73,7 +73,7 @@ BROKEN = {
     "chain with the noise of single steps": (
         sensitivity_of_independent_noise, "chain of correlated noise", 4000),
     "persons of a chain taken for records": (
-        participations_not_counted, "chain of correlated noise", 12000),
+        participations_not_counted, "chain of correlated noise", 4000),
     "records of persons too soon": (
         separation_forgotten, "tests/data/test_stream.py", 0),
     "steps of a chain draw alike": (steps_of_a_chain_draw_alike, CHAINS, 0),

@@ -38,7 +38,7 @@ import numpy as np  # noqa: E402
 import processes  # noqa: E402
 from kills import killed  # noqa: E402
 
-STEPS, BATCH, SIGMA, WIDE, ROWS = 8, 5, 0.5, 300, 3
+STEPS, BATCH, SIGMA, WIDE, ROWS = 8, 50, 0.5, 300, 3
 M, DELTA, ALARM = (1.0, -0.6), 1e-3, 7.0
 
 PROGRAM = f"""
