@@ -71,9 +71,9 @@ BROKEN = {
     "Poisson step, no clipping": (no_clipping, "step, Poisson sampled", 6000),
     "selection on raw counts": (selection_on_raw_counts, "step with AdaFEST", 12000),
     "chain with the noise of single steps": (
-        sensitivity_of_independent_noise, "chain of correlated noise", 4000),
+        sensitivity_of_independent_noise, "chain of correlated noise", 2000),
     "persons of a chain taken for records": (
-        participations_not_counted, "chain of correlated noise", 4000),
+        participations_not_counted, "chain of correlated noise", 2000),
     "records of persons too soon": (
         separation_forgotten, "tests/data/test_stream.py", 0),
     "steps of a chain draw alike": (steps_of_a_chain_draw_alike, CHAINS, 0),

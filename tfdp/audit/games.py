@@ -93,12 +93,12 @@ def adafest_step(present, trials, delta):
 
 
 def chain(present, trials, delta):
-    """A chain of correlated noise, σ = 1, of which all steps are seen, and a person in two of them.
+    """A chain of correlated noise, σ = 1, all steps of which are seen; a person is in each of them.
 
-    Every row of a table is a trial: a person touches it in the first two of eight steps,
-    or nobody does. Noise is taken back slowly, so that the sensitivity is far above 1.
+    Every row of a table is a trial: a person touches it in all eight steps, or nobody does. Noise
+    is taken back slowly, so that the sensitivity is far above 1, and above that of one step.
     """
-    steps, again = 8, 1
+    steps = 8
     rows = keras.layers.Embedding(trials, 1, embeddings_initializer="zeros")
     inputs, flat = keras.Input((1,), dtype="int32"), keras.layers.Flatten()
     model = tfdp.make_private(keras.Sequential([inputs, rows, flat]))
@@ -110,8 +110,8 @@ def chain(present, trials, delta):
     persons = np.resize(np.arange(trials, dtype=np.int32), steps * trials)
     y = np.full((steps * trials, 1), float(present), np.float32)
     batches = tfdp.data.stream_batches(
-        (persons[:, np.newaxis], y), trials, privacy_ids=persons, max_participations=2,
-        min_separation=again,
+        (persons[:, np.newaxis], y), trials, privacy_ids=persons, max_participations=steps,
+        min_separation=1,
     )  # fmt: skip
     updates = _Updates()
     model.fit(batches, verbose=0, callbacks=[updates])
@@ -121,9 +121,8 @@ def chain(present, trials, delta):
     for t in range(1, steps):  # C₀y: each step without what it took back
         for i in range(1, min(t, len(m) - 1) + 1):
             released[t] -= m[i] * released[t - i]
-    # The person moves C₀y by two columns of C₀: the likelihood ratio.
-    shift = inverse(m, steps)
-    shift[again:] += shift[:-again].copy()
+    # The person moves C₀y by the sum of all columns of C₀: the likelihood ratio.
+    shift = np.cumsum(inverse(m, steps))
     # There are as many persons as trials: the ledger would ask for a smaller δ.
     (entry,) = mechanism.entries(steps, "one chain")
     return shift @ released, tfdp.accounting.epsilon(entry.event, delta)

@@ -28,9 +28,10 @@ def separated(ids, batch_size, max_participations, min_separation):
     for _ in range(max_participations):
         taken[order[places]] = True
         following = np.searchsorted(keys, keys[places] + min_separation)
-        same = following < len(keys)
-        same[same] = persons[following[same]] == persons[places[same]]
-        places = following[same]
+        # Past the last one of a person lies the next person's first, from which others go on.
+        goes_on = following < len(keys)
+        goes_on[goes_on] = persons[following[goes_on]] == persons[places[goes_on]]
+        places = following[goes_on]
         if not len(places):
             break
     return taken
