@@ -91,9 +91,9 @@ def not_a_number_let_through():
 
 
 def shuffled_called_poisson():
-    from tfdp.accounting.charges.sampling import Sampling
+    from tfdp.accounting.charges.sampling_rules import RULES
 
-    Sampling.is_poisson = property(lambda self: True)
+    RULES["shuffled"] = RULES["poisson"]
 
 
 def steps_not_charged():
@@ -276,7 +276,8 @@ def participations_not_counted():
 
 
 def separation_forgotten():
-    from tfdp.data.sampling import separated, stream
+    from tfdp.data.samplers import stream
+    from tfdp.data.sampling import separated
 
     true = separated.separated
 
@@ -287,7 +288,7 @@ def separation_forgotten():
 
 
 def records_of_a_stream_twice():
-    from tfdp.data.sampling import stream
+    from tfdp.data.samplers import stream
 
     stream.refuse_more_passes = lambda sampling, epochs, steps_per_epoch: None
 

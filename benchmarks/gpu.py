@@ -1,17 +1,22 @@
-"""Private steps against plain ones, and the law of the noise, on a device that JAX can use.
+"""Private steps against plain ones on a GPU, and the law of the noise that it draws.
 
-TensorFlow compiles nothing here for the device: it exports each step as an XLA program with the
-values that it begins with, and JAX, in an environment of its own, compiles and runs it. Prints a
-table and writes JSON with the device's name. Without a GPU it runs on JAX's CPU client.
+TensorFlow compiles nothing here for the device: it exports each step as an XLA program, and JAX
+compiles and runs it, on this machine or on another one that has a GPU and no TensorFlow. Values of
+large arrays do not travel: `gpu_run.py` draws others of the same mean and spread.
 
     python benchmarks/gpu.py --jax .venv-peers-jax/bin/python [--small] [--out FILE]
+
+or in two parts, of which the second needs JAX, NumPy and the folder alone:
+
+    python benchmarks/gpu.py --export FOLDER [--small]
+    python benchmarks/gpu_run.py FOLDER --out FILE
 """
 
 import argparse
+import gzip
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,10 +24,18 @@ import tempfile
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = pathlib.Path(__file__).resolve().parent
 
-#: Architectures of peer_workers/sizes.py.
-STEPS = ("transformer, 50 positions", "encoder with LoRA", "clicks, 26 tables",
-         "clicks, 12 larger tables")  # fmt: skip
+#: Architectures of peer_workers/sizes.py, and the examples of a batch where not the one there: a
+#: GPU is busy with batches that two CPU cores are not timed on.
+STEPS = (("clicks, 26 tables", None), ("clicks, 26 tables", 8192),
+         ("clicks, 12 larger tables", None), ("transformer, 50 positions", None),
+         ("transformer, 50 positions", 1024), ("transformer, 50 positions, tied", 1024),
+         ("transformer, 200 positions, tied", 256), ("encoder with LoRA", None),
+         ("encoder with LoRA", 64), ("multilayer perceptron", 4096), ("GRU", 1024),
+         ("convolutions, group normalisation", 1024))  # fmt: skip
+SPARSE_ROWS, SPARSE_WIDTH, SPARSE_BATCH = 1_000_000, 64, 1024
 NOISE, SMALL_NOISE = 10**8, 10**6
+#: Arrays above this size are drawn again where they are needed.
+LARGE = 20_000
 
 
 def values_of(function, arguments):
@@ -33,27 +46,51 @@ def values_of(function, arguments):
     return [value.numpy() for value in [*arguments, *captured]]
 
 
-def step_of(model):
-    def step(*data):
-        *x, y, weight = data
-        return model.train_step((x if len(x) > 1 else x[0], y, weight))
-
-    return step
-
-
-def write(folder, name, function, arguments):
+def write(folder, name, about, function, arguments):
+    """The program, the values of small parameters, and what large ones look like."""
     import numpy as np
 
     program = function.experimental_get_compiler_ir(*arguments)(stage="hlo_serialized")
-    (folder / f"{name}.hlo").write_bytes(program)
-    np.savez(folder / f"{name}.npz", *values_of(function, arguments))
-    print("exported", name, len(program), "bytes", flush=True)
+    (folder / f"{name}.hlo.gz").write_bytes(gzip.compress(program))
+    values, large = values_of(function, arguments), {}
+    for i, value in enumerate(values):
+        if value.size > LARGE and value.dtype.kind == "f":
+            spread = [float(value.mean()), float(value.std())]
+            large[i] = [list(value.shape), value.dtype.name, *spread]
+    kept = {str(i): value for i, value in enumerate(values) if i not in large}
+    np.savez_compressed(folder / f"{name}.npz", **kept)
+    about = {**about, "parameters": len(values), "large": large}
+    (folder / f"{name}.json").write_text(json.dumps(about))
+    print("exported", name, about["model"], about["kind"], len(program), "bytes", flush=True)
+
+
+def exporter(folder):
+    import tensorflow as tf
+
+    from tfdp.runtime.xla import for_platform
+
+    def export(name, about, model, data):
+        present = () if about["kind"] == "plain" else (tf.ones([len(data[-1])]),)
+
+        @tf.function(jit_compile=True, autograph=False)
+        def step(*data):
+            *x, y = data[: len(data) - len(present)]
+            weights = data[len(data) - len(present) :]
+            return model.train_step((x if len(x) > 1 else x[0], y, *weights))
+
+        data = [*(tf.constant(v) for v in data), *present]
+        model.optimizer.build(model.trainable_variables)
+        with for_platform("GPU"):
+            write(folder, name, about, step, data)
+
+    return export
 
 
 def export(folder, small):
     sys.path.insert(0, str(HERE / "peer_workers"))
     import keras
     import keras_models
+    import numpy as np
     import sizes
     import tensorflow as tf
 
@@ -62,24 +99,41 @@ def export(folder, small):
     from tfdp.runtime.xla import for_platform
 
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    for i, name in enumerate(STEPS[2:3] if small else STEPS):
-        inputs, labels = sizes.batch(name)
+    send = exporter(folder)
+
+    def private(optimizer, model, batch, **kwargs):
+        return tfdp.make_private(model), tfdp.optimizers.DPOptimizer(
+            optimizer, noise_multiplier=1.0, num_examples=sizes.NUM_EXAMPLES,
+            expected_batch_size=batch, **kwargs,
+        )  # fmt: skip
+
+    for i, (name, size) in enumerate(STEPS[:1] if small else STEPS):
+        inputs, labels = sizes.batch(name, size)
         for kind in ("plain", "private"):
             model, optimizer = keras_models.build(name), keras.optimizers.Adam(1e-3)
             if kind == "private":
-                model = tfdp.make_private(model)
-                optimizer = tfdp.optimizers.DPOptimizer(
-                    optimizer, noise_multiplier=1.0, num_examples=sizes.NUM_EXAMPLES,
-                    expected_batch_size=len(labels),
-                )  # fmt: skip
+                model, optimizer = private(optimizer, model, len(labels))
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             model.compile(optimizer, loss=loss, jit_compile=True)
-            optimizer.build(model.trainable_variables)
+            about = {"model": name, "kind": kind, "batch": len(labels), "compared": size is None}
+            send(f"{i + 1:02}-{kind}", about, model, (*inputs, labels))
+            keras.utils.clear_session()
 
-            step = tf.function(step_of(model), jit_compile=True, autograph=False)
-            data = [tf.constant(v) for v in (*inputs, labels)] + [tf.ones([len(labels)])]
-            with for_platform("GPU"):
-                write(folder, f"{i}-{kind}", step, data)
+    ids = np.random.default_rng(0).integers(0, SPARSE_ROWS, SPARSE_BATCH, dtype=np.int64)
+    for kind in () if small else ("dense", "AdaFEST"):
+        x = keras.Input((), dtype="int64")
+        layer = keras.layers.Embedding if kind == "dense" else tfdp.layers.SparseEmbedding
+        y = keras.layers.Dense(1)(layer(SPARSE_ROWS, SPARSE_WIDTH)(x))
+        selection = tfdp.selection.AdaFEST(6.7, capacity=SPARSE_BATCH) if kind != "dense" else None
+        rows = {"selection": selection, "embedding_optimizer": tfdp.optimizers.RowSGD(0.1)}
+        model, optimizer = private(
+            keras.optimizers.SGD(0.1), keras.Model(x, y), SPARSE_BATCH,
+            **(rows if selection else {}),
+        )  # fmt: skip
+        model.compile(optimizer, loss="mse", jit_compile=True)
+        about = {"model": "a table of a million rows × 64", "kind": kind, "batch": SPARSE_BATCH,
+                 "compared": False}  # fmt: skip
+        send(f"90-{kind}", about, model, (ids, np.ones([SPARSE_BATCH, 1], np.float32)))
     source, size = NoiseSource(), SMALL_NOISE if small else NOISE
 
     @tf.function(jit_compile=True, autograph=False)
@@ -87,91 +141,26 @@ def export(folder, small):
         return source.release([values], Grid(tf.constant(1.0), 1.0, size))
 
     with for_platform("GPU"):
-        write(folder, "noise", noise, [tf.zeros([size])])
-
-
-def execute(folder, name):
-    """Seconds of each of some runs of one program, and its first result; with JAX alone."""
-    import time
-
-    import jax
-    import numpy as np
-    from jax._src.interpreters import mlir
-    from jax._src.lib import _jax, xla_client
-    from jaxlib.mlir import ir
-
-    jax.config.update("jax_enable_x64", True)
-    device = jax.devices()[0]
-    computation = xla_client.XlaComputation((folder / f"{name}.hlo").read_bytes())
-    text = _jax.mlir.xla_computation_to_mlir_module(computation)
-    options = xla_client.CompileOptions()
-    options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
-    with mlir.make_ir_context():
-        program = device.client.compile_and_load(
-            ir.Module.parse(text), xla_client.DeviceList((device,)), options
-        )
-    with np.load(folder / f"{name}.npz") as held:
-        values = [held[key] for key in held.files]
-    seconds = []
-    for _ in range(12):
-        # Weights are given away to a step: each run gets its own.
-        arguments = [jax.device_put(value, device) for value in values]
-        jax.block_until_ready(arguments)
-        start = time.perf_counter()
-        results = program.execute_sharded(arguments).disassemble_into_single_device_arrays()
-        jax.block_until_ready(results)
-        seconds.append(time.perf_counter() - start)
-    answer = {"device": device.device_kind, "platform": device.platform, "seconds": seconds[2:]}
-    if name == "noise":
-        drawn = np.sort(np.ravel(results[0][0]).astype(np.float64))
-        answer["law"] = law_of(drawn)
-    print(json.dumps(answer))
-
-
-def law_of(drawn):
-    """Distance of sorted values from the normal law, in units that exceed 2.7 once in a million."""
-    import math
-
-    import numpy as np
-
-    places = np.linspace(0, len(drawn) - 1, 20_001).astype(int)
-    expected = np.array([0.5 * math.erfc(-v / math.sqrt(2.0)) for v in drawn[places]])
-    distance = np.max(np.abs(expected - (places + 0.5) / len(drawn)))
-    return {"values": len(drawn), "kolmogorov": float(distance * math.sqrt(len(drawn))),
-            "largest": float(np.max(np.abs(drawn)))}  # fmt: skip
+        about = {"model": "noise", "kind": "noise", "batch": size, "compared": False}
+        write(folder, "00-noise", about, noise, [tf.zeros([size])])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jax", default=".venv-peers-jax/bin/python", help="a Python that has JAX")
+    parser.add_argument("--export", metavar="FOLDER", help="write the programs and stop")
     parser.add_argument("--small", action="store_true", help="one model, and a million draws")
     parser.add_argument("--out", help="JSON")
-    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.run:
-        execute(pathlib.Path(args.run[0]), args.run[1])
-        return
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
+    if args.export:
+        folder = pathlib.Path(args.export)
+        folder.mkdir(parents=True, exist_ok=True)
         export(folder, args.small)
-        for path in sorted(folder.glob("*.hlo")):
-            output = subprocess.run(
-                [args.jax, __file__, "--run", str(folder), path.stem],
-                check=True, stdout=subprocess.PIPE, text=True,
-            ).stdout  # fmt: skip
-            found[path.stem] = answer = json.loads(output.splitlines()[-1])
-            answer["median_seconds"] = statistics.median(answer["seconds"])
-            print(path.stem, answer["device"], f"{1e3 * answer['median_seconds']:.2f} ms",
-                  answer.get("law", ""), flush=True)  # fmt: skip
-    names = STEPS[2:3] if args.small else STEPS
-    for i, name in enumerate(names):
-        plain, private = (found[f"{i}-{kind}"]["median_seconds"] for kind in ("plain", "private"))
-        print(f"{name:34} private / plain {private / plain:.2f}")
-    if args.out:
-        result = {"device": found["noise"]["device"], "small": args.small,
-                  "models": list(names), "programs": found}  # fmt: skip
-        pathlib.Path(args.out).write_text(json.dumps(result, indent=1))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        export(pathlib.Path(folder), args.small)
+        command = [args.jax, str(HERE / "gpu_run.py"), folder]
+        subprocess.run([*command, *(["--out", args.out] if args.out else [])], check=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import tables
 import tables_audits
 import tables_clicks
 import tables_data
+import tables_gpu
 import tables_paper
 import tables_peers
 import tables_short
@@ -53,6 +54,7 @@ PAGES = {
         "what a step of the click model costs": tables.click_step,
     },
     "data.md": {"files": tables_data.files},
+    "gpu.md": {"steps on a GPU": tables_gpu.steps},
     "streaming.md": {"one pass over a log": tables_clicks.one_pass},
     "persons.md": {
         "persons or records": tables_data.persons_or_records,

@@ -46,6 +46,7 @@ def one_pass():
         runs = [(r["epsilon"], a) for r in found["runs"] if r["way"] == way for a in r["auc"]]
         lines.append(row(way, *_cells(epsilons, runs)))
     recipe = found["recipe"]
+    held_out = f"{recipe['held_out']:,}"
     plain = [r["auc"][0] for r in found["runs"] if r["epsilon"] is None]
     without = f" Without privacy: {plain[0]:.4f}." if plain else ""
     return [
@@ -53,8 +54,9 @@ def one_pass():
         "",
         f"`benchmarks/criteo_stream.py`: logistic regression on {recipe['weights']:,} hashed "
         f"weights, batches of {recipe['batch']}, one pass over Criteo's first 72,000 rows, δ = "
-        f"1/n; rates chosen on rows before the last {recipe['held_out']:,}, which AUC is of."
-        f"{without} ± is half a 95% interval of the mean over runs.",
+        f"1/n; the learning rate was chosen on the {held_out} rows before the last {held_out}; AUC "
+        f"is measured on the last {held_out}.{without} ± is half the width of the 95% interval of "
+        "the mean over runs.",
         "",
     ]
 

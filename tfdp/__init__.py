@@ -19,7 +19,7 @@ Where to find what:
     tfdp.data               batches drawn as the accountant assumes; releases; data sets
     tfdp.models             recommenders, click models, text classifiers
     tfdp.layers             sparse tables, forward noise, private attention
-    tfdp.selection          which rows of sparse tables a step may touch
+    tfdp.selection          which rows of sparse tables a step may update
     tfdp.callbacks, tfdp.metrics
     tfdp.accounting         ledger, calibration, statements
     tfdp.clipping           the plan of a step; rules for layers of your own

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp.accounting.budget import check_delta
 from tfdp.accounting.reports import curves
-from tfdp.accounting.reports.statement_text import round_up_to
+from tfdp.accounting.rounding import round_up_to
 from tfdp.clipping.sums.surviving_rows import table_name
 from tfdp.optimizers import DPOptimizer
 

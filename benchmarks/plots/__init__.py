@@ -11,6 +11,7 @@ PLOTS = {
         steps.TRANSFORMERS,
         steps.SMALL_MODELS,
         steps.TABLE_ROWS,
+        utility.TRAINED,
         utility.UTILITY,
         utility.PAPERS,
         utility.CLICKS_UTILITY,

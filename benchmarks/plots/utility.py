@@ -325,6 +325,60 @@ def _say_sweeps(data):
     )
 
 
+STREAMED = {
+    "in order, correlated, 4 bands": ("tfdp", "o", "-", "correlated noise", (3.1, 0.7472)),
+    "Poisson batches": ("b", "^", "--", "Poisson batches", (3.3, 0.7255)),
+}
+
+
+def _trained():
+    runs = [r for r in read("criteo_stream")["runs"] if r.get("model", "weights") == "weights"]
+    curves = {
+        way: sorted([r["epsilon"], *mean_and_half_width(r["auc"])] for r in runs
+                    if r["way"] == way and r["epsilon"] is not None)
+        for way in STREAMED
+    }  # fmt: skip
+    plain = next(r["auc"] for r in runs if r["epsilon"] is None)
+    texts = _texts()
+    return {
+        "clicks": curves, "clicks without privacy": mean_and_half_width(plain)[0],
+        "texts": {"head": texts["curves"]["DP-SGD on the head"]},
+        "texts without privacy": texts["plain"],
+    }  # fmt: skip
+
+
+def _draw_trained(figure, data, colors):
+    title(figure, "Models trained with tfdp")
+    clicks, texts = figure.subplots(1, 2)
+    clicks.set_title("Criteo clicks, AUC", size=13, weight="normal", color=colors["muted"])
+    _lines(clicks, data["clicks"], STREAMED, colors)
+    _without(clicks, data["clicks without privacy"], colors, 8.3)
+    for color, _, _, text, place in STREAMED.values():
+        clicks.text(*place, text, color=colors[color], size=12,
+                    weight="bold" if color == "tfdp" else None)  # fmt: skip
+    clicks.set_ylim(0.68, 0.76)
+    texts.set_title("SST-2 on a frozen encoder, %", size=13, weight="normal",
+                    color=colors["muted"])  # fmt: skip
+    _lines(texts, data["texts"], {"head": ("tfdp", "o", "-")}, colors)
+    _without(texts, data["texts without privacy"], colors, 8.3)
+    texts.set_ylim(70, 84)
+
+
+def _say_trained(data):
+    def said(points, digits):
+        return ", ".join(f"{mean:.{digits}f} at ε = {e:g}" for e, mean, _ in points)
+
+    correlated, poisson = (data["clicks"][way] for way in STREAMED)
+    return (
+        "Quality of trained models against ε, with 95% intervals. AUC of a click model on Criteo: "
+        f"one pass with correlated noise {said(correlated, 3)}; Poisson batches "
+        f"{said(poisson, 3)}; without privacy {data['clicks without privacy']:.3f}. Accuracy on "
+        f"SST-2 in percent: {said(data['texts']['head'], 1)}; without privacy "
+        f"{data['texts without privacy']:.1f}."
+    )
+
+
+TRAINED = Plot("trained", _trained, _draw_trained, _say_trained, height=4.2)
 CLICKS_UTILITY = Plot("clicks", _clicks, _draw_clicks, _say_clicks)
 SELECTION = Plot("criteo", _criteo, _draw_criteo, _say_criteo)
 TEXTS_UTILITY = Plot("sst2", _texts, _draw_texts, _say_texts, height=4.4)

@@ -16,6 +16,7 @@ from tfdp.accounting.charges.mechanisms import (
     ReleasedData,
     mechanism_from_dict,
 )
+from tfdp.errors import PrivacyError
 
 _POISSON = Sampling("poisson", 1000, 20, max_batch_size=60)
 _SHUFFLED = Sampling("shuffled", 1000, 20, steps_per_epoch=50)
@@ -96,12 +97,6 @@ def test_the_later_of_two_copies_counts():
     history.count(run, 9)
     copy.merge_json(history.to_json())
     assert copy.runs == [(_training(), 9)]
-
-
-def test_steps_on_batches_that_hold_a_record_twice_have_no_charge():
-    mechanism = _training(Sampling("microbatches", 1000, 20, microbatches=2))
-    with pytest.raises(ValueError, match="record twice"):
-        mechanism.entries(3, "run")
 
 
 def test_copies_cost_once_and_counts_never_fall():
@@ -197,3 +192,21 @@ def test_forward_noise_on_cut_off_batches_costs_delta():
     (cut,) = ledgers[0].entries
     assert cut.overflow_probability == sampling.overflow_probability > 1e-8
     assert ledgers[0].epsilon(1e-4) > ledgers[1].epsilon(1e-4)
+
+
+@pytest.mark.parametrize("first", ["allocated", "copies"])
+def test_a_run_without_a_rule_beside_earlier_ones_is_refused_before_it_begins(first):
+    allocated = _training(Sampling("allocated", 1000, 20, steps_per_epoch=50))
+    copies = ForwardNoise(1.5, "replace_one", _SHUFFLED, 1000)
+    before, then = (allocated, copies) if first == "allocated" else (copies, allocated)
+    history = ChargeHistory()
+    history.refuse_without_rule(before)
+    history.count(history.start(before), 7)
+    history.refuse_without_rule(before)
+    with pytest.raises(PrivacyError, match="No accountant has a rule") as raised:
+        history.refuse_without_rule(then)
+    for words in ("training on allocated batches", "forward noise on shuffled batches"):
+        assert words in str(raised.value)
+    assert history.runs == [(before, 7)]
+    with pytest.raises(ValueError, match="has no rule"):  # which is what would come too late
+        history.ledger(ahead=("another", then, 1)).epsilon(1e-3)

@@ -14,24 +14,6 @@ def _sampling(**changes):
     return Sampling(**{**fields, **changes})
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_poisson"),
-    [
-        ("poisson", True),
-        ("declared_poisson", True),
-        ("full_batch", True),
-        ("shuffled", False),
-        ("declared_shuffled", False),
-    ],
-)
-def test_only_poisson_kinds_and_full_batches_are_amplified(kind, is_poisson):
-    size = 100 if kind == "full_batch" else 12.5
-    sampling = _sampling(kind=kind, expected_batch_size=size)
-    assert sampling.is_poisson is is_poisson
-    assert sampling.sampling_probability == size / 100
-    assert sampling.is_declared is kind.startswith("declared")
-
-
 def test_json_round_trip():
     sampling = _sampling(max_batch_size=40, seeded=True, steps_per_epoch=8)
     assert Sampling.from_dict(json.loads(json.dumps(sampling.to_dict()))) == sampling

@@ -10,7 +10,7 @@ from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget, Sampling, epsilo
 from tfdp.accounting.charges.history import ChargeHistory
 from tfdp.accounting.charges.mechanisms import Notes, PrivateTraining
 from tfdp.accounting.losses.truncation import truncation_delta
-from tfdp.accounting.reports.statement_text import round_up, round_up_to
+from tfdp.accounting.rounding import round_down, round_up, round_up_to
 
 _N, _B, _SIGMA, _STEPS, _DELTA = 1000, 50, 2.0, 60, 1e-4
 
@@ -61,7 +61,40 @@ def test_printed_epsilons_are_never_below_the_true_ones():
     for value in (0.83700000000001, 7.996 + 1e-12, 1e-7 / 3, 123456.7, 8.0, 0.1 + 0.2):
         assert value <= float(round_up(value)) <= value * 1.001
         assert value <= round_up_to(value, 4) <= value + 1e-4
+        assert value >= float(round_down(value)) >= value * (1 - 1e-5)
     assert round_up(8.0) == "8" and round_up(7.9990000001) == "8" and round_up(0.0) == "0"
+    assert round_up(1e-5) == "1e-05" and round_down(1.2) == "1.2" and round_up(math.inf) == "inf"
+
+
+def test_no_printed_number_reads_stronger_than_it_is():
+    sampling = _sampling(expected_batch_size=1000 / 3, max_batch_size=480)
+    ledger, delta = _ledger(sampling, sigma=1.23456789), 8.27815e-05
+    statement = _state(ledger=ledger, delta=delta, budget=PrivacyBudget(50.0, delta))
+    text = _text(statement)
+    assert text.count("delta = 8.279e-05") == 2 and "* p + 8.279e-05." in text
+    assert text.count("probability 0.333334") == 2 and "multiplier 1.23456," in text
+    cut = float(text.split("which takes ")[1].split()[0])
+    assert cut * 0.999 <= statement.overflow_delta <= cut
+
+
+@pytest.mark.parametrize("adjacency, change", [
+    ("add_or_remove_one", "is added or removed"),
+    ("replace_one", "is replaced by any other"),
+    ("zero_out", "is blanked out (its contribution becomes zero) or restored"),
+])  # fmt: skip
+def test_the_definition_is_about_sets_of_outcomes_with_delta_added(adjacency, change):
+    ledger = Ledger()
+    ledger.add("release", dp_accounting.GaussianDpEvent(2.0))
+    statement = _state(ledger=ledger, adjacency=adjacency)
+    assert (
+        f"If one user {change}, the probability p of any set of outcomes rises to at most "
+        f"e^{round_up(statement.epsilon)} * p + 0.0001."
+    ) in _text(statement)
+
+
+def test_the_number_of_units_counts_as_public():
+    said = f"Assumed, not checked: - the number of units of privacy, {_N}, is public"
+    assert said in _text(_state()) and _state().assumptions == ()
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "declared_shuffled"])

@@ -195,7 +195,7 @@ def test_strings_are_padded_with_empty_ones_and_tell_no_size(tmp_path):
         np.testing.assert_array_equal([len(one) for one in x], y[:, 0])
         np.testing.assert_array_equal(weight, y[:, 0] > 0)
     assert all(
-        size is None for _, size in tfdp.data.sampling.drawn_batches.Manifest.read(tmp_path).files
+        size is None for _, size in tfdp.data.samplers.drawn_batches.Manifest.read(tmp_path).files
     )
 
 

@@ -161,7 +161,7 @@ def test_inputs_that_cannot_be_divided_by_example_are_refused():
             return self.layer(x, how="ragged")
 
     ragged = tf.RaggedTensor.from_tensor(tf.ones((4, 2)))
-    with pytest.raises(PrivacyError, match="without a clipping rule.*padded"):
+    with pytest.raises(PrivacyError, match="without a clipping rule.*pad examples"):
         make_clipping_plan(Model(), ragged)
     with pytest.raises(PrivacyError, match="from_sparse"):
         make_clipping_plan(

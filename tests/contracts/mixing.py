@@ -159,9 +159,9 @@ MIXING = {
     "one after another": (lambda x: tf.scan(lambda a, b: a + b, x), "TensorListSetItem"),
     "as often as any needs": (until_all_are_positive, "decides when a loop"),
     "segments": (segments, "Segment"),
-    "gradient of the batch": (gradient_of_the_batch, "gradient of its own"),
-    "gradient by place": (gradient_by_place, "gradient of its own"),
-    "gradient of the values": (gradient_of_the_values, "gradient of its own"),
+    "gradient of the batch": (gradient_of_the_batch, "custom gradient"),
+    "gradient by place": (gradient_by_place, "custom gradient"),
+    "gradient of the values": (gradient_of_the_values, "custom gradient"),
     "shuffled": (tf.random.shuffle, "shuffles the examples"),
     "how many differ": (
         lambda x: x + tf.cast(tf.size(tf.unique(tf.reshape(x, [-1]))[0]), tf.float32), "Unique"),
@@ -242,6 +242,6 @@ LOSSES = {
     "negatives by rows": (
         lambda y, p: tf.reduce_logsumexp(
             tf.vectorized_map(lambda v: tf.linalg.matvec(y, v), p), axis=1), "MatMul"),
-    "(B,) against (B, 1)": (lambda y, p: tf.square(y[:, 0] - p[:, :1]), "brings examples to other"),
+    "(B,) against (B, 1)": (lambda y, p: tf.square(y[:, 0] - p[:, :1]), "combines examples"),
     "by place": (lambda y, p: tf.square(by_parity(p) - y)[:, 0], "positions"),
 }  # fmt: skip

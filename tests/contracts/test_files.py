@@ -15,11 +15,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.saving import saving_lib
 from tensorflow.core.protobuf import fingerprint_pb2
 from tensorflow.core.util import event_pb2
 
 import tfdp
 from tfdp._compat.process_state import count_names_from
+from tfdp._compat.undated import savez
 from tfdp.accounting.charges.history import ChargeHistory
 from tfdp.accounting.reports.statement_pages import to_html, to_markdown
 from tfdp.tuning import NumberOfRuns, alike_runs, tune
@@ -240,6 +242,18 @@ def test_no_archive_says_when_it_was_written(tmp_path):
     assert loaded(np.ones((1, 3))).shape == (1, 2)
 
 
+def test_what_keras_checks_of_archives_it_checks_of_those_that_others_opened(tmp_path):
+    """Keras looks for decompression bombs in what `isinstance` says is a ZIP file."""
+    with zipfile.ZipFile(tmp_path / "any.zip", "w") as archive:
+        assert isinstance(archive, saving_lib.zipfile.ZipFile)
+    assert not isinstance(tmp_path, saving_lib.zipfile.ZipFile)
+
+
+def test_no_array_is_written_as_a_pickle_which_runs_code_when_it_is_read(tmp_path):
+    with pytest.raises(ValueError, match="[Oo]bject arrays cannot be saved"):
+        savez(tmp_path / "any.npz", names=np.array([{}], object))
+
+
 #: What writes files, and why no file tells too much: a test of this page; or the page of docs that
 #: says that the file is as secret as the data; or what is public about it.
 TRAINING = "test_files_of_a_training_do_not_tell_one_record"
@@ -261,8 +275,8 @@ WRITERS = {
     "callbacks.py PrivacyCurve.on_train_begin": TRAINING,
     "commands/audit.py _run": "games on records that the audit makes",
     "commands/train.py _run": "a public catalogue, or one that the statement lists",
-    "data/sampling/drawn_batches.py Manifest.write": DRAWS,
-    "data/sampling/drawn_batches.py mark_as_trained": "the random name of the draw",
+    "data/samplers/drawn_batches.py Manifest.write": DRAWS,
+    "data/samplers/drawn_batches.py mark_as_trained": "the random name of the draw",
     "data/sampling/periods.py DisjointPeriods._locked": "nothing",
     "data/sampling/periods.py DisjointPeriods._save": SECRET,
     "data/releases/representation_release.py Release.save": REPRESENTATIONS,

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 import tfdp
-from tfdp.data.sampling.allocated import draw_allocation
+from tfdp.data.samplers.allocated import draw_allocation
 from tfdp.errors import BudgetError, PrivacyError
 
 FALSE_ALARM = 1e-6
@@ -237,7 +237,7 @@ def test_short_keras_epochs_go_on_in_the_same_pass(small, monkeypatch):
             read[-1] += 1
             yield chosen
 
-    monkeypatch.setattr("tfdp.data.sampling.allocated.draw_allocation", counted)
+    monkeypatch.setattr("tfdp.data.samplers.allocated.draw_allocation", counted)
     batches = tfdp.data.allocated_epochs(small.data(), 20)
     model = small.model(noise_multiplier=2.0, expected_batch_size=2)
     model.fit(batches, epochs=4, steps_per_epoch=5, verbose=0)

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfdp
 from tfdp.accounting import LedgerEntry
 from tfdp.data.provenance.origins import Origin, OriginArray
+from tfdp.data.releases.base import ChargedRelease
 
 X = np.array([[1, 2, 3], [3, 4, 1], [2, 2, 4], [4, 1, 2]])
 Y = np.array([[2, 3, 4], [4, 1, 2], [2, 4, 1], [1, 2, 3]])
@@ -164,6 +165,35 @@ def test_a_smaller_vocabulary_carries_all_that_its_choice_was_made_with():
     for made in (items.encode(X), items.encode((X, Y))):
         assert Origin.of(made) == Origin((release.entry,), origin.assumptions)
     assert items.release.privacy_releases == [release.entry]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class WordCounts(ChargedRelease):
+    """A release as somebody else would write it."""
+
+    count: np.ndarray
+
+
+def word_counts(num_examples=4, **fields):
+    return WordCounts(
+        count=np.array([7.0, 2.0]), event=dp_accounting.GaussianDpEvent(1.0), label="words",
+        num_examples=num_examples, details={"release": "a"}, **fields,
+    )  # fmt: skip
+
+
+def test_a_field_of_a_release_does_not_change_how_often_it_is_charged():
+    release = word_counts(event_count=3)
+    assert release.entry.count == 3
+    assert Origin.of(release.count).releases == (release.entry,)
+    with pytest.raises(TypeError, match="event_count"):
+        word_counts()
+
+
+def test_a_private_number_of_examples_is_in_no_statement():
+    ledger = tfdp.accounting.Ledger([word_counts(None, event_count=1).entry])
+    statement = tfdp.accounting.privacy_statement(ledger, delta=1e-3)
+    assert statement.num_examples is None
+    assert "Unit of privacy: one example.\n" in str(statement)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from scipy import stats
 import tfdp
 from tfdp._compat.tensorflow import may_reorder
 from tfdp.data.provenance.dataset_tags import walk
-from tfdp.data.sampling import drawn_batches
+from tfdp.data.samplers import drawn_batches
 from tfdp.data.sampling.keyed_membership import Membership, encoded_key
 from tfdp.errors import PrivacyError
 

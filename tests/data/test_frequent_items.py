@@ -29,7 +29,7 @@ def test_decoded_scores_are_the_log_probabilities_of_the_full_vocabulary():
 def test_frequencies_of_the_small_vocabulary_stay_a_charged_release():
     release = FrequencyRelease(
         probabilities=FREQUENCY.astype(np.float32), event=dp_accounting.GaussianDpEvent(1.0),
-        label="frequencies", num_examples=10, details={},
+        label="frequencies", num_examples=10, event_count=1, details={},
     )  # fmt: skip
     small = FrequentItems(release, 2).release
     assert small.event is release.event

@@ -46,9 +46,9 @@ def test_clicks_train_a_model(tmp_path):
 @pytest.mark.parametrize(
     ("text", "kwargs", "message"),
     [
-        (CLICKS.replace("1,a,phone", "2,a,phone"), {}, "'clicked' must hold 0 and 1"),
-        (CLICKS.replace("0.5", "secret"), {}, "'price' must hold finite numbers"),
-        (CLICKS.replace("0.5", "nan"), {}, "'price' must hold finite numbers"),
+        (CLICKS.replace("1,a,phone", "2,a,phone"), {}, "'clicked' must hold 0 or 1"),
+        (CLICKS.replace("0.5", "secret"), {}, "'price' must hold a finite number"),
+        (CLICKS.replace("0.5", "nan"), {}, "'price' must hold a finite number"),
         (CLICKS, {"categories": {}}, "`categories`"),
         (CLICKS, {"categories": {"ad": "abc"}}, "for 'ad'"),
         (CLICKS, {"categories": {"ad": 0}}, "categories"),

@@ -7,8 +7,8 @@ import tensorflow as tf
 from scipy import stats
 
 import tfdp
+from tfdp.data.samplers.poisson import draw_poisson
 from tfdp.data.sampling import batches as sampled_batches
-from tfdp.data.sampling.poisson import draw_poisson
 
 FALSE_ALARM = 1e-6
 

@@ -29,7 +29,7 @@ def test_records_come_in_their_order_each_once_a_pass():
     sampling = tfdp.data.sampling_of(batches)
     assert (sampling.kind, sampling.num_examples, sampling.steps_per_epoch) == ("stream", 23, 5)
     assert sampling.expected_batch_size == 5 and sampling.chain_steps == 5
-    assert not (sampling.is_poisson or sampling.is_allocated or sampling.seeded)
+    assert not sampling.seeded
     assert sampling.overflow_probability == 0.0
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from scipy import stats
 from tensorflow.python.framework import ops
 
-from tfdp.noise import Grid, NoiseSource, entries_above
+from tfdp.noise import Grid, NoiseSource, above, entries_above
 
 FALSE_ALARM = 1e-6
 PLACES = np.array([0, 3, 4, 17, 998], np.int64)
@@ -123,6 +123,15 @@ def test_at_the_threshold_the_uniform_part_of_the_noise_is_seen():
     assert stats.kstest(law, "uniform").pvalue > FALSE_ALARM
 
 
+def test_values_of_places_that_were_not_given_have_the_whole_uniform_part():
+    # A normal that rounds to zero leaves the uniform part, of W = 64 grid points.
+    numbers = (tf.constant(n, tf.float64) for n in (1.0, 1e-9, 64.0))
+    values = above._values(NoiseSource(1), tf.constant(20_000, tf.int64), *numbers).numpy()
+    points, counts = np.unique(values, return_counts=True)
+    np.testing.assert_array_equal(points, np.arange(-32, 32))
+    assert stats.chisquare(counts).pvalue > FALSE_ALARM
+
+
 def test_arrays_of_ten_to_the_twelve_entries_cost_what_survives():
     size = 10**12
     places = np.array([5, size - 1], np.int64)
@@ -148,6 +157,15 @@ def test_no_two_calls_and_no_two_entries_share_noise():
     # Two draws meet on a grid of millions of points now and then, but not often.
     assert len(both) > 100 and sum(one[place] == two[place] for place in both) <= 1
     assert len(set(one.values())) >= len(one) - 4
+
+
+def test_all_noise_is_drawn_by_the_source_that_is_given():
+    def drawn(seed):
+        return found(3, 2.1, seed=seed)[1:]
+
+    first, other, again = drawn(1), drawn(2), drawn(1)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first[1], other[1])
 
 
 def test_how_many_sums_are_given_does_not_tell_in_how_much_runs_eagerly():

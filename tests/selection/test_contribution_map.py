@@ -14,7 +14,7 @@ def contributions(rows, example_mask, norm=1.0, num_rows=50):
         tf.constant(rows, tf.int64), tf.constant(example_mask), num_rows, norm
     ).survivors(1e-9, 0.0, NoiseSource(0))
     total = np.zeros(num_rows)
-    total[found.rows.numpy()] = found.contributions.numpy()
+    total[found.rows.numpy()] = found._contributions().numpy()
     return total
 
 

@@ -42,7 +42,7 @@ def _survivors(rows, example_mask, num_rows, threshold, noise_multiplier, norm, 
     found = ContributionMap(rows, example_mask, num_rows, norm).survivors(
         threshold, noise_multiplier, source
     )
-    return found.rows, found.contributions
+    return found.rows, found._contributions()
 
 
 def survivors(rows, example_mask, num_rows, threshold, noise_multiplier, norm=1.0, seed=1):

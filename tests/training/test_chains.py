@@ -169,7 +169,7 @@ def test_one_step_costs_as_much_as_all():
         break
     assert_one(model, by_hand(gaussian(2.0)))
     said = " ".join(str(model.privacy_statement(DELTA)).split())
-    assert "all steps, up to 4, are one mechanism" in said and "from the first step on" in said
+    assert "All steps, up to 4, are one mechanism" in said and "from the first step on" in said
     assert "assumes Poisson sampling" not in said
 
 

@@ -230,11 +230,11 @@ def test_data_must_match_the_optimizer(small, change, message):
 def unknown_datasets(small):
     x, y = small.data()
     plain = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
-    yield plain, "does not say how"
-    yield small.poisson().cache(), "does not say how"
-    yield small.poisson().repeat(2), "does not say how"
-    yield small.poisson().shuffle(4), "does not say how"
-    yield small.poisson().unbatch().batch(10), "does not say how"
+    yield plain, "does not state how"
+    yield small.poisson().cache(), "does not state how"
+    yield small.poisson().repeat(2), "does not state how"
+    yield small.poisson().shuffle(4), "does not state how"
+    yield small.poisson().unbatch().batch(10), "does not state how"
     yield small.poisson().map(lambda x, y, w: {"x": x, "y": y}), "sample weight"
     repeated = small.poisson().map(
         lambda x, y, w: (tf.repeat(x, 2, 0), tf.repeat(y, 2, 0), tf.repeat(w, 2, 0))

@@ -170,6 +170,24 @@ def test_replace_one_halves_the_noise_multiplier(shuffled):
     assert statement.epsilon == pytest.approx(epsilon(gaussian, 1e-3), rel=1e-3)
 
 
+def test_batches_that_have_no_rule_beside_earlier_ones_are_refused_before_a_step(small, shuffled):
+    model = compiled(network(DPForwardNoise(1.0, 4.0, "propagate", "replace_one")))
+    model.get_layer("enc").trainable = False
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss=loss, **EAGER)
+    model.fit(shuffled, verbose=0)
+    before, weights = model.privacy_statement(1e-3), model.get_weights()
+    allocated = tfdp.data.allocated_epochs(small.data(), 4)
+    for cost in ({"noise_multiplier": 1.0}, {"budget": tfdp.PrivacyBudget(50.0, 1e-3)}):
+        model.compile(tfdp.optimizers.DPOptimizer("sgd", **cost), loss=loss, **EAGER)
+        with pytest.raises(PrivacyError, match="No accountant has a rule") as raised:
+            model.fit(allocated, verbose=0)
+        assert "allocated" in str(raised.value) and "shuffled" in str(raised.value)
+    for old, new in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert model.privacy_statement(1e-3).epsilon == before.epsilon
+
+
 def test_propagate_lists_the_encoder_and_gives_no_epsilon(shuffled):
     model = compiled(network(DPForwardNoise(1.0, 2.0, gradient="propagate")))
     encoder = model.get_layer("enc").get_weights()[0]

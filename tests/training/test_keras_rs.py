@@ -196,7 +196,7 @@ def test_a_layer_that_computes_otherwise_is_refused_under_a_selection():
 
     x = keras.Input((2,), dtype="int64")
     model = keras.Model(x, keras.layers.Dense(1)(Doubled(V, D)(x)))
-    with pytest.raises(tfdp.PrivacyError, match="is used other than by"):
+    with pytest.raises(tfdp.PrivacyError, match="is used in another way than by"):
         step(compiled(model, AdaFEST(1.0)), np.ones((8, 2), int), np.ones((8, 1)))
 
 

@@ -476,7 +476,7 @@ def test_a_table_used_otherwise_than_by_its_look_up_is_refused_and_not_ignored()
     x = keras.Input((2,), dtype="int64")
     for layer in (Doubled(V, D, combiner="sum"), _Reader(SparseEmbedding(V, D, combiner="sum"))):
         model = compiled(keras.Model(x, keras.layers.Dense(1)(layer(x))), AdaFEST(1.0))
-        with pytest.raises(PrivacyError, match="is used other than by"):
+        with pytest.raises(PrivacyError, match="is used in another way than by"):
             model.train_on_batch(np.ones((4, 2), int), np.ones((4, 1)))
 
 

@@ -374,8 +374,8 @@ def test_what_could_not_be_charged_is_refused(small, runs, tmp_path):
         return model
 
     for wrong, match in (
-        (load, "0 trainings of its own"),
-        (two, "and 1 trainings of other models"),
+        (load, "0 training runs of its own"),
+        (two, "and 1 of other models"),
         (with_an_unnamed_release, "releases .'mine'."),
     ):
         with pytest.raises(PrivacyError, match=match):

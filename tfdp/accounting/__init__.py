@@ -1,4 +1,4 @@
-"""What was done to the data, and its ε. Imports neither TensorFlow nor Keras.
+"""Mechanisms that used the data, and their ε. Imports neither TensorFlow nor Keras.
 
 What papers claim is in `tfdp.accounting.literature`.
 """

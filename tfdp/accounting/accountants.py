@@ -87,6 +87,15 @@ def best_accountant(event, adjacency="add_or_remove_one", delta=None):
     return "rdp"
 
 
+def has_rule(event, adjacency):
+    """Whether an ε of the event can be computed under an adjacency, by any accountant."""
+    return _lacks_noise(event) or any(
+        _fresh_accountant(accountant, adjacency, relation).supports(candidate)
+        for accountant in ACCOUNTANTS
+        for candidate, relation in interpretations(event, accountant, adjacency)
+    )
+
+
 def _rounding(count):
     """Bounds the error in δ of `count` compositions by fast Fourier transforms.
 

@@ -63,7 +63,7 @@ def calibrate_noise_multiplier(
         over the clip norm.
 
     Raises:
-        BudgetError: if no noise multiplier meets the budget; the message says what used it up.
+        BudgetError: if no noise multiplier meets the budget; the message shows what used it up.
         ValueError: if an argument is out of range or an event has no rule.
     """
     q = _validate.probability("sampling_probability", sampling_probability)

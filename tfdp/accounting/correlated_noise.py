@@ -1,10 +1,10 @@
-"""Noise that later steps partly take back: its coefficients, its sensitivity, what it leaves.
+"""Noise that later steps partly cancel: its coefficients, its sensitivity, and what remains.
 
 Step t of T releases y_t = x_t + σ·C·s·Σ_i m_i·z_{t−i}, where x_t is the clipped sum and z_t is
 standard normal. With M the lower-triangular Toeplitz matrix of first column m (m_0 = 1) and
 C₀ = M⁻¹, all y together are one Gaussian mechanism of noise multiplier σ, if s bounds how far one
 record, with a share of norm 1 in each step that it takes part in, moves C₀x (Denisov et al. 2022,
-arXiv 2202.08312; MATH.md section 13). Numbers alone; nothing here is private.
+arXiv 2202.08312; MATH.md section 13). Only numbers; nothing here is private.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def check_chain(chain, sampling, mechanism):
         mechanism: what a step is, as for `training_event`.
 
     Raises:
-        ValueError: if the batches do not say when a record comes again, or it comes too often.
+        ValueError: if the batches do not state when a record comes again, or it comes too often.
     """
     steps = None if sampling is None else sampling.chain_steps
     covered = steps is not None and steps <= chain.steps

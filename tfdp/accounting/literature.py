@@ -12,7 +12,7 @@ from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEven
 from tfdp.accounting.events.wishart import WishartDpEvent
 from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
 from tfdp.accounting.losses.gdp import gdp_clt_epsilon
-from tfdp.accounting.reports.statement_text import round_up
+from tfdp.accounting.rounding import round_up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PaperForwardNoiseClaim:
             "NOT A GUARANTEE: the paper's accounting of DP forward propagation\n"
             f"  the paper's formula (central limit): epsilon = {self.claimed_epsilon:.4g}\n"
             f"  the amplification it assumes, by PLD:  epsilon = {self.claimed_epsilon_pld:.4g}\n"
-            f"TRUE of the same run, delta = {self.delta:.4g} (labels are not covered):\n"
+            f"TRUE of the same run, delta = {round_up(self.delta)} (labels are not covered):\n"
             f"  every record drawn as often as the epochs say: epsilon = "
             f"{round_up(self.true_epsilon)}\n"
             f"  Bernoulli micro-batches, as the paper draws them: epsilon = "

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from tfdp.accounting.reports.budget_table import TrainingPlan
-from tfdp.accounting.reports.statement_text import round_up_to
+from tfdp.accounting.rounding import round_up_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +17,8 @@ class PlannedTraining:
         noise_multiplier: σ that meets the budget.
         step_noise: σ/batch_size: the noise's standard deviation in each coordinate of the mean
             gradient of a step, in units of the clip norm.
-        total_noise: step_noise/√steps: the same of the mean over all steps. What a training can
-            learn from gradients that stay alike depends on this.
+        total_noise: step_noise/√steps: the same for the mean over all steps. It limits what a
+            training run can learn from gradients that stay alike.
     """
 
     batch_size: int
@@ -35,7 +35,7 @@ class PlannedTraining:
 
 
 def plan_training(num_examples, epochs, epsilon, delta, batch_sizes=None, accountant="pld"):
-    """The trainings of one ε and one number of epochs, by batch size (MATH.md section 1).
+    """The training runs of one ε and one number of epochs, by batch size (MATH.md section 1).
 
     Args:
         num_examples: n.
@@ -66,7 +66,7 @@ def plan_training(num_examples, epochs, epsilon, delta, batch_sizes=None, accoun
 
 
 def table(planned):
-    """The trainings as text; the ones of least noise are marked."""
+    """The training runs as text; those of least noise are marked."""
     lines = [f"{'batch':>8}  {'steps':>7}  {'noise multiplier':>16}  {'noise of a step':>15}  "
              f"{'of all steps':>12}"]  # fmt: skip
     least = min(one.total_noise for one in planned)

@@ -9,7 +9,7 @@ from tfdp import _validate
 from tfdp.accounting import correlated_noise
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_random_allocation
-from tfdp.accounting.reports.statement_text import round_up_to
+from tfdp.accounting.rounding import round_up_to
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from tfdp.accounting.literature import paper_sampling_epsilon
 from tfdp.accounting.release_series import affordable_calls, release_epsilon
-from tfdp.accounting.reports.statement_text import round_up
+from tfdp.accounting.rounding import round_up
 from tfdp.attention_release.release_plan import plan_noise, plan_sampling
 
 
@@ -76,4 +76,4 @@ def _paper(release_plan):
         )
     except ValueError as error:
         return head + f"refused. {error}"
-    return head + f"epsilon {round_up(value)} at delta {delta:.3g}."
+    return head + f"epsilon {round_up(value)} at delta {round_up(delta)}."

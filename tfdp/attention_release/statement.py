@@ -7,7 +7,8 @@ import textwrap
 import dp_accounting
 
 from tfdp.accounting.release_series import release_epsilon
-from tfdp.accounting.reports.statement_text import describe, round_up
+from tfdp.accounting.reports.statement_text import describe
+from tfdp.accounting.rounding import round_down, round_up
 
 CALLS = (1, 10, 100, 1000)
 
@@ -67,7 +68,7 @@ class ReleaseStatement:
         lines = [
             "Privacy of released attention",
             "=============================",
-            f"epsilon = {round_up(self.epsilon)} per call, delta = {self.delta:.4g}",
+            f"epsilon = {round_up(self.epsilon)} per call, delta = {round_up(self.delta)}",
             f"Unit of privacy: {self.unit}.",
             f"Mechanism: {self.mechanism}.",
             "All calls about one input together:",
@@ -147,10 +148,10 @@ def _mechanism(release_plan):
     else:
         what = (
             f"sample covariance of {release_plan.num_samples} draws, "
-            f"ridge {release_plan.ridge:.6g}, "
-            f"sensitivity over ridge {release_plan.relative_sensitivity:.4g}"
+            f"ridge {round_down(release_plan.ridge)}, "
+            f"sensitivity over ridge {round_up(release_plan.relative_sensitivity)}"
         )
     return (
-        f"{release_plan.mechanism}: {what}; sensitivity {release_plan.sensitivity:.6g} "
+        f"{release_plan.mechanism}: {what}; sensitivity {round_up(release_plan.sensitivity, 6)} "
         f"for {setting.length} rows of norm at most {setting.row_norm:g}{heads}"
     )

@@ -25,12 +25,9 @@ def one_run(
     """Trains once with half of the canaries, and guesses which half.
 
     Formal guarantees: those of `epsilon_of_guesses`. The only condition on `train` and `score` is
-        that `score` sees the model alone. A fair coin for each canary, from the operating system's
-        entropy, decides whether it is in. The numbers of guesses of both kinds are fixed before the
-        training. The scores determine whom they are about, before the coins are looked at.
-    that `score` sees the model alone. The canaries that are in are drawn from the operating
-    system's entropy, by a fair coin for each. How many guesses there are of either kind is fixed
-    before the training, and about whom they are by the scores, before the coins are looked at.
+    that `score` sees only the model. A fair coin for each canary, from the operating system's
+    entropy, decides whether it is in. The numbers of guesses of both kinds are fixed before the
+    training run. The scores determine whom they are about, before the coins are looked at.
 
     Args:
         train: function from a boolean array (canaries,) to a trained model, or to a release. It

@@ -1,4 +1,4 @@
-"""Draws made ahead, and releases, by Apache Beam. Their cost is that of `data`.
+"""Draws and releases by Apache Beam. They cost the same as those of `data`.
 
 For data that outgrow one machine. Nothing else of tfdp imports Beam; `import tfdp.beam` does.
 """

@@ -15,8 +15,7 @@ from tfdp._validate import count, is_integer, plain
 from tfdp.beam.made_with import refuse_other_origin
 from tfdp.beam.rows import decoded_row, encoded_row, packed, unpacked
 from tfdp.data.provenance.origins import Origin
-from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size
-from tfdp.data.sampling.drawn_batches import (
+from tfdp.data.samplers.drawn_batches import (
     MANIFEST,
     Manifest,
     decode_signature,
@@ -25,6 +24,7 @@ from tfdp.data.sampling.drawn_batches import (
     encode_signature,
     padded_batch,
 )
+from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size
 from tfdp.data.sampling.keyed_membership import Membership, encoded_key
 from tfdp.data.sources.parsed_values import as_array
 from tfdp.data.sources.refused_sources import refuse_other_sources
@@ -83,7 +83,7 @@ def draw_batches(
     """Draws T Poisson batches of records that a Beam pipeline reads, into files.
 
     Each record takes part in each step with probability q = B/n, independently of other steps and
-    records. `tfdp.data.load_batches(directory)` reads the batches for one training.
+    records. `tfdp.data.load_batches(directory)` reads the batches for one training run.
 
     ```python
     source = array_record_data_source.ArrayRecordDataSource(paths)
@@ -117,7 +117,7 @@ def draw_batches(
         directory: folder to write, local or on an object store; it must not contain a draw.
         num_examples: n.
         expected_batch_size: B.
-        steps: T, all steps of a training.
+        steps: T, all steps of a training run.
         parse: function of one record that returns (x, y) or (x, y, sample_weight) of arrays.
         signature: structure of `tf.TensorSpec` of the results of `parse`, without a batch axis.
         max_batch_size: rows of every batch. Default: the smallest number that a draw exceeds with

@@ -1,4 +1,4 @@
-"""`tfdp audit`: attacks against every mechanism."""
+"""`tfdp audit`: attacks against single mechanisms, and canaries in whole runs."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ from tfdp.commands.progress import working
 def add(subparsers) -> None:
     parser = subparsers.add_parser(
         "audit",
-        help="attacks every mechanism: epsilon claimed, and a lower bound on the true one",
+        help="attacks on mechanisms: the claimed epsilon, and a lower bound on the true one",
         description="Attacks the mechanisms of this installation. In games, one worst-case "
         "record is in the data or not, and a test must tell. In canary attacks, fair "
         "coins decide which records are in the data of a whole run, and the attack "

@@ -20,13 +20,13 @@ if TYPE_CHECKING:  # for editors and the documentation
     from tfdp.data.releases.representation_release import Release
     from tfdp.data.releases.representations import release_mixtures, release_once
     from tfdp.data.releases.transitions import TransitionRelease, private_transitions
-    from tfdp.data.sampling.allocated import allocated_epochs
-    from tfdp.data.sampling.drawn_batches import load_batches
-    from tfdp.data.sampling.microbatched import microbatches
+    from tfdp.data.samplers.allocated import allocated_epochs
+    from tfdp.data.samplers.drawn_batches import load_batches
+    from tfdp.data.samplers.microbatched import microbatches
+    from tfdp.data.samplers.poisson import poisson_batches
+    from tfdp.data.samplers.shuffled import shuffled_epochs
+    from tfdp.data.samplers.stream import stream_batches
     from tfdp.data.sampling.periods import DisjointPeriods, Period
-    from tfdp.data.sampling.poisson import poisson_batches
-    from tfdp.data.sampling.shuffled import shuffled_epochs
-    from tfdp.data.sampling.stream import stream_batches
     from tfdp.data.sources.outside_memory import batched
 
 __all__ = [
@@ -71,7 +71,7 @@ __all__ = [
 __getattr__ = on_demand(
     __name__,
     {
-        ".sampling.allocated": ["allocated_epochs"],
+        ".samplers.allocated": ["allocated_epochs"],
         ".releases.click_statistics": ["ClickStatistics", "private_click_statistics"],
         ".datasets.clicks": ["CRITEO_VOCABULARY_SIZES", "ClickData"],
         ".datasets.criteo": ["load_criteo"],
@@ -81,17 +81,17 @@ __getattr__ = on_demand(
         ".datasets.synthetic": ["synthetic_sequences"],
         ".datasets.synthetic_clicks": ["synthetic_clicks"],
         ".datasets.tables": ["TextData", "load_clicks", "load_texts"],
-        ".sampling.drawn_batches": ["load_batches"],
+        ".samplers.drawn_batches": ["load_batches"],
         ".releases.frequency": ["FrequencyRelease", "private_frequency"],
         ".releases.frequent_items": ["FrequentItems"],
-        ".sampling.microbatched": ["microbatches"],
+        ".samplers.microbatched": ["microbatches"],
         ".sampling.periods": ["DisjointPeriods", "Period"],
-        ".sampling.poisson": ["poisson_batches"],
+        ".samplers.poisson": ["poisson_batches"],
         ".provenance.dataset_tags": ["declare_sampling", "sampling_of"],
         ".releases.representation_release": ["Release"],
         ".releases.representations": ["release_mixtures", "release_once"],
-        ".sampling.shuffled": ["shuffled_epochs"],
-        ".sampling.stream": ["stream_batches"],
+        ".samplers.shuffled": ["shuffled_epochs"],
+        ".samplers.stream": ["stream_batches"],
         ".sources.outside_memory": ["batched"],
         ".releases.transitions": ["TransitionRelease", "private_transitions"],
     },

@@ -116,7 +116,7 @@ def check_data(strategy, x, sampling):
             "not come from the data: `ragged.to_tensor(0, shape=(None, length))`. Received: "
             f"elements of spec {x.element_spec}"
         )
-    if is_multi_worker(strategy) and not (sampling.is_declared or sampling.seeded):
+    if is_multi_worker(strategy) and not (sampling.rule.is_declared or sampling.seeded):
         raise PrivacyError(
             "Every worker would draw its own batches and train on a part of them: one record "
             "could take part twice in a step, and its sampling probability would not be q. Make "

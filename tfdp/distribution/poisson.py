@@ -10,8 +10,8 @@ import tensorflow as tf
 from tfdp.accounting import Sampling
 from tfdp.accounting.losses.truncation import smallest_capacity
 from tfdp.data.provenance.dataset_tags import tag
+from tfdp.data.samplers.poisson import draw_poisson
 from tfdp.data.sampling.arguments import check_capacity, check_expected_batch_size, steps_of_epoch
-from tfdp.data.sampling.poisson import draw_poisson
 from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.data.sources.in_memory import Records
 

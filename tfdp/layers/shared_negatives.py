@@ -39,8 +39,8 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
 
     whose last sum estimates that over all other items without bias.
 
-    Formal guarantees: a user's loss depends on its own record, the weights and the draw alone,
-    which no record changes: each gradient is clipped by itself (MATH.md section 14).
+    Formal guarantees: a user's loss depends only on its own record, the weights and the draw,
+    and no record changes the draw: each gradient is clipped by itself (MATH.md section 14).
 
     Args:
         item_tower: layer or model from items to vectors (B, d): from ids (B,), or with

@@ -1,4 +1,4 @@
-"""Noise of training steps that later steps partly take back (MATH.md section 13)."""
+"""Noise of training steps that later steps partly cancel (MATH.md section 13)."""
 
 import functools
 
@@ -162,8 +162,8 @@ class ChainSource(NoiseSource):
         layout = [(tuple(t.shape), isinstance(t, tf.IndexedSlices)) for t in tensors]
         if self._layout not in (None, layout):
             raise PrivacyError(
-                "Other weights are trained than when this DPOptimizer was first used: what a step "
-                "takes back would not be what was added. Compile with a new DPOptimizer. Received: "
+                "Other weights are trained than when this DPOptimizer was first used: a step would "
+                "cancel other noise than was added. Compile with a new DPOptimizer. Received: "
                 f"{layout} after {self._layout}"
             )
         self._layout = layout

@@ -11,8 +11,8 @@ to float32 comes after that, and is post-processing.
 
 Formal guarantees:
 
-- With g = r(s) on the grid, g + r(z) = r(g + z): what is released is post-processing of the
-  continuous mechanism on r(s).
+- With g = r(s) on the grid, g + r(z) = r(g + z): the release is post-processing of the continuous
+  mechanism on r(s).
 - r(s) has sensitivity at most C·(1 + rounding) + γ·√d, with d coordinates in the whole release. The
   standard deviation is raised by the same factor, so that the noise multiplier that is charged is
   the true one.
@@ -20,11 +20,11 @@ Formal guarantees:
   s is cut to ±2⁵¹·γ, the same for all data and 1-Lipschitz; γ is raised where the noise would not
   fit (to σ = 10⁹; more is no training). Scaling by a power of two is exact.
 - z is a float64 function of 93 random bits and a sign. Its distribution function is wrong by at
-  most φ(z)·(|z| + 1)·2⁻⁵⁰ (measured against 200 bits). A cell of the grid can be so narrow that
-  this is 2⁻²⁰ of its probability. Summed with w, each probability is that of a window of between
-  2⁻⁷ and 2⁻⁶ standard deviations: wrong by less than 2⁻³⁸ of itself for |z| ≤ 10. For 10⁹
-  coordinates that all depend on one record this adds less than 10⁻⁵ to ε and 10⁻¹³ to δ
-  (docs/noise.md).
+  most φ(z)·(|z| + 1)·2⁻⁵⁰ (measured against 200 bits). At 10⁷ coordinates a cell of the grid is so
+  narrow that this is up to (|z| + 1)·2⁻¹⁷ of its probability. Summed with w, each probability is
+  that of a window of between 2⁻⁷ and 2⁻⁶ standard deviations: wrong by less than 2⁻³⁸ of itself
+  for |z| ≤ 10. For 10⁹ coordinates that all depend on one record this adds less than 10⁻⁵ to ε
+  and 10⁻¹³ to δ (docs/noise.md).
 
 Where the standard deviation is 0 there is no grid and nothing is added or rounded.
 """
@@ -121,7 +121,9 @@ def grid_of_counts(stddev, moved, largest):
     Args:
         stddev: as for `Grid`.
         moved: number of sums that one record may move.
-        largest: public upper bound on each sum.
+        largest: upper bound on each sum, for which a fixed number is safe. The step of the grid
+            follows from it, and every result shows the step. Derive it from data only where the
+            number that it reveals, such as n, is public.
 
     Raises:
         ValueError: if there is no such grid.
@@ -200,7 +202,7 @@ def on_grid(values, drawn, step, stddev, dtype):
     """Values with the noise `drawn`, whole numbers of the grid's units, added on the grid."""
     values = tf.cast(values, tf.float64)
     units = tf.round(tf.clip_by_value(values * (1.0 / step), -_LARGEST_SUM, _LARGEST_SUM))
-    units += drawn
+    units += drawn  # ADDS NOISE
     # Not `stddev > 0`: one that nobody has set yet is NaN, and must give NaN.
     return tf.cast(tf.where(tf.equal(stddev, 0.0), values, units * step), dtype)
 

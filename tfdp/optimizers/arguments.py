@@ -83,9 +83,9 @@ def check_data(num_examples, expected_batch_size, max_records_per_unit, num_reco
         )
     elif period is not None:
         raise ValueError(
-            "Argument `period` is for persons and needs `max_records_per_unit`: tfdp checks for "
-            "persons only that they are in no other period. Pass the value that you gave to the "
-            f"sampler. Received: period={period!r}, max_records_per_unit=None"
+            "Argument `period` needs `max_records_per_unit`: tfdp can check only for persons that "
+            "they are in no other period. Pass the value that you gave to the sampler. "
+            f"Received: period={period!r}, max_records_per_unit=None"
         )
 
 

@@ -27,13 +27,14 @@ def noise_multiplier(budget, setting, steps, ledger):
         "extra_delta": max(extra, _TRUNCATION_SHARE * budget.delta),
         "accountant": None,
     }
-    if setting.amplification == "allocation":
+    event = setting.sampling.rule.event
+    if event == "allocation":
         return accounting.calibrate_random_allocation(
             budget, setting.sampling.allocation_steps, setting.count(steps), **beside
         )
     return accounting.calibrate_noise_multiplier(
         budget,
-        setting.sampling.sampling_probability if setting.amplification else 1.0,
+        {"poisson": setting.sampling.sampling_probability, "gaussian": 1.0}[event],
         setting.count(steps),
         mechanism=setting.mechanism,
         max_records_per_unit=setting.draws_per_unit,
@@ -49,14 +50,12 @@ def warn_of_shuffling(budget, mechanism, poisson):
         mechanism: the `PrivateTraining` of the run.
         poisson: the `Sampling` of Poisson batches of the same expected size.
     """
-    if mechanism.sampling.is_stream:
-        return  # its order is not to be drawn
     # With the other charges left out: this is advice, and no guarantee.
     needed = accounting.calibrate_noise_multiplier(
         budget, poisson.sampling_probability, mechanism.budget[2], accountant=None,
         mechanism=mechanism.mechanism,
     )  # fmt: skip
-    if mechanism.sampling.kind != "full_batch" and needed < mechanism.noise_multiplier:
+    if needed < mechanism.noise_multiplier:
         warnings.warn(
             "These batches are shuffled, not Poisson sampled. Without amplification by sampling, "
             f"the budget (epsilon={budget.epsilon:g}) needs "

@@ -118,7 +118,8 @@ class Charging(RunCharging):
 
         Raises:
             BudgetError: if the budget is spent, or the steps that are left would exceed it.
-            PrivacyError: if these weights were trained with persons and without.
+            PrivacyError: if these weights were trained with persons and without, or in a way that
+                has no ε together with these steps.
         """
         self._counter.end()
         self._limit.assign(0)  # what is refused below leaves no step that nobody would charge
@@ -133,6 +134,7 @@ class Charging(RunCharging):
         if budget is None or sampling is not None:
             if sampling is not None:
                 self._refuse_other_units()
+                self.history.refuse_without_rule(self._setting(sampling, 1.0))
             if budget is not None:
                 self._check_steps_left(budget)
             self.mechanism = self._mechanism_of(sampling, notes)
@@ -144,7 +146,7 @@ class Charging(RunCharging):
             self._beside = self.history.charges_beside(self._counter.run)
             if self.mechanism.correlation is not None:
                 chain.begin(self.mechanism.correlation, strategy)
-            if budget is not None and self.mechanism.amplification is None:
+            if budget is not None and sampling.rule.saves_as_poisson:
                 calibrating.warn_of_shuffling(budget, self.mechanism, self.poisson())
         sigma = self.noise_multiplier if self.mechanism is None else self.mechanism.noise_multiplier
         for variable in (self._stddev, self._host_stddev):
@@ -278,9 +280,10 @@ class Charging(RunCharging):
         """σ of the budget's runs on such batches, or calibrated to what is left."""
         setting = self._setting(sampling, 1.0)
         for mechanism, _ in reversed(self._runs_of_this_budget()):
-            alike = (mechanism.amplification, mechanism.draws_per_unit, mechanism.event()) == (
-                setting.amplification, setting.draws_per_unit,
-                setting.event(mechanism.noise_multiplier),
+            alike = (
+                (mechanism.charged_by, mechanism.draws_per_unit, mechanism.event())
+                == (setting.charged_by, setting.draws_per_unit,
+                    setting.event(mechanism.noise_multiplier))
             )  # fmt: skip
             if alike:
                 return mechanism.noise_multiplier
@@ -327,8 +330,8 @@ class Charging(RunCharging):
             if (mechanism.unit == PERSON) != (self.unit == PERSON):
                 raise PrivacyError(
                     f"These weights were trained with {mechanism.unit} as the unit of privacy, "
-                    f"and this training has {self.unit}: then no ε holds for either. Use the same "
-                    "unit in the DPOptimizer and sampler of every training of a model "
+                    f"but this training run has {self.unit}: ε would be infinite. Use the same "
+                    "unit in the DPOptimizer and sampler of every training run of a model "
                     "(`max_records_per_unit`, `privacy_ids`)."
                 )
 
@@ -349,7 +352,7 @@ class Charging(RunCharging):
                 f"The remaining {remaining} steps would end at epsilon={epsilon:.6g}, beyond the "
                 f"budget's {budget.epsilon} at delta={budget.delta}. Either more was charged to "
                 "these weights than when the noise was calibrated (every `fit` begins a new pass "
-                "of shuffled or allocated batches), or `max_batch_size` cuts too often. Compile "
-                "again with a new DPOptimizer, which calibrates to the rest of the budget, or "
-                "raise `max_batch_size` of `poisson_batches` (num_examples never cuts)."
+                "of shuffled or allocated batches), or draws exceed `max_batch_size` too often. "
+                "Compile again with a new DPOptimizer, which calibrates to the rest of the budget, "
+                "or raise `max_batch_size` of `poisson_batches` (num_examples always suffices)."
             )

@@ -69,7 +69,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         embedding_optimizer: `RowSGD`, `RowAdagrad` or `LazyAdam` for those tables; needed with
             `selection`. `optimizer` then trains everything else.
         noise_correlation: None for independent noise. "auto", or a `BandedInverse`: later steps
-            take back a part of the noise of earlier ones, for batches of
+            cancel a part of the noise of earlier ones, for batches of
             `tfdp.data.stream_batches`. All steps are then one mechanism, charged with the first.
         microbatch_size: number of examples processed at once inside a step; bounds memory and
             changes nothing else. `None` processes the whole batch at once. With `AdaFEST` it needs
@@ -84,7 +84,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         period: a `tfdp.data.Period`, that of the batches: the steps cost nothing for persons of
             other periods.
         per_example_reduction: "mean" or "sum" over the positions of one example.
-        seed: integer that fixes the noise, for tests only; the statement says so.
+        seed: integer that fixes the noise, for tests only; the statement lists it.
 
     Raises:
         ValueError: for arguments that are missing, contradictory or out of range.
@@ -298,8 +298,8 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
     def apply(self, grads, trainable_variables=None):
         raise PrivacyError(
             "A DPOptimizer received gradients that are not clipped per example, so the training "
-            "would not be private. Train `tfdp.make_private(model)` instead of the model, or a "
-            "`tfdp.models.DPModel`."
+            "run would not be private. Train `tfdp.make_private(model)` instead of the model, or "
+            "a `tfdp.models.DPModel`."
         )
 
     def apply_clipped_sums(self, sums, variables, regularization):

@@ -18,7 +18,7 @@ from tfdp.runtime.external_table import is_external
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class BandedInverse:
-    """Noise of which each step adds a fresh draw and takes back a part of the b − 1 before it.
+    """Noise of which each step adds a fresh draw and cancels a part of the b − 1 draws before it.
 
     Step t releases x_t + σ·C·s·Σ_{i<b} m_i·z_{t−i}. Earlier draws are drawn again, so that they
     take no memory; b of them make the noise of a step. For one pass over a stream, and for a few in
@@ -28,7 +28,7 @@ class BandedInverse:
         bands: b.
         coefficients: (b,) m, m[0] = 1. `None`: those that leave the least noise in the weights, for
             the number of steps and the two arguments below.
-        momentum: of the wrapped optimizer. `None`: what it says itself (`SGD`), else 0.
+        momentum: of the wrapped optimizer. `None`: its own setting (`SGD`), else 0.
         learning_rates: (T,) learning rate of each step, up to a factor. `None`: those of the
             wrapped optimizer's schedule, or else a constant one.
 
@@ -115,9 +115,9 @@ def checked_correlation(noise_correlation, selection):
         )
     if selection is not None and getattr(selection, "step_mechanism", None) != "gaussian":
         raise ValueError(
-            "Argument `noise_correlation` is accounted for where a step is Gaussian: with "
-            "selection=None, FEST or AdaFEST. Leave one of the two out. Received: "
-            f"noise_correlation={noise_correlation!r}, selection={selection}"
+            "Argument `noise_correlation` can be accounted for only if each step is Gaussian: "
+            "selection must be None, FEST or AdaFEST. Leave one of the two arguments out. "
+            f"Received: noise_correlation={noise_correlation!r}, selection={selection}"
         )
     return noise_correlation
 
@@ -131,9 +131,9 @@ def chained_tables(tables):
     alone = tf.distribute.get_strategy().num_replicas_in_sync == 1
     if not alone or any(is_external(table) for table in tables):
         raise PrivacyError(
-            "Rows of sparse tables have noise that is correlated over steps on one device alone: "
-            "their turns are counted there. Train on one, or leave `noise_correlation` or "
-            "`selection` of the DPOptimizer out."
+            "With `noise_correlation`, rows of sparse tables can be trained on one device only, "
+            "which counts how often each row was selected. Train on one device, or leave "
+            "`noise_correlation` or `selection` of the DPOptimizer out."
         )
     return tables
 
@@ -148,20 +148,19 @@ def correlation_of(optimizer, sampling):
         return None
     if sampling.chain_steps is None:
         raise PrivacyError(
-            "Noise that is correlated over steps costs by when a record comes again, and these "
-            "batches do not say it. Make them with `tfdp.data.stream_batches`, or leave "
-            "`noise_correlation` of the DPOptimizer out; noise that is both correlated and "
-            "amplified by sampling (banded matrices, cyclic Poisson samples) is not in tfdp. "
+            "The cost of noise that is correlated over steps depends on when a record comes "
+            "again, and these batches do not state it. Make them with `tfdp.data.stream_batches`, "
+            "or leave `noise_correlation` of the DPOptimizer out. Noise that is both correlated "
+            "and amplified by sampling (banded matrices, cyclic Poisson samples) is not in tfdp. "
             f"Received: {sampling.kind} batches"
         )
     if optimizer.selection is not None and sampling.participations[0] > 1:
         raise PrivacyError(
-            "A selection of rows is released anew in each step, and beside noise that is "
-            "correlated over steps it is accounted for where nobody is in more than one. Only one "
-            "pass, with one record of each person: give `stream_batches` passes=1 and no "
-            "`max_participations`, or leave `noise_correlation` or `selection` of the DPOptimizer "
-            f"out. Received: passes={sampling.passes}, max_participations="
-            f"{sampling.max_participations}"
+            "Each step releases a new selection of rows. With noise that is correlated over steps, "
+            "tfdp can account for only one pass with one record of each person. Give "
+            "`stream_batches` passes=1 and no `max_participations`, or leave `noise_correlation` "
+            "or `selection` of the DPOptimizer out. Received: "
+            f"passes={sampling.passes}, max_participations={sampling.max_participations}"
         )
     return optimizer.noise_correlation.correlation(optimizer.inner_optimizer, sampling)
 

@@ -37,7 +37,7 @@ class StepCounter:
 
     def count(self, steps=1):
         """Counts steps, in the graph of the step itself."""
-        self.steps.assign_add(tf.cast(steps, tf.int64))
+        self.steps.assign_add(tf.cast(steps, tf.int64))  # CHARGES
 
     def flush(self):
         """Writes the steps of the current run into the history."""
@@ -66,7 +66,12 @@ class RunCharging:
         self._counter = StepCounter(history)
 
     def begin(self, mechanism):
-        """Called eagerly before steps that cost what `mechanism` says."""
+        """Called eagerly before steps that cost what `mechanism` says.
+
+        Raises:
+            PrivacyError: if they have no ε together with what was charged before.
+        """
+        self.history.refuse_without_rule(mechanism)
         self.mechanism = mechanism
         self._counter.begin(mechanism)
 

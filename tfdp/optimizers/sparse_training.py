@@ -57,7 +57,7 @@ class SparseTraining:
         """(tables, other variables).
 
         Raises:
-            ValueError: if there is no table, or one that a step would have to touch as a whole.
+            ValueError: if there is no table, or one that a step would have to update as a whole.
         """
         tables = [v for v in variables if table_name(v) is not None]
         if not tables:

@@ -1,4 +1,4 @@
-"""Which rows of sparse tables a step may update (MATH.md section 3). Updates no table."""
+"""Selects the rows of tables that a step may update (MATH.md section 3). Updates no table."""
 
 from tfdp.selection.adafest import AdaFEST
 from tfdp.selection.contribution_map import ContributionMap, Survivors

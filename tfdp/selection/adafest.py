@@ -111,7 +111,7 @@ class AdaFEST(RowSelection):
         noise_multiplier: float,
         expected_batch_size: float | None = None,
     ) -> SelectionForecast:
-        """Computes what the threshold passes, from settings alone.
+        """Computes which rows the threshold passes, from settings only.
 
         ```python
         print(selection.explain(data.vocabulary_sizes, noise_multiplier=1.0,

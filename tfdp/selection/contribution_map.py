@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -12,25 +11,21 @@ from tfdp.runtime import ordering
 
 
 class Survivors:
-    """The surviving rows of a step: a private output, and all that may be shown of its rows.
+    """The surviving rows of a step: a private output. Nothing else about its rows may be shown.
 
     Args:
         rows: (S,) int64, the surviving rows, sorted.
-        contributions: function that returns the attribute of this name when it is first read;
-            training the rows does not need it.
+        contributions: function of no arguments, whose result only tests may see: (S,) float64, the
+            noisy contributions V of these rows. They lie on no grid, so their low bits tell V̂
+            (docs/noise.md).
 
     Attributes:
         rows: as given.
-        contributions: (S,) float64, their noisy contributions V, each at least the threshold.
     """
 
     def __init__(self, rows: tf.Tensor, contributions: Callable[[], tf.Tensor]):
         self.rows = rows
         self._contributions = contributions
-
-    @functools.cached_property
-    def contributions(self) -> tf.Tensor:
-        return self._contributions()
 
 
 def activations(rows, example_mask, contribution_norm, distinct=False):
@@ -120,6 +115,7 @@ class ContributionMap:
         # The survival function at the noise; of an untouched row, given that it survives.
         uniform = tf.where(sums > 0.0, uniform, by_noise * uniform)
         # Without noise the quotient may be 0/0: V̂_j = threshold survives.
+        # SELECTS: a row whose noisy sum stays below the threshold is not updated.
         survives = ~(uniform > _survival((threshold - sums) / stddev))
         rows = tf.boolean_mask(rows, survives)
         order = tf.argsort(rows)

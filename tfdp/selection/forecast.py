@@ -11,7 +11,7 @@ MANY_ROWS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class SelectionForecast:
-    """Properties of `AdaFEST` that follow from its settings alone; it uses no data.
+    """Properties of `AdaFEST` that follow from its settings; it uses no data.
 
     Args:
         threshold: τ.

@@ -5,7 +5,7 @@ from tfdp.fixed_settings import FixedSettings
 
 
 class RowSelection(FixedSettings, PrivacyParticipant):
-    """Base of the rules that choose which rows of sparse tables a private step may touch.
+    """Base of the rules that choose which rows of sparse tables a private step may update.
 
     A subclass defines `describe` and `select`. The step's noise multiplier σ must pay for
     everything that it reads of a batch; it leaves `gradient_noise_multiplier(σ)` for the noise on
@@ -49,7 +49,7 @@ class RowSelection(FixedSettings, PrivacyParticipant):
         """
 
     def select(self, tables, example_mask, noise_multiplier, source):
-        """The rows that one step may touch.
+        """The rows that one step may update.
 
         Args:
             tables: list of `TableActivity`.

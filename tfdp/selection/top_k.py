@@ -161,6 +161,7 @@ def release_largest(
         event=event,
         label="most frequent rows",
         num_examples=n,
+        event_count=1,
         origin=origin,
         details={
             "mechanism": mechanism,

@@ -43,7 +43,7 @@ class BudgetStop(keras.callbacks.Callback):
             warnings.warn(
                 f"Training ends after {self._seen} steps, in epoch {epoch + 1} of {epochs}: the "
                 "privacy budget, or `max_epsilon`, allows no more. To train longer, give the "
-                "DPOptimizer `steps=`, epochs times steps per epoch; each step then gets more "
+                "DPOptimizer `steps=` (epochs times steps per epoch). Each step then gets more "
                 "noise.",
                 stacklevel=2,
             )

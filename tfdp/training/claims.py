@@ -52,7 +52,7 @@ def claim(model):
         if before is not None and before.is_fit:
             raise PrivacyError(
                 f"A `fit` of model {model.name!r} is still running, in another thread or around "
-                "this callback: a new run would be charged in its place. Wait until it ends, or "
+                "this callback: its steps would be charged to a new run. Wait until it ends, or "
                 "train another model (`keras.models.clone_model`)."
             )
         refuse_busy_optimizer(model, model.optimizer)

@@ -86,7 +86,7 @@ def change_by_release(model, release, change):
 
     Args:
         model: a `DPModel` that is built.
-        release: a `tfdp.data.ChargedRelease`.
+        release: a release of data, such as a `tfdp.data.Release`.
         change: called without arguments; sets the weights.
     """
     model.join_histories()

@@ -21,7 +21,7 @@ from tfdp.training.claims import run_of
 
 
 def preselect_rows(model, chosen):
-    """The rows of sparse tables that a step may touch, if they are known before its gradients.
+    """The rows of sparse tables that a step may update, if they are known before its gradients.
 
     Args:
         model: a `DPModel` compiled with a `DPOptimizer`.
@@ -110,7 +110,7 @@ def _refuse_several_draws(model, result):
     if any(tables) and (model.optimizer.microbatch_size is not None or count > 1):
         raise PrivacyError(
             f"Tables {[name for name in tables if name]} are looked up for negatives that all "
-            "examples share, which are drawn once for each micro-batch and replica, and a step "
+            "examples share. Each micro-batch and each replica draws its own negatives, but a step "
             "with `selection` has one set of rows. Leave `microbatch_size` out and train on one "
             f"device, or leave `selection` out. Received: {count} replicas, "
             f"microbatch_size={model.optimizer.microbatch_size}"
@@ -118,7 +118,7 @@ def _refuse_several_draws(model, result):
 
 
 def allow_compilation(model, optimizer, jit_compile):
-    """XLA needs to know how many rows a step touches before any has been drawn.
+    """XLA needs to know how many rows a step updates before any has been drawn.
 
     Raises:
         PrivacyError: for `jit_compile=True`, or under TPUStrategy, with a selection of any number

@@ -12,7 +12,7 @@ from tfdp.accounting.charges.notes import Notes
 from tfdp.clipping.recording import trained_variables
 from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.origins import Origin
-from tfdp.data.sampling import drawn_batches, stream
+from tfdp.data.samplers import drawn_batches, stream
 from tfdp.data.sources.missing_values import warn_of_nan
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
@@ -216,8 +216,8 @@ def single_batches(model, batches):
             if run_of(model) is not run:
                 raise PrivacyError(
                     "Another run of this model has begun and is charged now, so a batch of this "
-                    "run would be charged to the wrong run. Use up one `training_batches` before "
-                    "the next."
+                    "run would be charged to the wrong run. Finish one `training_batches` before "
+                    "you begin the next."
                 )
             if private and model.optimizer.charging.allowed <= 0:
                 return

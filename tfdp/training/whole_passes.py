@@ -49,9 +49,9 @@ class WholePasses(keras.callbacks.Callback):
 
     def _refuse(self, what):
         raise PrivacyError(
-            f"{what} continued `fit`. A pass over shuffled or allocated batches costs as a whole, "
-            "but this one was charged by its steps. For shorter epochs give `fit` the batches' "
-            "`take(steps)`, or sample with `tfdp.data.poisson_batches`."
+            f"{what} continued `fit`. tfdp counts passes over shuffled or allocated batches by "
+            "their steps, and would count too few after a pass that was cut. For shorter epochs "
+            "give `fit` the batches' `take(steps)`, or sample with `tfdp.data.poisson_batches`."
         )
 
 
@@ -77,6 +77,6 @@ def refuse_longer_epochs(sampling, steps_per_epoch):
 
 def whole_passes(sampling):
     """The callbacks that batches of this `Sampling` (None: unknown) need."""
-    if sampling is None or sampling.is_poisson:
+    if sampling is None or sampling.rule.charged_by == "step":
         return []
     return [WholePasses(sampling.steps_per_epoch)]

@@ -40,7 +40,7 @@ class PrivateMean:
     `num_examples`, which is public. Scores that are not finite count as 0. With `privacy_ids` the
     mean is over persons, each with the mean score of their records: one person changes the sum by
     at most `bound`. If scores or ids were made with another release, that release costs extra: the
-    mean carries its charge, as arrays do, and a tuning charges it.
+    mean carries its charge, as arrays do, and a tuning run charges it.
 
     Args:
         values: function from a trained model to one score for each record, an array (n,). Record
@@ -49,7 +49,7 @@ class PrivateMean:
         noise_multiplier: σ; the error of the mean is σ·bound/n.
         bound: largest score of a record.
         privacy_ids: array (number of records,) of integers or strings: the person of each record.
-            Needed to choose among trainings whose unit of privacy is a person.
+            Needed to choose among training runs whose unit of privacy is a person.
 
     Raises:
         ValueError: if an argument is out of range.

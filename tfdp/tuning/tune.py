@@ -27,19 +27,19 @@ _DRAWN_SETTINGS = (
 _PUBLIC_SCORE = "the scores by which settings were chosen were computed from public data alone"
 _SECRET = (
     "the number of settings that were tried, and all results but the best: do not publish them, "
-    "the other models, or files that were saved during the tuning"
+    "the other models, or files that were saved during the tuning run"
 )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TuningResult:
-    """The part of a tuning that may be released.
+    """The part of a tuning run that may be released.
 
     Attributes:
-        model: the trained model with the highest score; its statement carries the tuning.
+        model: the trained model with the highest score; its statement carries the tuning run.
         setting: dict of its hyper-parameters.
         score: its score.
-        entry: the `LedgerEntry` of the tuning, charged to the model.
+        entry: the `LedgerEntry` of the tuning run, charged to the model.
     """
 
     model: Any = dataclasses.field(repr=False)
@@ -55,7 +55,7 @@ def tune(
 
     Formal guarantees: with K runs of equal cost, K drawn from `NumberOfRuns` and every setting from
     one distribution, the best (setting, score, model) is as private as dp_accounting's
-    `RepeatAndSelectDpEvent` says. Runs of different costs are refused. The drawn settings do not
+    `RepeatAndSelectDpEvent` states. Runs of different costs are refused. The drawn settings do not
     depend on the data, so the stated cost holds given the common cost of the runs.
 
     The cost of a run is read from its model, which must contain all training that began in the run.
@@ -113,7 +113,7 @@ def tune(
                 raise PrivacyError(
                     "Argument `train` must cost the same with every setting: the same noise "
                     "multiplier or budget, batch size, steps and period, and the same charges "
-                    "from before the tuning (releases, encoders). Received: settings that cost "
+                    "from before the tuning run (releases, encoders). Received: settings that cost "
                     f"{cost} and {run.cost}"
                 )
             cost = run.cost
@@ -129,10 +129,10 @@ def _refuse_score_of_records(charged, score):
     """A person with many records would move a mean over records by all of them."""
     if isinstance(score, PrivateMean) and score.is_about_persons != (charged.unit == PERSON):
         raise PrivacyError(
-            "Argument `score` must have the same unit as the trainings: a PrivateMean with "
+            "Argument `score` must have the same unit as the training runs: a PrivateMean with "
             "`privacy_ids` if a person is the unit, and without if a record is. Received: a "
-            f"PrivateMean of {'persons' if score.is_about_persons else 'records'} for trainings "
-            f"whose unit is {charged.unit or 'a record'}"
+            f"PrivateMean of {'persons' if score.is_about_persons else 'records'} for training "
+            f"runs whose unit is {charged.unit or 'a record'}"
         )
 
 
@@ -177,8 +177,7 @@ def _run(train, score, earlier):
         raise PrivacyError(
             "Argument `train` must train the model that it returns, itself and in this process, "
             "and no other model, because tfdp could not charge the others. Received: a model "
-            f"with {len(steps)} trainings of its own, and {len(elsewhere)} trainings of other "
-            "models"
+            f"with {len(steps)} training runs of its own, and {len(elsewhere)} of other models"
         )
     charged = Ledger()
     for name in steps:
@@ -259,4 +258,4 @@ def _entry(run, score, number_of_runs):
     if overflow:
         details["overflow_probability"] = min(overflow, 1.0)
     event = number_of_runs.event(compose(events))
-    return LedgerEntry("best of a random number of trainings", event, 1, details)
+    return LedgerEntry("best of a random number of training runs", event, 1, details)

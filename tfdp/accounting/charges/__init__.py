@@ -1,4 +1,4 @@
-"""What is charged: sampling, mechanisms, the ledger and its history. Prints nothing."""
+"""Charges: sampling, mechanisms, the ledger and its history. Prints nothing."""
 
 from tfdp._compat.imports import on_demand
 

@@ -4,8 +4,10 @@ import contextlib
 import json
 import secrets
 
+from tfdp.accounting.accountants import has_rule
 from tfdp.accounting.charges.ledger import Ledger
 from tfdp.accounting.charges.mechanisms import Notes, PrivateTraining, mechanism_from_dict
+from tfdp.errors import PrivacyError
 
 _begun = []  # of all threads: a run that begins in another one is begun, too
 
@@ -72,6 +74,23 @@ class ChargeHistory:
         releases = self._root()._releases
         if entry not in releases:
             releases.append(entry)
+
+    def refuse_without_rule(self, mechanism):
+        """Refuses a run that could be accounted for only without what was charged before.
+
+        Raises:
+            PrivacyError: if no accountant has a rule for both, under the adjacency that they share.
+        """
+        ledger = self.ledger(ahead=(None, mechanism, 1))
+        if not has_rule(ledger.event(), ledger.adjacency):
+            before = [run.in_words() for run, _ in self.runs] + [e.label for e in self.releases]
+            raise PrivacyError(
+                "No accountant has a rule for these steps together with what these weights were "
+                f'charged before, under the adjacency of all of them, "{ledger.adjacency}": no ε '
+                "could be stated. Draw the batches of both in the same way (with "
+                "`tfdp.data.poisson_batches`), or train a new model. Received: "
+                f"{mechanism.in_words()} after {', '.join(before) or 'nothing'}"
+            )
 
     def start(self, mechanism, name=None):
         """Begins a run; returns its name.

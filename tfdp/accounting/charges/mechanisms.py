@@ -11,10 +11,9 @@ import dp_accounting
 
 from tfdp.accounting.charges.ledger_entry import LedgerEntry
 from tfdp.accounting.charges.notes import Notes
+from tfdp.accounting.charges.sampled_events import sampled_event
 from tfdp.accounting.charges.sampling import PERSON, Sampling
 from tfdp.accounting.correlated_noise import Correlation, check_chain
-from tfdp.accounting.events.composition import training_event
-from tfdp.accounting.events.random_allocation import allocation_event
 from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEvent
 
 UNKNOWN_BATCHES = (
@@ -30,6 +29,7 @@ ENCODER_ASSUMED = (
     "the layers below the forward noise learned nothing from these examples before, except "
     "through the mechanisms listed here"
 )
+_DEFAULT = "add_or_remove_one"  # of entries that state no adjacency
 LABELS_NOT_COVERED = (
     "the labels and sample weights of the training examples: forward noise protects features only"
 )
@@ -52,6 +52,12 @@ class _Mechanism:
         soon as there are more of them.
         """
         return steps if steps > paid else 0
+
+    def in_words(self):
+        """The kind, the batches and the adjacency, for messages."""
+        sampling, adjacency = getattr(self, "sampling", None), getattr(self, "adjacency", None)
+        batches = "" if sampling is None else f" on {sampling.kind} batches"
+        return f"{self.kind}{batches}{'' if adjacency is None else f' ({adjacency})'}"
 
     def to_dict(self):
         """The fields as a JSON-able dict, with the kind."""
@@ -132,24 +138,9 @@ class PrivateTraining(_Mechanism):
                 f"if, and only if, batches are sampled by person. Received: unit={self.unit!r}, "
                 f"max_records_per_unit={drawn.max_records_per_unit}"
             )
-        if drawn is not None and drawn.is_allocated and self.mechanism != "gaussian":
-            raise ValueError(
-                "Random allocation can be accounted for only if each step is Gaussian: with a "
-                "DPOptimizer and selection=None, FEST or AdaFEST. For this selection use "
-                f"`tfdp.data.poisson_batches`. Received: mechanism={self.mechanism!r}, "
-                f"selection={self.selection}"
-            )
         if self.correlation is not None:
             check_chain(self.correlation, drawn, self.mechanism)
-        if self.draws_per_unit > 1:
-            self.event()  # refuses a mechanism that is not Gaussian, before there is a step
-
-    @property
-    def amplification(self):
-        """What amplifies: "poisson" each step by itself, "allocation" each epoch; or None."""
-        if self.sampling is None or not (self.sampling.is_poisson or self.sampling.is_allocated):
-            return None
-        return "poisson" if self.sampling.is_poisson else "allocation"
+        self.event()  # refuses what cannot be accounted for, before there is a step
 
     @property
     def draws_per_unit(self):
@@ -159,27 +150,26 @@ class PrivateTraining(_Mechanism):
     @property
     def adjacency(self):
         """The adjacency under which the cost holds."""
-        shuffled = self.sampling is not None and self.amplification is None
-        return "zero_out" if shuffled else "add_or_remove_one"
+        return _DEFAULT if self.sampling is None else self.sampling.rule.adjacency
+
+    @property
+    def charged_by(self):
+        """By "step" or by "pass"; None if nobody knows how the batches were drawn."""
+        return None if self.sampling is None else self.sampling.rule.charged_by
 
     def unpaid(self, steps, paid):
-        by_step = self.amplification == "poisson"
+        by_step = self.charged_by == "step"
         return max(steps - paid, 0) if by_step else super().unpaid(steps, paid)
 
     def event(self, noise_multiplier=None):
         """What `count` counts: a step, or an epoch; for calibration at another noise multiplier."""
         sigma = self.noise_multiplier if noise_multiplier is None else noise_multiplier
-        if self.amplification == "allocation":
-            return allocation_event(sigma, self.sampling.allocation_steps)
-        q = self.sampling.sampling_probability if self.amplification == "poisson" else 1.0
-        return training_event(sigma, q, self.mechanism, self.draws_per_unit)
+        return sampled_event(sigma, self.sampling, self.mechanism)
 
     def count(self, steps):
         """How many such events `steps` steps are."""
-        if self.correlation is not None:
-            return 1  # the chain as a whole, however far it went
-        by_step = self.amplification == "poisson"
-        return steps if by_step else self.sampling.appearances(steps)
+        whole = self.sampling is None or self.correlation is not None
+        return 1 if whole else self.sampling.appearances(steps)  # a chain, however far it went
 
     def same_setting(self, other):
         """Whether another run differs in its noise, batches and notes at most."""
@@ -203,25 +193,16 @@ class PrivateTraining(_Mechanism):
             details["correlation"] = dataclasses.asdict(self.correlation)
         if self.sampling is None:
             details |= {"steps": steps, "run": run, "unstated": [UNKNOWN_BATCHES]}
-            event, count = dp_accounting.NonPrivateDpEvent(), 1
-        elif self.sampling.kind == "microbatches":
-            raise ValueError(
-                "Private training cannot use batches that contain a record twice. "
-                "Use `tfdp.data.poisson_batches`."
-            )
         else:
             details["sampling"] = self.sampling.to_dict()
             details["overflow_probability"] = self.sampling.overflow_probability
-            event, count = self.event(), self.count(steps)
-            if not self.sampling.is_poisson:
-                # Every pass is drawn anew: one that was cut short still counts as begun.
+            # Every pass is drawn anew: one that was cut short still counts as begun. And two runs
+            # on one draw must not look like one run of twice as many steps.
+            if self.charged_by != "step" or self.sampling.draw is not None:
                 details |= {"steps": steps, "run": run}
-            if self.sampling.draw is not None:
-                # Two runs on one draw must not look like one run of twice as many steps.
-                details |= {"steps": steps, "run": run}
-            if self.amplification is None:
+            if self.adjacency != _DEFAULT:
                 details["adjacency"] = self.adjacency
-        return [LedgerEntry("private training", event, count, details)]
+        return [LedgerEntry("private training", self.event(), self.count(steps), details)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,7 +277,7 @@ class ForwardNoise(_Mechanism):
     def _copies(self, steps):
         """Noisy copies of a record: one in each pass begun, or one in each visible draw."""
         q = self.sampling.draw_probability
-        if self.sampling.is_poisson and q < 1:
+        if self.sampling.rule.event == "poisson" and q < 1:
             event = VisiblySampledGaussianDpEvent(q, self.noise_multiplier)
         else:
             event = dp_accounting.GaussianDpEvent(self.noise_multiplier)

@@ -46,7 +46,7 @@ def doubts(sampling):
             "number, the sampling probability of a record and the number of steps are the same "
             "whether or not a person takes part",
         )
-    if sampling is not None and sampling.is_declared:
+    if sampling is not None and sampling.rule.is_declared:
         kind = sampling.kind.removeprefix("declared_")
         assumptions = (f"batches were drawn as declared ({kind}); tfdp did not draw them",)
     if sampling is not None and sampling.seeded:

@@ -3,12 +3,9 @@
 import dataclasses
 
 from tfdp import _validate
+from tfdp.accounting.charges.sampling_rules import RULES
 from tfdp.accounting.losses import truncation
 
-_POISSON_KINDS = ("poisson", "declared_poisson", "microbatches")
-_SHUFFLED_KINDS = ("shuffled", "declared_shuffled")
-_ALLOCATED, _STREAM = "allocated", "stream"
-KINDS = (*_POISSON_KINDS, *_SHUFFLED_KINDS, _ALLOCATED, _STREAM, "full_batch")
 _COUNTS = ("num_examples", "microbatches", "workers")
 _COUNTS_OR_NONE = (
     "max_batch_size", "steps_per_epoch", "passes", "max_records_per_unit", "num_records",
@@ -79,7 +76,7 @@ class Sampling:
     min_separation: int | None = None
 
     def __post_init__(self):
-        _validate.one_of("kind", self.kind, KINDS)
+        _validate.one_of("kind", self.kind, tuple(RULES))
         for name in (*_COUNTS, *_COUNTS_OR_NONE):
             if name in _COUNTS or getattr(self, name) is not None:
                 object.__setattr__(self, name, _validate.count(name, getattr(self, name)))
@@ -107,7 +104,7 @@ class Sampling:
             )
         if (self.max_participations, self.min_separation) != (None, None):
             self._check_participations()
-        if self.is_allocated:
+        if self.rule.event == "allocation":
             self._check_allocation()
         if self.kind == "full_batch" and self.expected_batch_size != self.num_examples:
             raise ValueError(
@@ -138,7 +135,7 @@ class Sampling:
     def _check_participations(self):
         both = None not in (self.max_participations, self.min_separation)
         one = self.max_records_per_unit == 1 and (self.passes or 1) == 1
-        if not (self.is_stream and both and one):
+        if not (self.rule.keeps_order and both and one):
             raise ValueError(
                 "Arguments `max_participations` and `min_separation` are both for one pass over a "
                 "stream of persons, of whom each has one record in a step. Received: "
@@ -164,6 +161,11 @@ class Sampling:
             )
 
     @property
+    def rule(self):
+        """The `SamplingRule` of the kind."""
+        return RULES[self.kind]
+
+    @property
     def sampling_probability(self):
         """q, the expected share of what may be drawn in one batch."""
         drawn_from = self.num_examples if self.num_records is None else self.num_records
@@ -175,19 +177,9 @@ class Sampling:
         return self.sampling_probability / self.microbatches
 
     @property
-    def is_poisson(self):
-        """Whether Poisson accounting at q is true of these batches (a full batch has q = 1)."""
-        return self.kind not in (*_SHUFFLED_KINDS, _ALLOCATED, _STREAM)
-
-    @property
-    def is_stream(self):
-        """Whether records come in an order that stays, each once a pass."""
-        return self.kind == _STREAM
-
-    @property
     def chain_steps(self):
         """The steps of all passes over a stream; None where they are not known."""
-        if not self.is_stream or self.steps_per_epoch is None:
+        if not self.rule.keeps_order or self.steps_per_epoch is None:
             return None
         return self.steps_per_epoch * (self.passes or 1)
 
@@ -198,11 +190,6 @@ class Sampling:
             return self.max_participations, self.min_separation
         passes = self.passes or 1
         return passes, 1 if passes == 1 else self.steps_per_epoch
-
-    @property
-    def is_allocated(self):
-        """Whether each record takes part in one step of an epoch, uniformly and independently."""
-        return self.kind == _ALLOCATED
 
     @property
     def allocation_steps(self):
@@ -227,24 +214,17 @@ class Sampling:
         return self.max_batch_size * (self.rows_per_unit or 1)
 
     @property
-    def is_declared(self):
-        """Whether the user vouches for the kind and tfdp did not draw the batches."""
-        return self.kind.startswith("declared_")
-
-    @property
     def overflow_probability(self):
-        """P[a Poisson batch exceeds `max_batch_size`]; 0 for other kinds and without a maximum.
+        """P[a draw exceeds `max_batch_size`]; 0 if sizes do not vary, and without a maximum.
 
         It is a bound for both neighbours; the larger one has one more unit of privacy. For several
-        workers it is the sum over their shares, an upper bound. For allocated batches it is the
-        probability for an epoch: the sum over its steps, whose sizes are binomial and not
-        independent.
+        workers it is the sum over their shares, an upper bound. For batches that are charged by
+        passes it is the probability for a pass: the sum over its steps, whose sizes are binomial
+        and not independent.
         """
-        if not (self.is_poisson or self.is_allocated) or self.kind == "full_batch":
+        if not self.rule.sizes_vary or self.max_batch_size is None:
             return 0.0
-        if self.max_batch_size is None:
-            return 0.0
-        parts = self.allocation_steps if self.is_allocated else self.workers
+        parts = self.allocation_steps if self.rule.charged_by == "pass" else self.workers
         of_one = truncation.overflow_probability(
             -(-self.most_drawn_from // self.workers) * self.microbatches,
             self.draw_probability,
@@ -262,11 +242,11 @@ class Sampling:
     def appearances(self, steps):
         """The largest number of times that one record can be used in `steps` steps of one run.
 
-        For shuffled or allocated batches, and for a stream, this is once in each pass that was
-        begun, or `max_participations` times. If the number of batches of a pass is unknown, each
-        step may begin a pass, up to `passes`.
+        For batches that are charged by passes, this is once in each pass that was begun, or
+        `max_participations` times. If the number of batches of a pass is unknown, each step may
+        begin a pass, up to `passes`.
         """
-        if self.is_poisson:
+        if self.rule.charged_by == "step":
             return steps * self.microbatches
         of_pass = self.max_participations or 1
         if self.steps_per_epoch is None:

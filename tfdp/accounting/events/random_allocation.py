@@ -8,6 +8,7 @@ from tfdp import _validate
 from tfdp.accounting.events.registry import register_event
 from tfdp.accounting.losses.allocation_losses import allocation_losses
 from tfdp.accounting.losses.gaussian_losses import gaussian_losses
+from tfdp.accounting.rounding import round_down
 
 
 @register_event
@@ -38,7 +39,7 @@ class RandomAllocationGaussianDpEvent(dp_accounting.DpEvent):
         """The event in a statement."""
         return (
             f"epochs of {self.num_steps} steps of Gaussian noise of multiplier "
-            f"{self.noise_multiplier:.6g}, each record in one random step of an epoch"
+            f"{round_down(self.noise_multiplier)}, each record in one random step of an epoch"
         )
 
     def rdp(self, orders):

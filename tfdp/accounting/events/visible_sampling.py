@@ -7,6 +7,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from tfdp.accounting.events.registry import register_event
 from tfdp.accounting.losses.gaussian_losses import gaussian_losses
+from tfdp.accounting.rounding import round_down, round_up
 
 
 @register_event
@@ -38,9 +39,9 @@ class VisiblySampledGaussianDpEvent(dp_accounting.DpEvent):
     def in_words(self):
         """The event in a statement."""
         return (
-            f"Gaussian noise of multiplier {self.noise_multiplier:.6g} on each record drawn with "
-            f"probability {self.sampling_probability:.6g}; the draw is visible, so sampling "
-            "amplifies nothing"
+            f"Gaussian noise of multiplier {round_down(self.noise_multiplier)} on each record "
+            f"drawn with probability {round_up(self.sampling_probability, 6)}; the draw is "
+            "visible, so sampling amplifies nothing"
         )
 
     def doubled(self):

@@ -1,4 +1,4 @@
-"""What is printed: statement, tables, plots. Every number comes from the ledger."""
+"""Statements, tables and plots. Every number in them comes from the ledger."""
 
 from tfdp._compat.imports import on_demand
 

@@ -8,12 +8,12 @@ from tfdp.accounting.accountants import epsilon
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.events.composition import compose, training_event
-from tfdp.accounting.reports.statement_text import round_up_to
+from tfdp.accounting.rounding import round_up_to
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """A training that is Poisson sampled, before it has run.
+    """A training run with Poisson sampling, before it runs.
 
     Args:
         num_examples: n.

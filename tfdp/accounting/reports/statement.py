@@ -19,6 +19,7 @@ from tfdp.accounting.events.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.events.composition import training_event
 from tfdp.accounting.losses.truncation import truncation_delta
 from tfdp.accounting.reports import statement_text
+from tfdp.accounting.rounding import round_up
 
 MIXED_UNITS = (
     "Some of the mechanisms below protect one person with all their records, others protect one "
@@ -28,7 +29,7 @@ MIXED_UNITS = (
 
 REPEATED_DRAW = (
     "Several of the runs below trained on the same draw made ahead. Their samples are the same, "
-    "so no epsilon for independent samples holds. Make a new draw for every training "
+    "so no epsilon for independent samples holds. Make a new draw for every training run "
     "(`tfdp.beam.draw_batches`)."
 )
 
@@ -54,7 +55,7 @@ class Statement:
 
     Args:
         epsilon: the composed epsilon of the ledger; infinite if nothing is private, or if none can
-            be stated (`unstated` says why).
+            be stated (`unstated` lists the reasons).
         delta: the delta of this epsilon.
         adjacency: the adjacency under which it holds.
         unit: what one record is, e.g. "one user".
@@ -149,7 +150,7 @@ class Statement:
         composed = ledger.epsilon(self.delta, self.accountant, self.adjacency)
         if composed > self.epsilon * (1 + _ROUNDING):
             raise ValueError(
-                f"The statement says epsilon = {self.epsilon:.6g}, but the mechanisms that it "
+                f"The statement states epsilon = {self.epsilon:.6g}, but the mechanisms that it "
                 f"lists compose to {composed:.6g} at delta = {self.delta:.3g}. It was damaged, or "
                 "changed by hand. Export the model again."
             )
@@ -222,8 +223,8 @@ def privacy_statement(
     if math.isinf(epsilon) and not unstated:
         uncut = _without_cuts(ledger).epsilon(delta, accountant, adjacency)
         if math.isfinite(uncut):
-            unstated.append(CUT_OFF.format(epsilon=statement_text.round_up(uncut)))
-    shuffled = [e for e in trainings if e.adjacency is not None and not _is_stream(e)]
+            unstated.append(CUT_OFF.format(epsilon=round_up(uncut)))
+    shuffled = [e for e in trainings if _saves_as_poisson(e)]
     return Statement(
         epsilon=epsilon,
         delta=delta,
@@ -245,8 +246,11 @@ def privacy_statement(
     )
 
 
-def _is_stream(entry):
-    return Sampling.from_dict(entry.details["sampling"]).is_stream
+def _saves_as_poisson(entry):
+    """Whether an entry is of a training that a reader is told to compare with Poisson samples."""
+    sampling = entry.details.get("sampling")
+    training = entry.details.get("kind") == PrivateTraining.kind and sampling is not None
+    return training and Sampling.from_dict(sampling).rule.saves_as_poisson
 
 
 def _last_sampling(trainings):
@@ -264,9 +268,9 @@ def _if_poisson(ledger, delta):
 
 def _entry_if_poisson(entry):
     """A ledger entry of private training as it would be on Poisson samples; for comparison."""
-    details = entry.details
-    if details.get("kind") != PrivateTraining.kind or entry.adjacency is None:
+    if not _saves_as_poisson(entry):
         return entry
+    details = entry.details
     sampling = Sampling.from_dict(details["sampling"])
     event = training_event(
         details["noise_multiplier"], sampling.sampling_probability, details["mechanism"]

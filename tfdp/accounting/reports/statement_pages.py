@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tfdp.accounting.reports import statement_text
+from tfdp.accounting.rounding import round_up
 
 if TYPE_CHECKING:
     from tfdp.accounting.reports.statement import Statement
@@ -56,12 +57,12 @@ def to_html(statement: Statement) -> str:
 
 
 def _headline(statement):
-    delta = f"delta = {statement.delta:.4g}"
+    delta = f"delta = {round_up(statement.delta)}"
     if statement.unstated:
         return f"No finite epsilon can be stated, at {delta}"
     if math.isinf(statement.epsilon):
         return f"epsilon = infinity, {delta}: not private"
-    return f"epsilon = {statement_text.round_up(statement.epsilon)}, {delta}"
+    return f"epsilon = {round_up(statement.epsilon)}, {delta}"
 
 
 def _facts(statement):
@@ -84,7 +85,7 @@ def _lists(statement):
         ("Mechanisms that touched the data", entries or [statement_text.EMPTY]),
         ("Batches", _batches(statement)),
         ("Not covered by this guarantee", statement.not_covered),
-        ("Assumed, not checked", statement.assumptions),
+        ("Assumed, not checked", statement_text.assumed_in_words(statement)),
         ("Remarks", statement.remarks),
     )
     return [(title, items) for title, items in lists if items]

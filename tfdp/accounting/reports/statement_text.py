@@ -1,18 +1,18 @@
 """A privacy statement in words that a reader without a background in privacy can follow."""
 
-import decimal
 import math
 import textwrap
 
 from tfdp.accounting.charges.ledger_entry import period_of
-from tfdp.accounting.charges.sampling import PERSON
+from tfdp.accounting.charges.sampling import PERSON, Sampling
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.accounting.events.registry import event_from_dict
+from tfdp.accounting.rounding import round_down, round_up
 
 _NEIGHBOURS = {
-    "add_or_remove_one": "adding or removing {unit}",
-    "replace_one": "replacing {unit} by any other",
-    "zero_out": "blanking out {unit} (its contribution becomes zero)",
+    "add_or_remove_one": "is added or removed",
+    "replace_one": "is replaced by any other",
+    "zero_out": "is blanked out (its contribution becomes zero) or restored",
 }
 ACCOUNTANTS = {
     "pld": "privacy loss distributions (PLD)",
@@ -32,7 +32,7 @@ def render(statement):
     lines += [f"Batches: {how}" for how in drawn_in_words(statement)] + cut_off_in_words(statement)
     for title, items in (
         ("Not covered by this guarantee:", statement.not_covered),
-        ("Assumed, not checked:", statement.assumptions),
+        ("Assumed, not checked:", assumed_in_words(statement)),
         ("Remarks:", statement.remarks),
     ):
         if items:
@@ -45,16 +45,15 @@ EMPTY = "No mechanism has touched the data yet."
 
 
 def _headline(statement):
+    delta = round_up(statement.delta)
     if statement.unstated:
-        lines = [
-            f"epsilon = infinity at delta = {statement.delta:.4g}: NO FINITE EPSILON CAN BE STATED."
-        ]
+        lines = [f"epsilon = infinity at delta = {delta}: NO FINITE EPSILON CAN BE STATED."]
         return lines + [f"  - {reason}" for reason in statement.unstated]
     if math.isinf(statement.epsilon):
-        return [f"epsilon = infinity at delta = {statement.delta:.4g}: NOT PRIVATE."]
+        return [f"epsilon = infinity at delta = {delta}: NOT PRIVATE."]
     of = "" if statement.num_examples is None else f", of {statement.num_examples}"
     lines = [
-        f"epsilon = {round_up(statement.epsilon)}, delta = {statement.delta:.4g}",
+        f"epsilon = {round_up(statement.epsilon)}, delta = {delta}",
         f"Unit of privacy: {statement.unit}{of}.",
         f"Adjacency: {statement.adjacency}. {in_words(statement)}",
     ]
@@ -62,11 +61,11 @@ def _headline(statement):
 
 
 def in_words(statement):
-    """What a finite epsilon says."""
-    change = _NEIGHBOURS[statement.adjacency].format(unit=statement.unit)
+    """The definition of differential privacy with the statement's numbers; for a finite epsilon."""
     return (
-        f"By {change}, the probability of any outcome changes by at most a factor "
-        f"e^{round_up(statement.epsilon)}, except with probability {statement.delta:.4g}."
+        f"If {statement.unit} {_NEIGHBOURS[statement.adjacency]}, the probability p of any set of "
+        f"outcomes rises to at most e^{round_up(statement.epsilon)} * p + "
+        f"{round_up(statement.delta)}."
     )
 
 
@@ -88,7 +87,7 @@ def without_amplification(statement):
 def budget_in_words(statement):
     """What was asked for, and whether it was kept."""
     budget = statement.budget
-    line = f"epsilon = {budget.epsilon:g}, delta = {budget.delta:.4g}"
+    line = f"epsilon = {budget.epsilon:g}, delta = {round_up(budget.delta)}"
     return f"{line}; {'kept' if statement.kept else 'NOT KEPT'}"
 
 
@@ -108,31 +107,31 @@ def describe(event):
         return event.in_words()
     name = type(event).__name__.removesuffix("DpEvent")
     if name == "PoissonSampled":
-        inner = describe(event.event)
-        return f"{inner}, Poisson sampled with probability {event.sampling_probability:.6g}"
+        sampled = round_up(event.sampling_probability, 6)
+        return f"{describe(event.event)}, Poisson sampled with probability {sampled}"
     if name == "PoissonSampledConcentrated":
         sampled = event.sampling_probability
-        how = f", Poisson sampled with probability {sampled:.6g}" if sampled < 1 else ""
-        sigma = f"{event.noise_multiplier:.6g}"
+        how = f", Poisson sampled with probability {round_up(sampled, 6)}" if sampled < 1 else ""
+        sigma = round_down(event.noise_multiplier)
         return f"mechanism as concentrated as Gaussian noise of multiplier {sigma}{how}"
     if name == "MixtureOfGaussians":
         most = max(event.sensitivities)
         mean = sum(w * c for w, c in zip(event.sampling_probs, event.sensitivities, strict=True))
         return (
-            f"Gaussian noise of multiplier {event.standard_deviation:.6g} on a sum that one unit "
-            f"of privacy moves by a random number of clip norms ({mean:.6g} on average, at most "
-            f"{most:g})"
+            f"Gaussian noise of multiplier {round_down(event.standard_deviation)} on a sum that "
+            f"one unit of privacy moves by a random number of clip norms ({round_up(mean, 6)} on "
+            f"average, at most {most:g})"
         )
     if name == "Gaussian":
-        return f"Gaussian noise of multiplier {event.noise_multiplier:.6g}"
+        return f"Gaussian noise of multiplier {round_down(event.noise_multiplier)}"
     if name == "Laplace":
-        return f"Laplace noise of multiplier {event.noise_multiplier:.6g}"
+        return f"Laplace noise of multiplier {round_down(event.noise_multiplier)}"
     if name == "SelfComposed":
         return f"{event.count} x {describe(event.event)}"
     if name == "Composed":
         return " and ".join(describe(part) for part in event.events)
     if name == "RepeatAndSelect":
-        how = f"{event.mean:g} on average, shape {event.shape:g}"
+        how = f"{round_up(event.mean, 6)} on average, shape {event.shape:g}"
         return f"the best of a random number of runs ({how}) of: {describe(event.event)}"
     if name == "NonPrivate":
         return "release without noise (not private)"
@@ -146,7 +145,7 @@ def drawn_in_words(statement):
         details = entry["details"]
         if "sampling" not in details:
             continue
-        sampling = details["sampling"]
+        sampling = Sampling.from_dict(details["sampling"])
         steps = details.get("steps", entry["count"])
         if details.get("kind") != "training":
             steps = None
@@ -168,8 +167,16 @@ def cut_off_in_words(statement):
     most = " or ".join(dict.fromkeys(capacities))
     return [
         f"A batch holds at most {most}. Larger draws are cut, which takes "
-        f"{statement.overflow_delta:.3g} of the delta above."
+        f"{round_up(statement.overflow_delta)} of the delta above."
     ]
+
+
+def assumed_in_words(statement):
+    """What nobody checked, and that n is public, which every proof takes for granted; a list."""
+    if statement.num_examples is None:
+        return [*statement.assumptions]
+    number = f"the number of units of privacy, {statement.num_examples}, is public"
+    return [number, *statement.assumptions]
 
 
 def _details(entries):
@@ -180,82 +187,52 @@ def _details(entries):
 
 
 def _drawn(sampling, steps):
-    kind = sampling["kind"].removeprefix("declared_")
-    size, number = sampling["expected_batch_size"], sampling["num_examples"]
-    of = "" if steps is None else f" in each of {steps} steps"
-    most, one = sampling.get("max_records_per_unit"), "record"
-    records = sampling.get("num_records")
-    probability = size / (number if records is None else records)
+    most, records = sampling.max_records_per_unit, sampling.num_records
+    in_each = "" if steps is None else f" in each of {steps} steps"
+    size = f"{sampling.expected_batch_size:g}"
+    probability = round_up(sampling.sampling_probability, 6)
     if records is not None:
         return (
-            f"Poisson sampled, each record separately with probability {probability:.6g}{of} "
-            f"({size:g} of {records} records expected). Of each person, at most {most} records "
-            "take part, which were chosen once. The accounting covers steps that contain several "
-            "of them."
+            f"Poisson sampled, each record separately with probability {probability}{in_each} "
+            f"({size} of {records} records expected). Of each person, at most {most} records take "
+            "part, which were chosen once. The accounting covers steps that contain several of "
+            "them."
         )
-    if most is not None:
-        one, number = "person", f"{number} persons"
-        of += f", with at most {most} of its records"
-    if kind == "full_batch":
-        every = "step" if steps is None else f"one of {steps} steps"
-        return f"every record in every {every}."
-    if kind == "shuffled":
-        return f"shuffled, {size:g} of {number}{of}; not Poisson sampled."
-    if kind == "stream":
-        return f"a stream in its order, {size:g} of {number}{of}; {_passes(sampling)}."
-    if kind == "allocated":
-        among = "" if steps is None else f", {steps} steps"
-        with_most = "" if most is None else f", with at most {most} of its records"
-        return (
-            f"random allocation, each {one} in one of the {round(1 / probability)} steps "
-            f"of an epoch{with_most} ({size:g} of {number} expected in a step){among}."
-        )
-    return (
-        f"Poisson sampled, each {one} with probability {probability:.6g}{of} "
-        f"({size:g} of {number} expected)."
+    return sampling.rule.words.format(
+        one="record" if most is None else "person",
+        number=f"{sampling.num_examples}{'' if most is None else ' persons'}",
+        size=size,
+        probability=probability,
+        in_each=in_each,
+        with_most="" if most is None else f", with at most {most} of its records",
+        among="" if steps is None else f", {steps} steps",
+        one_of_steps="step" if steps is None else f"one of {steps} steps",
+        steps_of_pass=sampling.allocation_steps,
+        passes=_passes(sampling),
     )
 
 
 def _passes(sampling):
     """How often a record of a stream was used, at most."""
-    passes, most = sampling.get("passes") or 1, sampling.get("max_participations")
-    if most is not None:
+    passes = sampling.passes or 1
+    if sampling.max_participations is not None:
         return (
-            f"nobody is in more than {most} of them, {sampling['min_separation']} or more steps "
-            "apart, and later records were left out"
+            f"nobody is in more than {sampling.max_participations} of them, "
+            f"{sampling.min_separation} or more steps apart, and later records were left out"
         )
     return "each once" if passes == 1 else f"each at most {passes} times, once a pass"
 
 
 def _correlated(correlation):
-    """What a chain of correlated noise costs, and when."""
+    """What the epsilon of a chain of correlated noise covers."""
     if correlation is None:
         return ""
     chain = Correlation(**correlation)
     return (
-        f" The noise of a step takes back noise of up to {chain.bands - 1} steps before it: all "
-        f"steps, up to {chain.steps}, are one mechanism. Its epsilon is that of all of them from "
-        "the first step on; a training that ends early costs as much."
+        f" The noise of a step cancels part of the noise of up to {chain.bands - 1} steps before "
+        f"it. All steps, up to {chain.steps}, are one mechanism: from the first step on, epsilon "
+        "covers all of them. A training run that ends early has the same epsilon."
     )
-
-
-def round_up(value):
-    """Four significant digits, never below the value: what is printed must not be too small."""
-    if value == 0 or math.isinf(value):
-        return f"{value:g}"
-    exact = decimal.Decimal(repr(float(value)))
-    digit = decimal.Decimal(1).scaleb(exact.adjusted() - 3)
-    rounded = exact.quantize(digit, decimal.ROUND_CEILING)
-    return f"{rounded.normalize():f}"
-
-
-def round_up_to(value, decimals):
-    """The value rounded up to a number of decimals, as a float never below it."""
-    if not math.isfinite(value):
-        return value
-    digit = decimal.Decimal(1).scaleb(-decimals)
-    rounded = float(decimal.Decimal(repr(float(value))).quantize(digit, decimal.ROUND_CEILING))
-    return rounded if rounded >= value else math.nextafter(rounded, math.inf)
 
 
 def _wrap(line):

@@ -42,7 +42,7 @@ def _get(call):
 def _pop(call):
     rows = call.values[0]
     if not rows.axis:
-        return call.joined("takes the last of the examples")
+        return call.joined("takes only the last example")
     return [rows, Rows(rows.axis - 1, rows.inner)]
 
 

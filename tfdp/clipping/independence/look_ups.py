@@ -52,7 +52,7 @@ def _gather(call):
             return call.joined(TAKES)
     shared = [v is not None and v.axis < batch for v in values]
     if len(places) > 1 or (None not in values and not all(shared)):
-        return call.joined("brings examples to other examples")
+        return call.joined("combines examples with other examples")
     return Rows(*places.pop())
 
 

@@ -61,7 +61,7 @@ def aligned(call, ends):
     places = {(ends[i] - v.axis, v.inner) for i, v in call.rows()}
     sizes = {call.shape(i)[v.axis] for i, v in call.rows()} - {None}
     if len(places) > 1 or len(sizes) > 1 or any(p[0] <= 0 for p in places):
-        return call.joined("brings examples to other examples")
+        return call.joined("combines examples with other examples")
     ((from_last, inner),) = places
     for i, end in ends.items():
         if call.values[i] is PUBLIC and end >= from_last:

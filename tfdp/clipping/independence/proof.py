@@ -44,7 +44,7 @@ def _message(value, where):
         return f"{who} mixes the examples of a batch: {what}. {WAY_OUT}"
     return (
         f"{who} may mix the examples of a batch: {what}, and tests on random values could not "
-        "show that it keeps them apart. Move this computation into the data, before sampling, or "
+        "show that it keeps them apart. Compute it for each example by itself, before sampling, or "
         "build it from other operations. If you know that it treats each example separately, "
         "train with `make_private(model, validate=False)`; the statement lists that as assumed."
     )

@@ -73,7 +73,7 @@ class Call:
             return None
         kinds = {type(v) for v in held}
         if kinds == {Rows, One}:
-            return self.joined("brings one example to all of them")
+            return self.joined("combines one example with all others")
         return together(self, held)
 
     def rows(self):
@@ -107,4 +107,4 @@ def together(call, values):
         return met_by(joined, call.op) if any(map(is_of_examples, values)) else joined
     if all(v == values[0] for v in values):
         return values[0]
-    return call.joined("brings examples to other examples")
+    return call.joined("combines examples with other examples")

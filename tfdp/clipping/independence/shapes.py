@@ -16,7 +16,7 @@ def _reshape(call):
     found = axis_after_reshape(call.shape(0), out, rows, call.batch_size)
     if found is None and None in (*call.shape(0), *out):
         return unknown(call)
-    return found or call.joined("gives the examples no axis of their own")
+    return found or call.joined("merges the axis of the examples with another axis")
 
 
 @rule("Transpose")
@@ -56,7 +56,7 @@ def _along_axis(call):
     if axes is None or call.rows() != [(0, rows)]:
         return unknown(call)
     moved = rows.axis in {int(a) % rank for a in np.ravel(axes)}
-    return call.joined("moves along the examples of the batch") if moved else rows
+    return call.joined("moves or adds up values along the examples") if moved else rows
 
 
 @rule("OneHot")
@@ -80,7 +80,7 @@ def _concatenated(call):
     rank = call.rank(0)
     rows = Rows(rank - found[0], found[1])
     if int(axis) % rank == rows.axis:
-        return call.joined("lays examples beside others on their axis")
+        return call.joined("concatenates along the axis of the examples")
     return rows
 
 

@@ -149,7 +149,7 @@ class Walk:
         op, graph = call.op, call.op.graph
         held = [(t, v) for t, v in zip(op.inputs, call.values, strict=True) if v is not PUBLIC]
         if any(t.dtype == tf.variant for t, _ in held):
-            return Joined(op, "has a gradient of its own for a list", known=False)
+            return Joined(op, "has a custom gradient for a list", known=False)
         held = [(t, v) for t, v in held if t.dtype.is_floating or t.dtype.is_complex]
         start, captured = len(graph.get_operations()), {id(t) for _, t in _captures(graph)}
         try:
@@ -164,11 +164,11 @@ class Walk:
         for tensor, output, value in zip(upstream, op.outputs, found, strict=True):
             if value is PUBLIC:  # but not what comes back to it
                 same = [v for t, v in held if t.shape == output.shape]
-                value = same[0] if same else Joined(op, "has a gradient of its own")
+                value = same[0] if same else Joined(op, "has a custom gradient")
             given[tensor.name] = value
         for outer, inner in _captures(graph):
             if id(inner) not in captured and not call.body.is_public_outside(outer):
-                return Joined(op, "has a gradient that takes tensors from around it", known=False)
+                return Joined(op, "has a gradient that reads tensors from outside", known=False)
         body = call.body
         body.is_gradient = True
         self._through(body, {**body.values, **given}, start)
@@ -176,13 +176,13 @@ class Walk:
         for (_, before), gradient in zip(held, gradients, strict=True):
             value = before if gradient is None else body.value(gradient)
             if isinstance(value, Joined):
-                what = f"has a gradient of its own, in which {value.op.type} {value.what}"
+                what = f"has a custom gradient, in which {value.op.type} {value.what}"
                 return Joined(op, what, value.known)
             if value is PUBLIC and isinstance(before, Rows):
                 why = body.unlike(gradient, before.axis)
                 value = before if not why else None
             if value not in (before, PUBLIC):
-                return Joined(op, "has a gradient of its own that joins the examples")
+                return Joined(op, "has a custom gradient that joins the examples")
         return None
 
     def _functions(self, op, inputs):
@@ -232,7 +232,7 @@ class Walk:
             for k, (t, before) in enumerate(zip(graph.outputs, values, strict=True)):
                 value = body.value(t)
                 if isinstance(value, One) and value not in call.values:
-                    value = Joined(t.op, "hands one example on to the next")
+                    value = Joined(t.op, "passes values of one example to the next")
                 sides = [(call.body, op.inputs[k], before), (body, t, value)]
                 after.append(before if kept[k] else _either(call, sides))
             places = body.broken_assumption()  # of those that were just made, too

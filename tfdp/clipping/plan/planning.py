@@ -118,9 +118,9 @@ def make_clipping_plan(model, x):
     if calls is None:
         raise PrivacyError(
             f"Layers of model {model.name!r} without a clipping rule need the inputs one example "
-            "at a time. Pass dense tensors of shape (batch, ...), padded if their lengths "
-            "differ, not ragged or sparse ones, or tensors without a batch axis. Received: "
-            f"inputs {[kind(t) for t in tf.nest.flatten(x)]}"
+            "at a time. Pass dense tensors of shape (batch, ...), and pad examples of different "
+            "lengths. Ragged or sparse tensors, or ones without a batch axis, cannot be split. "
+            f"Received: inputs {[kind(t) for t in tf.nest.flatten(x)]}"
         )
     draws = Draws(first.graph) if any(planned.rule is None for planned in calls) else None
     for planned in calls:

@@ -17,8 +17,9 @@ WAY_OUT = (
     "by negatives that are drawn once a step for all examples, from what is public: "
     "`tfdp.layers.SharedNegatives`, or the whole model, `tfdp.models.TwoTower`. "
     "Replace statistics of the batch by normalisation within each example (LayerNormalization, "
-    "GroupNormalization). Mix, sort or augment examples in the data, before sampling. Give "
-    "labels the shape of the outputs, so that they do not broadcast."
+    "GroupNormalization). Sort examples, or augment each example by itself, before sampling. Do "
+    "not mix examples before sampling either: a mixed record holds the data of several people. "
+    "Give labels the shape of the outputs, so that they do not broadcast."
 )
 
 #: What a model does whose forward pass is not the one that was planned for, for error messages.
@@ -211,9 +212,9 @@ def describe_tf_keras(thing):
     kind = f"{type(thing).__module__}.{type(thing).__name__}"
     return (
         f"{kind}, which is of tf_keras (Keras 2), as are all layers and models of "
-        "tensorflow_recommenders. They are not served: a Keras 3 model knows none of their "
-        "variables, and tfrs' TPUEmbedding updates its tables in its own backward pass, past any "
-        "clipping and noise. Build the model with Keras 3; in place of tfrs.layers.embedding use "
+        "tensorflow_recommenders. tfdp does not support them: a Keras 3 model does not track their "
+        "variables, and tfrs' TPUEmbedding updates its tables in its own backward pass, without "
+        "clipping and noise. Build the model with Keras 3. Instead of tfrs.layers.embedding use "
         "tfdp.layers.SparseEmbedding, or keras_rs.layers.DistributedEmbedding with "
         '`placement="default_device"`.'
     )

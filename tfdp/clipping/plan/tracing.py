@@ -119,11 +119,11 @@ def _refuse_corruption(model, graph):
     if product is not None:
         raise PrivacyError(
             f"Model {model.name!r} multiplies {product.inputs[0].shape} by one matrix of "
-            f"{product.inputs[1].shape[-2:]} ({product.name}). On CPUs, this TensorFlow then "
-            "writes outside its memory (tensorflow issue 117700): gradients, norms and so ε "
-            "could be wrong. Remove the axis of size 1, for example by `keras.ops.squeeze(x, "
-            "1)`, or set the environment variable TF_ENABLE_ONEDNN_OPTS=0 before you import "
-            "TensorFlow."
+            f"{product.inputs[1].shape[-2:]} ({product.name}). On CPUs, this version of "
+            "TensorFlow then writes beyond its buffer (tensorflow issue 117700): gradients, norms, "
+            "and so ε, could be wrong. Remove the axis of size 1, for example by "
+            "`keras.ops.squeeze(x, 1)`, or set the environment variable TF_ENABLE_ONEDNN_OPTS=0 "
+            "before you import TensorFlow."
         )
 
 
@@ -135,9 +135,10 @@ def refuse_corrupting_derivatives(call):
         raise PrivacyError(
             f"Layer {call.layer.name!r} has no clipping rule and computes a convolution of size "
             f"1x1 and strides {found.get_attr('strides')[1:3]} ({found.name}). On CPUs, this "
-            "TensorFlow writes outside its memory in its gradient: norms and so ε could be "
-            "wrong. Slice first (`x[:, ::2, ::2]`) and convolve with strides of 1, or set the "
-            "environment variable TF_ENABLE_ONEDNN_OPTS=0 before you import TensorFlow."
+            "version of TensorFlow writes beyond its buffer when it computes the gradient of this "
+            "convolution: norms, and so ε, could be wrong. Slice first (`x[:, ::2, ::2]`) and "
+            "convolve with strides of 1, or set the environment variable TF_ENABLE_ONEDNN_OPTS=0 "
+            "before you import TensorFlow."
         )
 
 

@@ -79,6 +79,7 @@ def shares_of_layers(names, given):
 
 
 def _flat(squared_norm, bound):
+    # CLIPS: no unit's contribution is longer than `bound`.
     return tf.minimum(tf.cast(1.0, squared_norm.dtype), bound / tf.sqrt(squared_norm))
 
 

@@ -1,4 +1,4 @@
-"""Per-example gradients of sparse tables, restricted to the rows that a step may touch."""
+"""Per-example gradients of sparse tables, restricted to the rows that a step may update."""
 
 import copy
 import dataclasses
@@ -31,7 +31,7 @@ class SurvivorSums:
 
 
 def mark_sparse_table(variable, name):
-    """Makes a variable known as a table of which a private step may touch single rows."""
+    """Makes a variable known as a table of which a private step may update single rows."""
     variable.sparse_table = name
 
 
@@ -64,12 +64,12 @@ def activated_rows(model, result):
             gradient = gradient.rows or _no_rows(variables[i], result.unit_mask)
         if not isinstance(gradient, RowGradients):
             raise PrivacyError(
-                f"Table {name!r} is used other than by its layer's own look-up: in a subclass "
-                "with its own `call`, inside a layer without a rule, read as a whole, or for "
-                "shared negatives below an activation. tfdp then cannot tell from ids which rows "
-                "have a gradient. Call the SparseEmbedding (or the keras_rs layer) directly in the "
-                "model, with linear layers alone after it in the tower of shared negatives, or "
-                "remove `selection`."
+                f"Table {name!r} is used in another way than by its layer's own look-up: in a "
+                "subclass with its own `call`, inside a layer without a rule, read as a whole, or "
+                "for shared negatives below an activation. tfdp then cannot tell from ids which "
+                "rows have a gradient. Call the SparseEmbedding (or the keras_rs layer) directly "
+                "in the model, or remove `selection`. In a tower of shared negatives, only linear "
+                "layers may follow it."
             )
         found[i] = gradient
     return found

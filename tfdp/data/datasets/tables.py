@@ -44,8 +44,8 @@ def load_clicks(
     are hashed into buckets, or their ids are positions in a public list.
 
     Args:
-        data: path of a file, a DataFrame or a dict of columns, as for `load_sequences`, in the
-            order of time.
+        data: path of a file, a DataFrame or a dict of columns, as for `load_sequences`, in
+            chronological order.
         label: the column of 0 and 1.
         categories: dict of column to the number of hash buckets, or to the list of its values. A
             list is thereby declared public: ids are positions in it, from 1; 0 is for other values.
@@ -71,7 +71,11 @@ def load_clicks(
     origin = Origin.all_of([origin, Origin.of(categories), held_out_by_place(test_fraction)])
     clicked = as_integers(clicked)
     if clicked is None or not np.isin(clicked, (0, 1)).all():
-        raise ValueError(f"Column {label!r} must hold 0 and 1 alone")
+        raise ValueError(
+            f"Column {label!r} must hold 0 or 1 in every row. Convert its labels, and remove rows "
+            "without one. Received: other values, which this message does not show because they "
+            "are private"
+        )
     x, sizes, lists = {}, {}, []
     for (name, known), column in zip(categories.items(), columns, strict=False):
         x[str(name)], sizes[str(name)] = _ids(str(name), known, _as_text(column))
@@ -213,5 +217,9 @@ def _numbers(column, name):
     except ValueError:
         values = [np.nan]
     if not np.isfinite(values).all():
-        raise ValueError(f"Column {name!r} must hold finite numbers alone, or nothing")
+        raise ValueError(
+            f"Column {name!r} must hold a finite number or an empty field in every row. Convert "
+            "other values, or give the column to `categories`. Received: other values, which this "
+            "message does not show because they are private"
+        )
     return np.array(values, np.float32)

@@ -94,9 +94,9 @@ def refuse_drawn(name, dataset, way_out):
         if hides_others(made_from):
             raise ValueError(
                 f"Argument `{name}` is made from another dataset or an iterator, inside a "
-                "function or as an element. tfdp cannot follow there how its batches were drawn "
-                "and what its records cost. Create that dataset inside the function, or join "
-                f"datasets by their methods. {way_out} Received: {dataset}, made by a "
+                "function or as an element. tfdp then cannot follow how its batches were drawn "
+                "and which charges its records carry. Create that dataset inside the function, or "
+                f"join datasets by their methods. {way_out} Received: {dataset}, made by a "
                 f"{type(made_from).__name__}"
             )
 
@@ -141,7 +141,7 @@ def _with_steps_of(dataset, sampling):
     if steps > 0:
         longest = sampling.steps_per_epoch
         return dataclasses.replace(sampling, steps_per_epoch=min(steps, longest or steps))
-    if sampling.is_poisson or _has_all_batches(dataset):
+    if sampling.rule.charged_by == "step" or _has_all_batches(dataset):
         return sampling
     return dataclasses.replace(sampling, steps_per_epoch=None)
 
@@ -150,11 +150,12 @@ def _check_pass(dataset, sampling):
     """Refuses a dataset that is too long for one pass over shuffled records."""
     longest = -(-sampling.num_examples // max(1, int(sampling.expected_batch_size)))
     count = int(dataset.cardinality())
-    if not sampling.is_poisson and (count > longest or count == tf.data.INFINITE_CARDINALITY):
+    too_long = count > longest or count == tf.data.INFINITE_CARDINALITY
+    if sampling.rule.charged_by == "pass" and too_long:
         raise ValueError(
             "Argument `dataset` must be one pass over the records, each once. Remove `repeat`, "
             "and give `fit` the number of epochs. Received: a dataset of "
-            f"{'endless' if count < 0 else count} batches, where {longest} hold all records"
+            f"{'endless' if count < 0 else count} batches, but {longest} batches hold all records"
         )
 
 

@@ -19,8 +19,8 @@ class ChargedRelease:
     Attributes:
         event: `dp_accounting` event of the release, under add-or-remove-one adjacency.
         label: the event's name in a ledger.
-        count: how many such events there were.
-        num_examples: number of records n, or of persons.
+        event_count: how many such events there were.
+        num_examples: number of records n, or of persons; None where this number is private itself.
         details: public parameters, and a random name, by which one release costs once and two
             cost twice.
         origin: `Origin` of the records: what they were made with costs, too.
@@ -28,9 +28,9 @@ class ChargedRelease:
 
     event: "dp_accounting.DpEvent"
     label: str
-    num_examples: int
+    num_examples: int | None
     details: dict[str, Any]
-    count: int = 1
+    event_count: int
     origin: Origin = dataclasses.field(default_factory=Origin)
 
     def __post_init__(self):
@@ -53,7 +53,7 @@ class ChargedRelease:
     def entry(self):
         """The `LedgerEntry` of the release."""
         details = {**self.details, "num_examples": self.num_examples}
-        return accounting.LedgerEntry(self.label, self.event, self.count, details)
+        return accounting.LedgerEntry(self.label, self.event, self.event_count, details)
 
     @property
     def privacy_releases(self):

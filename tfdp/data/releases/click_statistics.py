@@ -119,6 +119,7 @@ def private_click_statistics(
             event=dp_accounting.GaussianDpEvent(sigma),
             label="click statistics",
             num_examples=n,
+            event_count=1,
             details={
                 **cost,
                 "num_features": len(names),

@@ -75,7 +75,7 @@ def private_frequency(
         privacy_ids, max_records_per_unit: as for `poisson_batches`. The release is then the share
             of persons who have an item, and private for persons.
         period: a `Period` of `DisjointPeriods` that contains all of these persons. Among releases
-            and trainings of disjoint periods, only the costliest counts.
+            and training runs of disjoint periods, only the costliest counts.
 
     Returns:
         A `FrequencyRelease`. With `privacy_ids` its `num_examples` is the number of persons.
@@ -141,6 +141,7 @@ def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, detai
         event=event,
         label="item frequencies",
         num_examples=n,
+        event_count=1,
         details={
             "mechanism": mechanism,
             "epsilon": float(epsilon),

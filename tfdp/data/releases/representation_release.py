@@ -112,7 +112,7 @@ class Release(ChargedRelease):
                 targets=saved["targets"],
                 event=entry.event,
                 label=entry.label,
-                count=entry.count,
+                event_count=entry.count,
                 num_examples=entry.details["num_examples"],
                 details=entry.details,
                 origin=Origin(tuple(releases), tuple(json.loads(str(saved["assumptions"])))),

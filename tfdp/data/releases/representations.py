@@ -18,8 +18,8 @@ from tfdp.accounting.events.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.releases.representation_release import Release, free_path
+from tfdp.data.samplers.poisson import draw_poisson
 from tfdp.data.sampling.arguments import check_expected_batch_size
-from tfdp.data.sampling.poisson import draw_poisson
 from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.noise import Grid, NoiseSource
 
@@ -51,7 +51,7 @@ def release_once(
     out, and of half of it if they are replaced. The labels are *not* private, and are passed on.
 
     Args:
-        representations: float array (n, k), row i from record i alone, by an encoder that was
+        representations: float array (n, k), row i from record i only, by an encoder that was
             not trained on these records.
         labels: array (n,) or (n, ...).
         clip_norm: C.
@@ -90,6 +90,7 @@ def release_once(
         targets=targets,
         event=dp_accounting.GaussianDpEvent(noise_multiplier),
         label="released representations",
+        event_count=1,
         num_examples=len(h),
         details=details,
         origin=origin,
@@ -184,7 +185,7 @@ def release_mixtures(
         targets=noisy[:, k:],
         event=training_event(sigma, q),
         label="released mixtures",
-        count=num_mixtures,
+        event_count=num_mixtures,
         num_examples=n,
         details=details,
         origin=origin,

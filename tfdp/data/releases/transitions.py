@@ -184,6 +184,7 @@ def release_transitions(histories, settings, cost, shares, details, origin, sour
         event=dp_accounting.GaussianDpEvent(sigma),
         label="item transitions and popularity",
         num_examples=n,
+        event_count=1,
         details={
             **settings,
             **cost,

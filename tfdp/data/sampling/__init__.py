@@ -1,1 +1,1 @@
-"""How batches are sampled, by record or by person. Never looks into a record."""
+"""What samplers share: persons, periods, random numbers, batches of chosen rows."""

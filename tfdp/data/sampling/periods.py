@@ -170,8 +170,8 @@ class DisjointPeriods:
                 digests, owners = stored["digests"], stored["owners"].tolist()
         except (ValueError, KeyError, OSError) as error:
             raise ValueError(
-                "Argument `path` must name a file of a `tfdp.data.DisjointPeriods`, or none that "
-                f"exists. Received: path={str(self._path)!r}"
+                "Argument `path` must name a file of a `tfdp.data.DisjointPeriods`, or a file "
+                f"that does not exist yet. Received: path={str(self._path)!r}"
             ) from error
         rows = (row.tobytes() for row in digests)
         return name, {row: names[i] for row, i in zip(rows, owners, strict=True)}

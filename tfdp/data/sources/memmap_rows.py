@@ -111,5 +111,9 @@ class MappedRows:
             self._advise("POSIX_FADV_DONTNEED", offset, stride * len(self))
             self._kept = 0
         if len(found) != size * len(indices):
-            raise ValueError(f"The file {self._file.name} has become shorter than its map.")
+            raise ValueError(
+                f"The file {self._file.name!r} of an np.memmap must not become shorter while it is "
+                "read. Restore the file, and open it again. Received: "
+                f"{len(found)} bytes for {len(indices)} records of {size} bytes"
+            )
         return np.frombuffer(found, self._dtype).reshape(len(indices), *self._shape)

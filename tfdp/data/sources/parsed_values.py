@@ -11,7 +11,10 @@ _SHAPE, _DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 def placed(column, inverse, places, capacity):
     """(capacity, ...): the rows `inverse` of a column at their places, zeros everywhere else."""
     if len(places) != len(inverse):  # numpy would take one record for all places
-        raise ValueError(f"{len(inverse)} records for {len(places)} places.")
+        raise ValueError(
+            "A batch must get one record for each place. Check that the source returns one record "
+            f"for each index. Received: {len(inverse)} records for {len(places)} places"
+        )
     rows = np.zeros(capacity, np.int64)
     rows[places] = inverse
     padding = np.ones(capacity, bool)

@@ -20,9 +20,10 @@ def refuse_other_sources(name, source):
     if labelled or columns:
         raise ValueError(
             f"Argument `{name}` must return record i as item i, but items of a "
-            f"{type(source).__name__} are named by labels or columns: a record could be taken for "
-            "another person's. Pass arrays of its columns as a tuple (x, y), without `parse`, or "
-            f"a column as `column.to_numpy()`. Received: {name} of type {type(source).__name__}"
+            f"{type(source).__name__} are named by labels or columns: tfdp could attribute a "
+            "record to another person. Pass arrays of its columns as a tuple (x, y), without "
+            f"`parse`, or a column as `column.to_numpy()`. Received: {name} of type "
+            f"{type(source).__name__}"
         )
     pending = [source]
     while pending:

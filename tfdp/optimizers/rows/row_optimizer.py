@@ -1,4 +1,4 @@
-"""Optimizers that touch the rows they are given and no others."""
+"""Optimizers that update the rows they are given and no others."""
 
 import keras
 import tensorflow as tf
@@ -35,7 +35,7 @@ class RowOptimizer(keras.optimizers.Optimizer):
         name: name of the optimizer.
 
     Raises:
-        ValueError: for an option that would touch every row: `use_ema`, momentum, clipping of the
+        ValueError: for an option that would update every row: `use_ema`, momentum, clipping of the
             whole gradient or its accumulation. They are not arguments here.
     """
 

@@ -116,8 +116,9 @@ def step_sizes(optimizer: DPOptimizer, steps: int) -> list[str]:
                 "The weights will hardly move: the noise on each coordinate of a mean gradient "
                 f"({noise:.2g} = noise_multiplier · clip_norm / expected_batch_size) is below "
                 f"`epsilon` of {name} ({inner.epsilon:g}), and so are the clipped gradients. "
-                "Raise `clip_norm`, which changes nothing else for an adaptive optimizer, or "
-                f"lower `epsilon` of {name}"
+                f"Lower `epsilon` of {name}, or raise `clip_norm`. An adaptive optimizer divides "
+                "by the size of the gradients, so a higher `clip_norm` changes only which "
+                "gradients are clipped"
             ]
     else:
         return []
@@ -144,7 +145,7 @@ class SelectionWatch(keras.callbacks.Callback):
             warnings.warn(
                 f"No row of any sparse table survived the selection in epoch {epoch + 1}, so the "
                 "tables were not trained. Lower the `threshold`. "
-                "`model.optimizer.selection.explain(...)` says how many examples must share a "
+                "`model.optimizer.selection.explain(...)` shows how many examples must share a "
                 "row.",
                 stacklevel=2,
             )

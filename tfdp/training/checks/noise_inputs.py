@@ -53,7 +53,7 @@ def _compare(inputs, others):
         scale = max(np.max(np.abs(a), initial=0.0), 1e-6)
         if not np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True):
             raise PrivacyError(
-                "The input of forward noise mixes the examples of a batch: that of the first "
-                f"example changed by {np.nanmax(np.abs(a - b)):.3g} when only the others were "
+                "The input of forward noise mixes the examples of a batch: the input for the first "
+                f"example changed by {np.nanmax(np.abs(a - b)):.3g} when only other examples were "
                 f"replaced. {WAY_OUT}"
             )

@@ -74,7 +74,7 @@ def sampling_of_data(x, kwargs):
         sampling = sampling_of(x)
         if sampling is None:
             raise PrivacyError(
-                "Argument `x` of `fit` does not say how its batches were drawn, so tfdp cannot "
+                "Argument `x` of `fit` does not state how its batches were drawn, so tfdp cannot "
                 "compute ε. Make them with `tfdp.data.poisson_batches` or "
                 "`tfdp.data.shuffled_epochs` (only `map`, `prefetch` and similar operations may "
                 "follow). Or declare the sampling with `tfdp.data.declare_sampling(dataset, "
@@ -84,9 +84,9 @@ def sampling_of_data(x, kwargs):
         if isinstance(x, tf.distribute.DistributedDataset):
             # It has no end, so that no worker waits for one that has reached it.
             kwargs["steps_per_epoch"] = kwargs.get("steps_per_epoch") or sampling.steps_per_epoch
-        elif not sampling.is_declared:
+        elif not sampling.rule.is_declared:
             _check_rows(x, sampling)
-        if not sampling.is_poisson and sampling.steps_per_epoch is None:
+        if sampling.rule.charged_by == "pass" and sampling.steps_per_epoch is None:
             # Keras begins at most one pass in each epoch.
             epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
             longest = -(-sampling.num_examples // max(1, int(sampling.expected_batch_size)))

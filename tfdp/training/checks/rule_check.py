@@ -90,12 +90,12 @@ def _refuse_other_gradients(model, plan, by_rules, by_fallbacks):
         if not error <= _TOLERANCE * max(largest, 1e-6):
             variable = trained_variables(model)[i]
             raise PrivacyError(
-                f"The gradient of variable {variable.path!r} for one example is wrong by "
-                f"{error / max(largest, 1e-06):.3g} of the largest. The clipping rules "
-                f"{_foreign_names(plan)} computed it, and tfdp compared it with the exact "
-                f"fallback on {ROWS} examples. Row i of a rule's result must be the gradient of "
-                "example i alone. Correct the rule, or remove it: the layer then uses the exact "
-                "fallback."
+                f"The gradient of variable {variable.path!r} for one example differs from the "
+                f"exact one by {error / max(largest, 1e-06):.3g} of the largest norm. The "
+                f"clipping rules {_foreign_names(plan)} computed it, and tfdp compared it with "
+                f"the exact fallback on {ROWS} examples. Row i of a rule's result must be the "
+                "gradient of example i and of no other. Correct the rule, or remove it: the layer "
+                "then uses the exact fallback."
             )
 
 

@@ -42,7 +42,7 @@ def install():
         if HISTORY in store.keys():  # only a `DPModel` writes it there, and takes it out again
             raise ValueError(
                 f"These weights were saved from a private model, but {self.name!r} is a plain "
-                "one, with other paths to its layers in the file. Load them into "
+                "one, which expects other paths to its layers in the file. Load them into "
                 "`tfdp.make_private(model)`, which shares its weights with `model`, or save the "
                 "weights of the plain model, `model.save_weights(path)`."
             )

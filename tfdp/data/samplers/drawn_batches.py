@@ -96,8 +96,13 @@ class Manifest:
             )
         with tf.io.gfile.GFile(path) as file:
             fields = json.load(file)
-        if fields.pop("version", None) != _VERSION:
-            raise ValueError(f"{path} is no manifest of version {_VERSION}.")
+        version = fields.pop("version", None)
+        if version != _VERSION:
+            raise ValueError(
+                f"{path} must be a manifest of version {_VERSION}: another version of tfdp wrote "
+                "it. Draw again with `tfdp.beam.draw_batches`, into another directory. Received: "
+                f"version {version!r}"
+            )
         fields.pop("overflow_probability")
         fields["files"] = tuple((name, size) for name, size in fields["files"])
         manifest = cls(**fields)
@@ -246,7 +251,8 @@ def refuse_used_draw(sampling, history):
     state = _draws.get(sampling.draw)
     if state is None:
         raise PrivacyError(
-            "These batches were drawn ahead. Load them with `tfdp.data.load_batches`."
+            "These batches were drawn ahead, and this process has not loaded the draw. Load them "
+            "with `tfdp.data.load_batches`."
         )
     used = {getattr(m.sampling, "draw", None) for m, _ in history.private_runs}
     if sampling.draw in used or state.trains or tf.io.gfile.exists(f"{state.directory}/{TRAINED}"):

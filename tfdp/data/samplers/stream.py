@@ -13,10 +13,10 @@ import tensorflow as tf
 from tfdp._compat.tensorflow import ancestors, may_reorder
 from tfdp._validate import count
 from tfdp.accounting import Sampling
+from tfdp.data.samplers.read_once import batches_read_once
 from tfdp.data.sampling.batches import dataset_of_rows
 from tfdp.data.sampling.periods import claimed
 from tfdp.data.sampling.persons import checked_ids
-from tfdp.data.sampling.read_once import batches_read_once
 from tfdp.data.sampling.separated import separated
 from tfdp.data.sources.outside_memory import records_of
 from tfdp.errors import PrivacyError
@@ -35,9 +35,9 @@ def stream_batches(
 ) -> tf.data.Dataset:  # fmt: skip
     """Batches of the records in the order in which they are given, each record once a pass.
 
-    Nothing is drawn, and privacy is not amplified. What makes up for it is noise that later steps
-    partly take back, `DPOptimizer(..., noise_correlation="auto")`: it needs to know when a record
-    can come again, and this order says it. The last batch is filled with rows of zeros of weight 0.
+    Nothing is drawn, and privacy is not amplified. Noise that later steps partly cancel makes up
+    for it: `DPOptimizer(..., noise_correlation="auto")`. It needs to know when a record can come
+    again, and this order determines it. The last batch is filled with rows of zeros of weight 0.
 
     ```python
     batches = tfdp.data.stream_batches((x, y), batch_size=512)
@@ -136,10 +136,10 @@ def _check_read_once(data, parse, passes, privacy_ids, num_examples):
     alone = parse is None and privacy_ids is None and passes == 1
     if not (alone and isinstance(data, tf.data.Dataset)):
         raise ValueError(
-            "Argument `num_examples` is for a `tf.data.Dataset` of records that is read once, as "
-            "it comes: without `parse` and `privacy_ids`, and with passes=1. Anything else says "
-            f"itself how many records it has. Received: num_examples={num_examples}, data of type "
-            f"{type(data).__name__}, passes={passes}"
+            "Argument `num_examples` is for a `tf.data.Dataset` of records that is read once, in "
+            "its own order: without `parse` and `privacy_ids`, and with passes=1. Of all other "
+            "data tfdp knows the number of records. Leave it out. Received: "
+            f"num_examples={num_examples}, data of type {type(data).__name__}, passes={passes}"
         )
 
 
@@ -158,11 +158,11 @@ def _refuse_several_records(ids):
     several = len(ids) - len(np.unique(ids))
     if several:
         raise PrivacyError(
-            "Argument `privacy_ids` names some persons more than once: a person would take part "
-            "in several steps of a pass, and is charged for one. Bound their number and distance "
-            "with `max_participations` and `min_separation`, keep one record of each, or draw by "
-            "person with `tfdp.data.poisson_batches`. Received: "
-            f"{several} of {len(ids)} records of persons who have an earlier one"
+            "Argument `privacy_ids` names some persons more than once. Such a person would take "
+            "part in several steps of a pass, but is charged for one. Bound their number and "
+            "distance with `max_participations` and `min_separation`, keep one record of each, or "
+            f"draw by person with `tfdp.data.poisson_batches`. Received: {several} of {len(ids)} "
+            "records of persons who have an earlier one"
         )
 
 
@@ -177,14 +177,14 @@ def refuse_more_passes(sampling, epochs, steps_per_epoch):
     Raises:
         PrivacyError: if there are more passes than the stream was made for.
     """
-    if sampling is None or not sampling.is_stream:
+    if sampling is None or not sampling.rule.keeps_order:
         return
     passes, of_pass = sampling.passes or 1, sampling.steps_per_epoch
     if of_pass is None or epochs * (steps_per_epoch or of_pass) > passes * of_pass:
         raise PrivacyError(
-            f"These batches of `tfdp.data.stream_batches` may be gone through {passes} times in "
-            "one `fit`, and each record would come more often than it is charged for. Give "
-            "`stream_batches` the number of `passes`, or `fit` fewer epochs. Received: "
+            f"These batches of `tfdp.data.stream_batches` are made for {passes} passes in one "
+            "`fit`. In more passes, each record would take part more often than it is charged for. "
+            "Give `stream_batches` the number of `passes`, or `fit` fewer epochs. Received: "
             f"epochs={epochs}, steps_per_epoch={steps_per_epoch}, for {of_pass} steps a pass"
         )
 
@@ -200,13 +200,13 @@ def refuse_other_order(sampling, data):
         PrivacyError: if a record could come again sooner than a pass later, or another one of its
             person sooner than `min_separation`.
     """
-    if sampling is None or not sampling.is_stream or sampling.participations[0] == 1:
+    if sampling is None or not sampling.rule.keeps_order or sampling.participations[0] == 1:
         return
     keeps = isinstance(data, tf.data.Dataset) and data.options().deterministic is not False
     if not keeps or any(map(may_reorder, ancestors(data))):
         raise PrivacyError(
-            "These batches of `tfdp.data.stream_batches` may come in another order in each pass, "
-            "and a record or person sooner again than it is charged for. Remove "
+            "These batches of `tfdp.data.stream_batches` may come in another order in each pass. "
+            "A record or person could then come again sooner than the charge assumes. Remove "
             "`deterministic=False` after `stream_batches` and give `fit` the tf.data.Dataset "
             "itself, or take passes=1 and no `max_participations`. Received: "
             f"passes={sampling.passes}, max_participations={sampling.max_participations}, x={data}"
@@ -222,10 +222,10 @@ def refuse_left_out(sampling):
     Raises:
         PrivacyError: if a record or person of the stream may come again.
     """
-    if sampling is not None and sampling.is_stream and sampling.participations[0] > 1:
+    if sampling is not None and sampling.rule.keeps_order and sampling.participations[0] > 1:
         raise PrivacyError(
-            "A batch of this stream was left out, so that a record or person comes again after "
-            "fewer steps than it is charged for. Pass each batch of `training_batches` to "
+            "A batch of this stream was left out. A record or person would then come again after "
+            "fewer steps than the charge assumes. Pass each batch of `training_batches` to "
             "`train_on_batch`, or give `stream_batches` passes=1 and no `max_participations`. "
             f"Received: participations {sampling.participations[0]}, "
             f"{sampling.participations[1]} or more steps apart"

@@ -8,13 +8,13 @@ import numpy as np
 
 from tfdp._validate import count
 from tfdp.accounting import Sampling
+from tfdp.data.samplers.poisson import draw_poisson
 from tfdp.data.sampling.arguments import (
     capacity_of,
     check_expected_batch_size,
     steps_of_epoch,
 )
 from tfdp.data.sampling.batches import dataset_of_batches
-from tfdp.data.sampling.poisson import draw_poisson
 from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.data.sources.in_memory import Records
 

@@ -1,0 +1,1 @@
+"""How batches are sampled, by record or by person. Never looks into a record."""
