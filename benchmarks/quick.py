@@ -33,6 +33,7 @@ ARGUMENTS = {
     "persons_or_records": [],
     "float_attack": ["--draws", "100000", "--runs", "50"],
     "kills": ["--kills", "5"],
+    "kills_of_chains": ["--kills", "5"],
 }
 
 
