@@ -1,1 +1,1 @@
-"""`PrivateAttention`: releases its inputs at inference, not training data."""
+"""`PrivateAttention`: noise on attention at inference. Training data are not protected."""
