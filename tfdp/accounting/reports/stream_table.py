@@ -9,7 +9,7 @@ from tfdp.accounting.accountants import epsilon
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.events.composition import compose, training_event
-from tfdp.accounting.reports.statement_text import round_up_to
+from tfdp.accounting.rounding import round_up_to
 
 _ADJACENCY = "zero_out"
 
