@@ -14,7 +14,6 @@ counts; batches of 1,024, ids of a Zipf law. Steps of `fit` in one process, alte
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 
@@ -22,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+import record
 import tensorflow as tf
 
 import tfdp
@@ -97,8 +97,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=10**7)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out")
-    args = parser.parse_args()
+    args = record.parse(parser, rows=10**6, repeats=2)
     x, y = data(args.rows)
     models = {method: model_of(method, args.rows) for method in METHODS}
     seconds = {method: [] for method in METHODS}
@@ -107,24 +106,17 @@ def main():
             found = seconds_of_a_step(method, model, x, y)
             if turn:
                 seconds[method].append(found)
-    result = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "tensorflow": tf.__version__, "keras": keras.__version__,
-        "rows": args.rows, "width": WIDTH, "batch": BATCH,
-        "dense_parameters": sum(w.shape.num_elements() for w in models["adafest"].trainable_weights
-                                if w.shape[-1] != WIDTH),
-        "seconds": seconds,
-        "adafest / plain": {
-            method: statistics.median(
-                a / b for a, b in zip(seconds["adafest"], found, strict=True)
-            )
-            for method, found in seconds.items()
-        },
-    }  # fmt: skip
+    weights = models["adafest"].trainable_weights
+    result = record.Result(args.out, rows=args.rows, width=WIDTH, batch=BATCH, seconds=seconds)
+    result["dense_parameters"] = sum(
+        w.shape.num_elements() for w in weights if w.shape[-1] != WIDTH
+    )
+    result["adafest / plain"] = {
+        method: statistics.median(a / b for a, b in zip(seconds["adafest"], found, strict=True))
+        for method, found in seconds.items()
+    }
     print(json.dumps(result, indent=1))
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(result, file, indent=1)
+    result.write()
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ timed alternately in one process, so that whatever else the machine does hits bo
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import time
 
@@ -17,6 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+import record
 import tensorflow as tf
 from keras import layers
 
@@ -156,20 +155,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=list(ARCHITECTURES))
     parser.add_argument("--seconds", type=float, default=6, help="for each architecture")
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    result = {"machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-              "tensorflow": tf.__version__, "keras": keras.__version__, "steps": []}  # fmt: skip
+    args = record.parse(parser, seconds=2.0)
+    result = record.Result(args.out, steps=[])
     for name in args.only:
         row = measure(name, args.seconds)
         result["steps"].append(row)
+        result.write()
         print(f"{name:30} plain {1e3 * row['plain_seconds']:7.2f} ms"
               f"  private {1e3 * row['private_seconds']:7.2f} ms  ratio {row['ratio']:5.2f}"
               f" (fastest {row['ratio_of_fastest']:5.2f})"
               f"  first step {row['first_private_seconds']:5.1f} s", flush=True)  # fmt: skip
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(result, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ import gc
 import itertools
 import json
 import os
-import pathlib
-import platform
 import time
+
+import record
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -188,23 +188,16 @@ class Results:
     """Runs in a JSON file, written as they come."""
 
     def __init__(self, path, recipe):
-        import keras
-        import tensorflow as tf
-
-        self.path = pathlib.Path(path)
-        self.content = {
-            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-            "tensorflow": tf.__version__, "keras": keras.__version__, "recipe": recipe, "runs": [],
-        }  # fmt: skip
-        if self.path.exists():
-            self.content = json.loads(self.path.read_text())
+        self.content = record.Result(path, recipe=recipe, runs=[])
+        if self.content.path.exists():
+            self.content.update(json.loads(self.content.path.read_text()))
 
     def has(self, **key):
         return any(all(r.get(k) == v for k, v in key.items()) for r in self.content["runs"])
 
     def add(self, result):
         self.content["runs"].append(result)
-        self.path.write_text(json.dumps(self.content, indent=1))
+        self.content.write()
         print(json.dumps({k: v for k, v in result.items() if k != "auc_by_epoch"}), flush=True)
 
 

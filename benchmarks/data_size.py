@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-import tensorflow as tf
+import record
 
 import tfdp
 
@@ -187,13 +186,12 @@ def main():
     parser.add_argument("--array-record", action="store_true")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--resident", help=argparse.SUPPRESS)
-    parser.add_argument("--out")
-    args = parser.parse_args()
+    args = record.parse(parser, gigabytes=[1.0], repeats=5)
     if args.resident:
         return resident(args.resident)
-    result = {"machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-              "tensorflow": tf.__version__, "keras": keras.__version__, "batch": BATCH,
-              "steps": STEPS, "record_bytes": RECORD, "memory_megabytes": []}  # fmt: skip
+    result = record.Result(
+        args.out, batch=BATCH, steps=STEPS, record_bytes=RECORD, memory_megabytes=[]
+    )
     with tempfile.TemporaryDirectory() as folder:
         files = {}
         for size in args.gigabytes:
@@ -212,14 +210,13 @@ def main():
             row |= json.loads(output.splitlines()[-1])
             result["memory_megabytes"].append(row)
             print(row, flush=True)
+            result.write()
         largest = {kind: path for (kind, _, _), path in files.items()}
         result["step"] = {}
         for name in MODELS:
             result["step"][name] = step_times(name, largest, args.repeats)
             print(name, result["step"][name], flush=True)
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(result, file, indent=1)
+            result.write()
     return None
 
 

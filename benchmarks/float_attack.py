@@ -10,18 +10,16 @@ example. Writes JSON.
 """
 
 import argparse
-import json
 import math
 import os
 import pathlib
-import platform
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path += [str(pathlib.Path(__file__).parents[1] / "tests" / part) for part in ("", "contracts")]
 
 import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import record
 from float_patterns import (  # noqa: E402
     FALSE_ALARM,
     gaussian_delta,
@@ -86,15 +84,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draws", type=int, default=1_000_000, help="of each place, in all")
     parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    result = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "tensorflow": tf.__version__, "false_alarm": FALSE_ALARM, "places": [],
-    }  # fmt: skip
+    args = record.parse(parser, draws=100_000, runs=50)
+    result = record.Result(args.out, false_alarm=FALSE_ALARM, places=[])
     for place in PLACES:
         row = attack_place(place, args.draws // 2 // 64 * 64)
         result["places"].append(row)
+        result.write()
         print(
             f"{place:26} δ ≥ {row['delta_proved_at_least']:.5f} at ε = {row['epsilon']} "
             f"(claimed {row['delta_claimed']:.5f}), low bits alike: p = "
@@ -103,9 +98,7 @@ def main():
         )
     result["end_to_end"] = row = attack_end_to_end(args.runs)
     print(f"one step, membership from weights: {row['right']} of {row['runs']} right")
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(result, file, indent=1)
+    result.write()
 
 
 if __name__ == "__main__":

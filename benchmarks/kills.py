@@ -23,6 +23,8 @@ import sys
 import tempfile
 import time
 
+import record
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
@@ -150,17 +152,15 @@ def main():
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--kind", choices=["tfdp", "keras"], default="tfdp")
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--out")
-    args = parser.parse_args()
+    args = record.parse(parser, kills=5)
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**32)
     generator = random.Random(seed)
     tally = collections.defaultdict(int, {"errors": {}, "bad": [], "lost": 0})
-    done = 0
+    done, result = 0, record.Result(args.out, seed=seed, backup=args.kind)
     while done < args.kills:
         done += life(args.kind, min(args.kills - done, generator.randrange(1, 7)), generator, tally)
-        result = {"kills": done, "seed": seed, "backup": args.kind, **tally}
-        if args.out:
-            pathlib.Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+        result |= {"kills": done, **tally}
+        result.write()
         print(json.dumps({k: v for k, v in result.items() if k != "errors"}), flush=True)
     print(json.dumps(result, indent=1))
     return 1 if tally["bad"] else 0

@@ -36,6 +36,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 import dp_accounting  # noqa: E402
 import numpy as np  # noqa: E402
 import processes  # noqa: E402
+import record  # noqa: E402
 from kills import killed  # noqa: E402
 
 STEPS, BATCH, SIGMA, WIDE, ROWS = 8, 50, 0.5, 300, 3
@@ -252,18 +253,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--out")
-    args = parser.parse_args()
+    args = record.parse(parser, kills=5)
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**32)
     generator, draws, done = random.Random(seed), [], 0
     processes.preload("tensorflow", "keras", "tfdp")  # every process imports the same
     tally = collections.defaultdict(int, {"bad": [], "lost": 0})
+    result = record.Result(args.out, seed=seed)
     while done < args.kills:
         done += life(min(args.kills - done, generator.randrange(2, 8)), generator, tally, draws)
         compare_draws(draws, tally)
-        result = {"kills": done, "seed": seed, **tally}
-        if args.out:
-            pathlib.Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+        result |= {"kills": done, **tally}
+        result.write()
         print(json.dumps(result), flush=True)
     wrong = ("lost", "uncharged", "charged without a chain", "epsilon too small", "noise twice",
              "wrong variance", "bad")  # fmt: skip

@@ -6,14 +6,13 @@ The same model, the same rows; both steps are timed alternately in one process. 
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import record
 from step_time import VOCABULARY, transformer  # noqa: E402
 
 
@@ -116,23 +115,16 @@ def main():
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--records", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    import keras
-    import tensorflow as tf
-
-    result = {"machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-              "tensorflow": tf.__version__, "keras": keras.__version__, "steps": []}  # fmt: skip
+    args = record.parse(parser, repeats=5)
+    result = record.Result(args.out, steps=[])
     for name in args.models:
         for k in args.records:
             row = measure(name, k, args.repeats)
             result["steps"].append(row)
+            result.write()
             print(f"{name:26} k {k:3}  records {row['records_seconds']:.4f} s  persons "
                   f"{row['persons_seconds']:.4f} s  pairs {row['ratio_of_pairs']:.2f}  fastest "
                   f"{row['ratio_of_fastest']:.2f}", flush=True)  # fmt: skip
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(result, file, indent=1)
 
 
 if __name__ == "__main__":

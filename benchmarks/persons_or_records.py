@@ -11,6 +11,8 @@ import json
 import math
 import os
 
+import record
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 PERSONS, STEPS, EPSILON, DELTA = 100_000, 2_000, 3.0, 1e-6
@@ -42,18 +44,16 @@ def measured(k, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    result = {"persons": PERSONS, "steps": STEPS, "epsilon": EPSILON, "delta": DELTA,
-              "settings": []}  # fmt: skip
+    args = record.parse(parser)
+    result = record.Result(
+        args.out, persons=PERSONS, steps=STEPS, epsilon=EPSILON, delta=DELTA, settings=[]
+    )
     for rows in ROWS:
         for k in RECORDS:
             found = measured(k, rows)
             result["settings"].append(found)
             print(json.dumps(found), flush=True)
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(result, file, indent=1)
+            result.write()
 
 
 if __name__ == "__main__":

@@ -4,14 +4,16 @@ With `--outside`, bounds from above and from below by `PLD_accounting` (Feldman 
 which is run in an environment of its own. Writes JSON.
 
     python -m venv .venv-outside && .venv-outside/bin/pip install PLD_accounting
-    python benchmarks/random_allocation.py --outside .venv-outside/bin/python
+    python benchmarks/random_allocation.py --outside .venv-outside/bin/python \
+        --out benchmarks/results/random_allocation.json
 """
 
 import argparse
 import json
 import os
-import pathlib
 import subprocess
+
+import record
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -56,20 +58,19 @@ def measured(sigma, steps, epochs, outside):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--outside", help="a Python that has PLD_accounting")
-    parser.add_argument("--out", default="benchmarks/results/random_allocation.json")
-    arguments = parser.parse_args()
-    settings = []
+    arguments = record.parse(parser)
+    result = record.Result(arguments.out, delta=DELTA, settings=[])
     for setting in SETTINGS:
-        settings.append(measured(*setting, arguments.outside))
-        print(settings[-1], flush=True)
-    found = {"delta": DELTA, "settings": settings}
+        result["settings"].append(measured(*setting, arguments.outside))
+        print(result["settings"][-1], flush=True)
+        result.write()
     if arguments.outside:
         code = "import importlib.metadata as m; print(m.version('PLD_accounting'))"
         version = subprocess.run([arguments.outside, "-c", code], capture_output=True, text=True)
-        found["outside"] = f"PLD_accounting {version.stdout.strip()}"
-    pathlib.Path(arguments.out).write_text(json.dumps(found, indent=1) + "\n")
+        result["outside"] = f"PLD_accounting {version.stdout.strip()}"
+        result.write()
 
 
 if __name__ == "__main__":

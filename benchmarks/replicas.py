@@ -7,9 +7,7 @@ more all-reduce, gathered ids, one place for noise and selection), not a speed-u
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import time
 
@@ -17,6 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+import record
 import tensorflow as tf  # noqa: E402
 
 import tfdp  # noqa: E402
@@ -80,11 +79,10 @@ def stepper(build, private, replicas):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--out", default="benchmarks/results/replicas.json")
-    arguments = parser.parse_args()
-    results = []
+    arguments = record.parse(parser, repeats=3)
+    result = record.Result(arguments.out, steps=[])
     for name, build in (("DPFormer", dpformer), ("table of 1e6 rows", table)):
         steps = {
             (private, replicas): stepper(build, private, replicas)
@@ -101,20 +99,15 @@ def main():
                 step()
                 seconds[key].append(time.perf_counter() - start)
         for (private, replicas), measured in seconds.items():
-            results.append(
+            result["steps"].append(
                 {
                     "model": name, "private": private, "replicas": replicas, "batch": BATCH,
                     "median_seconds": statistics.median(measured),
                     "fastest_seconds": min(measured),
                 }
             )  # fmt: skip
-            print(results[-1], flush=True)
-    machine = {
-        "cores": os.cpu_count(), "tensorflow": tf.__version__, "keras": keras.__version__,
-        "processor": platform.machine(),
-    }  # fmt: skip
-    with open(arguments.out, "w") as file:
-        json.dump({"machine": machine, "steps": results}, file, indent=1)
+            print(result["steps"][-1], flush=True)
+        result.write()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import time
 
@@ -38,6 +37,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+import record
 import tensorflow as tf
 
 import tfdp
@@ -182,20 +182,13 @@ def main():
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--big", action="store_true")
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    result = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "tensorflow": tf.__version__, "keras": keras.__version__,
-        "width": WIDTH, "batch": BATCH, "measured": [],
-    }  # fmt: skip
+    args = record.parse(parser, rows=[10**6], steps=10, rounds=1)
+    result = record.Result(args.out, width=WIDTH, batch=BATCH, measured=[])
 
     def note(measured):
         result["measured"].append(measured)
         print(json.dumps(measured), flush=True)
-        if args.out:
-            with open(args.out, "w") as file:
-                json.dump(result, file, indent=2)
+        result.write()
 
     if args.big:
         note(measure("adafest", 10**8, 100, width=16))
@@ -216,9 +209,7 @@ def main():
             note(measured(method, rows, 6 if rows >= 10**6 else 60))
     result["ratios"] = summary(result["measured"])
     print(json.dumps(result["ratios"], indent=2))
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(result, file, indent=2)
+    result.write()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 
+import record
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
@@ -91,17 +93,10 @@ def draws():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    import tensorflow as tf
-
-    result = {"tensorflow": tf.__version__, "cores": os.cpu_count(),
-              "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0],
-              "draws": draws(), "budgets": budgets(), "imports": imports()}  # fmt: skip
+    args = record.parse(parser)
+    result = record.Result(args.out, draws=draws(), budgets=budgets(), imports=imports())
     print(json.dumps({k: result[k] for k in ("budgets", "imports")}, indent=1))
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(result, file, indent=1)
+    result.write()
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ one process, so that whatever else the machine does hits both. Writes JSON.
 
 import argparse
 import itertools
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
+
+import record
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -137,18 +137,14 @@ def main():
     parser.add_argument("--policies", nargs="+", default=["float32"], help="dtype policies")
     parser.add_argument("--memory", action="store_true", help="peak memory at B 512, V 23,715")
     parser.add_argument("--largest-batch", action="store_true", help="in 8 GiB, V 23,715")
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    import keras
-    import tensorflow as tf
-
-    result = {"machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-              "tensorflow": tf.__version__, "keras": keras.__version__, "steps": []}  # fmt: skip
+    args = record.parse(parser, lengths=[50], repeats=9, memory=True)
+    result = record.Result(args.out, steps=[])
     for policy, length, tied, jit in itertools.product(
         args.policies, args.lengths, args.tied, args.jit
     ):
         row = measure(length, bool(tied), bool(jit), policy, args.repeats)
         result["steps"].append(row)
+        result.write()
         print(f"{policy:15} T {length:3}  {'tied' if tied else 'untied':7}"
               f"{'XLA' if jit else 'tf.function':12}"
               f"plain {row['plain_seconds']:.3f} s  private {row['private_seconds']:.3f} s"
@@ -162,9 +158,7 @@ def main():
         largest = {w: largest_batch(w) for w in ("plain", "private")}
         result["largest_batch"] = {**largest, "ratio": largest["private"] / largest["plain"]}
         print(f"largest batch of it in 8 GiB: {result['largest_batch']}")
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(result, file, indent=1)
+    result.write()
 
 
 if __name__ == "__main__":

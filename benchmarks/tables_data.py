@@ -59,8 +59,8 @@ def persons_or_records():
         lines.append(row(*cells, *(f"{ratio:.2f}" for ratio in ratios)))
     said = (
         f"{found['persons']:,} persons of k records each, {found['steps']:,} steps, "
-        f"ε = {found['epsilon']:g}, δ = {found['delta']:g}. The last two columns are noise / "
-        "signal of the mean gradient if records are sampled, divided by the same if persons are "
-        "sampled: once for unrelated gradients of a person, once for alike ones."
+        f"ε = {found['epsilon']:g}, δ = {found['delta']:g}. The last two columns compare "
+        "noise / signal of the mean gradient: its value for sampled records, divided by its value "
+        'for sampled persons. "Unrelated" and "alike" describe the gradients of one person.'
     )
     return [*lines, "", said]

@@ -1,25 +1,21 @@
 """Time and memory of one release of transitions: a million items, ten million pairs.
 
-python benchmarks/transition_release.py
+python benchmarks/transition_release.py --out benchmarks/results/transition_release.json
 """
 
 import argparse
 import json
 import os
-import pathlib
-import platform
 import resource
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-import tensorflow as tf
+import record
 
 import tfdp
 from tfdp.data.releases.transition_counts import Histories, transition_sums
-
-RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def sequences(num_users, length, num_items, seed=0):
@@ -49,7 +45,7 @@ def main():
     parser.add_argument("--window", type=int, default=5)
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=1)
-    args = parser.parse_args()
+    args = record.parse(parser, items=10**5, users=24_000)
     x, y = sequences(args.users, args.length, args.items)
     before = peak()
     start, computing = time.time(), time.process_time()
@@ -61,8 +57,8 @@ def main():
     touched = len(transition_sums(histories, args.window, 0.7, False)[0])
     users = np.diff(np.searchsorted(histories.users, np.arange(args.users + 1)))
     pairs = sum(int(np.maximum(users - gap, 0).sum()) for gap in range(1, args.window + 1))
-    result = {
-        "arguments": vars(args),
+    result = record.Result(args.out, arguments=vars(args))
+    result |= {
         "seconds": round(seconds, 1),
         "seconds_of_computing": round(computing, 1),
         "peak_gib": round(memory, 2),
@@ -71,14 +67,8 @@ def main():
         "distinct_pairs": touched,
         "survivors": len(release.values),
         "threshold": release.details["thresholds"][0],
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load": os.getloadavg()[0],
-        "tensorflow": tf.__version__,
     }
-    path = (
-        RESULTS / f"transition_release{'' if args.rounds == 1 else f'_{args.rounds}_rounds'}.json"
-    )
-    path.write_text(json.dumps(result, indent=1))
+    result.write()
     print(json.dumps(result, indent=1))
 
 

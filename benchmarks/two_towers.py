@@ -18,7 +18,6 @@ and processor time, which other processes of the machine do not move.
 import argparse
 import json
 import os
-import platform
 import resource
 import time
 
@@ -26,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+import record
 import tensorflow as tf
 
 import tfdp
@@ -137,20 +137,13 @@ def main():
     parser.add_argument("--deep-items", type=int, default=10**4)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    result = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "tensorflow": tf.__version__, "keras": keras.__version__,
-        "users": BATCH, "negatives": NEGATIVES, "width": WIDTH, "measured": [],
-    }  # fmt: skip
+    args = record.parse(parser, items=10**5, deep_items=10**3, steps=5, rounds=1)
+    result = record.Result(args.out, users=BATCH, negatives=NEGATIVES, width=WIDTH, measured=[])
     for tower in args.towers:
         items = args.deep_items if tower == "deep" else args.items
         result["measured"].append(measure(tower, items, args.steps, args.rounds))
         print(json.dumps(result["measured"][-1]), flush=True)
-    if args.out:
-        with open(args.out, "w") as file:
-            json.dump(result, file, indent=2)
+        result.write()
 
 
 if __name__ == "__main__":

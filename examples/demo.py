@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import tfdp
-from tfdp.accounting.reports.statement_text import round_up
+from tfdp.accounting.rounding import round_up
 from tfdp.metrics import NDCG, HitRate
 
 EPSILON = 8.0
@@ -119,7 +119,9 @@ def main():
           f"{np.asarray(answer['items'])[0, :5].tolist()}.")  # fmt: skip
     print(f"{time.time() - start:.0f} seconds in all.\n")
     print(f"The comparison as a picture: {draw(rows, 'demo.png')}")
-    print(f"Next: .venv/bin/tfdp statement {args.export} --html > privacy.html")
+    if args.data is not None:
+        print("Quality is computed on raw data, and not covered: do not publish it.")
+    print(f"Next: .venv/bin/tfdp statement {args.export} --html > card.html")
 
 
 def show(rows):

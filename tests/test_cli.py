@@ -1,6 +1,7 @@
 """`tfdp budget` prints the library's own numbers, without TensorFlow."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from tfdp.accounting.correlated_noise import (
 )
 from tfdp.accounting.events.composition import compose
 from tfdp.accounting.events.composition import training_event as step
-from tfdp.accounting.reports import budget_table
+from tfdp.accounting.reports import budget_table, text_bars
 from tfdp.accounting.reports.statement import Statement
 from tfdp.commands.startup_log import started_quietly
 
@@ -33,8 +34,8 @@ _COMMON = ["--num-examples", "2000", "--batch-size", "100", "--delta", "1e-4"]
 
 
 def _rows(output):
-    table = output.split("noise multiplier\n")[1]
-    return [tuple(map(float, line.split())) for line in table.splitlines() if line[:1] == " "]
+    table = output.split("over the steps\n")[1]
+    return [tuple(map(float, line.split()[:2])) for line in table.splitlines() if line[:1] == " "]
 
 
 def test_epsilons_become_noise_multipliers(capsys):
@@ -72,6 +73,24 @@ def test_a_plot_is_written(tmp_path, capsys):
     assert cli.main(["budget", "--noise-multiplier", "1.5", "3", *_COMMON, *options]) == 0
     assert path.read_bytes()[:4] == b"\x89PNG"
     assert str(path) in capsys.readouterr().out
+
+
+def test_the_terminal_shows_epsilon_over_the_steps_on_one_scale(capsys):
+    options = ["--steps", "20", "--accountant", "rdp"]
+    assert cli.main(["budget", "--noise-multiplier", "1", "9", *_COMMON, *options]) == 0
+    large, small = (line.split()[2] for line in capsys.readouterr().out.splitlines()[-2:])
+    assert list(large) == sorted(large) and large[-1] == "█" and large[0] < "▇"
+    assert max(small) < "▄" and len(small) == len(large) == 16
+    assert text_bars.curve([0.0, 4.0, math.inf], 8.0) == "▁▅█"
+
+
+@pytest.mark.parametrize("command", ["plan", "budget", "train"])
+@pytest.mark.parametrize("name", ["plot", "plot.txt", "no/folder.png"])
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_runs(capsys, command, name):
+    with pytest.raises(SystemExit) as raised:
+        cli.main([command, "--plot", name])
+    error = capsys.readouterr().err
+    assert raised.value.code == 2 and "argument --plot" in error and name[:2] in error
 
 
 @pytest.mark.parametrize(
@@ -152,8 +171,11 @@ def test_a_plan_shows_which_batch_size_leaves_the_least_noise(tmp_path, capsys):
     path = tmp_path / "plan.png"
     arguments = ["plan", *options, "--batch-size", "100", "2000", "--accountant", "rdp"]
     assert cli.main([*arguments, "--plot", str(path)]) == 0
-    _, small, large = capsys.readouterr().out.splitlines()
-    assert "least noise" in large and "least noise" not in small
+    _, small, large, written = capsys.readouterr().out.splitlines()
+    assert "least noise" in large and "least noise" not in small and str(path) in written
+    assert small.endswith(16 * "█")  # the other bar is shorter by what its noise is less
+    shares = [float(line.split()[4]) / float(small.split()[4]) for line in (small, large)]
+    assert large.split()[5] == text_bars.bar(shares[1], 16) and shares[1] < 0.9
     for line, batch in ((small, 100), (large, 2000)):
         size, steps, sigma, of_a_step, of_all = map(float, line.split()[:5])
         assert (size, steps) == (batch, 5 * 2000 / batch)

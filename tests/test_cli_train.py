@@ -6,6 +6,7 @@ import numpy as np
 import processes
 import pytest
 
+import tfdp
 from tfdp import cli
 from tfdp.accounting.reports.statement import Statement
 
@@ -62,7 +63,8 @@ def test_a_recommender_from_a_table(tmp_path, orders, catalogue, capsys):
     assert 3.9 < statement.epsilon <= 4 and statement.delta == 0.01
     assert "the catalogue of items is public" in statement.assumptions
     out = capsys.readouterr().out
-    assert "ndcg_10" in out and "not covered" in out and str(statement) in out
+    assert "with privacy" in out and "do not publish" in out and str(statement) in out
+    assert "not measured" in out and out.splitlines()[-1].startswith("Next: tfdp statement")
     assert "tensorflow/serving" in out and str(path) in out
     assert (path / "items.txt").read_text() == catalogue.read_text()
     answer = served(path, "sequences=tf.constant([[0, 2, 1]], tf.int64)")
@@ -71,6 +73,44 @@ def test_a_recommender_from_a_table(tmp_path, orders, catalogue, capsys):
         raise SystemExit(cli.main(["train", "--data", str(orders), *TABLE, "--model", "transitions",
                                    "--epsilon", "4", "--export", str(path)]))  # fmt: skip
     assert raised.value.code == 2 and "empty folder" in capsys.readouterr().err
+
+
+def test_the_comparison_is_shown_on_the_terminal_and_is_in_no_file(
+    tmp_path, catalogue, capsys, monkeypatch
+):
+    items = "tea jam rye oil fig".split()
+    rows = [f"c{u},{items[(u + t) % 5]},{t}" for u in range(64) for t in range(4)]
+    data = tmp_path / "cycle.csv"
+    data.write_text("\n".join(["customer,sku,time", *rows]) + "\n")
+    path, releases, files = tmp_path / "exported", tfdp.data.private_transitions, []
+
+    def release(train, **settings):
+        files.append({p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()})
+        return releases(train, **settings)
+
+    monkeypatch.setattr(tfdp.data, "private_transitions", release)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    train(tmp_path, "--data", data, *TABLE, "--items", catalogue, "--model", "transitions",
+          "--epsilon", 0.05, "--compare")  # fmt: skip
+    summary = capsys.readouterr().out.split("Summary")[1].splitlines()
+    private, plain = (float(line.split("NDCG@10 ")[1].split()[0]) for line in summary[2:4])
+    assert plain == 100 > private and "without privacy" in summary[3]  # 0.05 is all noise
+    before_private, before_plain = files
+    assert path / "privacy_statement.json" in before_plain.keys() - before_private.keys()
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before_plain
+
+
+def test_data_that_are_all_held_out_end_with_one_line(tmp_path, capsys):
+    data = tmp_path / "reviews.csv"
+    data.write_text("review,vote\n" + "".join(f"film {i},up\n" for i in range(99)))
+    held_out = tfdp.data.load_texts(data, "review", "vote", ("up", "down")).test[0]
+    data.write_text(f"review,vote\n{held_out[0]},up\n")
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nfilm\n")
+    arguments = ["--text", "review", "--label", "vote", "--classes", "up", "down", "--vocabulary",
+                 vocabulary, "--model", "text", "--epsilon", 3, "--data", data]  # fmt: skip
+    assert cli.main(["train", "--export", str(tmp_path / "e"), *map(str, arguments)]) == 2
+    assert "are held out" in capsys.readouterr().err
 
 
 def test_a_catalogue_of_fewer_items_than_an_export_answers_with(tmp_path, orders, catalogue):
@@ -124,7 +164,7 @@ def test_clicks(tmp_path, capsys):
     assert 2.9 < statement.epsilon <= 3 and statement.unit == "one impression"
     assert statement.num_examples == 108
     out = capsys.readouterr().out
-    assert "held-out impressions (computed on raw data, not covered)" in out
+    assert "auc 0." in out and "do not publish" in out
     inputs = ", ".join(
         [f"C{i}=tf.zeros((2,), tf.int64)" for i in range(1, 27)] + ["integers=tf.zeros((2, 13))"]
     )
@@ -159,7 +199,7 @@ def test_texts(tmp_path, capsys):
     path, statement = train(tmp_path, *arguments, "--classes", "down", "up")
     assert 2.9 < statement.epsilon <= 3 and statement.unit == "one text"
     n = statement.num_examples  # a hash of each text holds out about a tenth
-    assert 42 <= n < 60 and "held-out texts" in capsys.readouterr().out
+    assert 42 <= n < 60 and "accuracy" in capsys.readouterr().out
     answer = served(path, "sentences=tf.constant(['a film'])", "import tensorflow_text")
     assert answer == "['labels', 'probabilities'] [1, 1]"
     capsys.readouterr()
@@ -185,6 +225,8 @@ def test_texts(tmp_path, capsys):
         (["--epsilon", "1", "--user", "buyer"], "'buyer'"),
         (["--epsilon", "1", "--items", "none.txt"], "none.txt"),
         (["--epsilon", "1", "--epochs", "0"], "--epochs must be positive"),
+        (["--epsilon", "1", "--compare"], "not private, on a terminal only"),
+        (["--epsilon", "1", "--model", "transitions", "--plot", "x.png"], "is charged once"),
         (["--epsilon", "1", "--model", "ctr", "--label", "x"], "--label needs --categories"),
         (["--epsilon", "1", "--model", "text"], "needs --text, --label, --vocabulary"),
     ],

@@ -139,12 +139,9 @@ class PrivacyCurve(keras.callbacks.Callback):
     """Records ε, and the size of a row selection, over the steps, and plots them.
 
     It records no raw data: ε and σ are public, and the surviving rows are a private output. It does
-        not record the size of a drawn batch, which reveals who took part; amplification by sampling
-        assumes that nobody knows this. Losses and metrics, which are computed on raw data, are left
-        to Keras.
-    survived are private already. The size of a drawn batch is neither kept nor shown: it tells who
-    took part, and amplification by sampling assumes that nobody knows. Losses and metrics are left
-    to Keras: they are computed on raw data.
+    not record the size of a drawn batch, which reveals who took part; amplification by sampling
+    assumes that nobody knows this. Losses and metrics, which are computed on raw data, are left to
+    Keras.
 
     ```python
     curve = tfdp.callbacks.PrivacyCurve(log_dir="logs")

@@ -12,7 +12,8 @@ from tfdp import cli
 from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget, privacy_statement
 from tfdp.accounting.charges.mechanisms import Notes
 from tfdp.accounting.events.composition import training_event
-from tfdp.accounting.reports.statement_pages import to_html, to_markdown
+from tfdp.accounting.reports.model_card import to_html
+from tfdp.accounting.reports.statement_pages import to_markdown
 
 NOTES = Notes(
     not_covered=("the <losses> shown",), assumptions=("a | b",), remarks=("a_b is *not* c",)
@@ -40,6 +41,9 @@ class _Text(html.parser.HTMLParser):
     def handle_starttag(self, tag, attrs):
         if tag != "meta":
             self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
 
     def handle_endtag(self, tag):
         assert self._open.pop() == tag

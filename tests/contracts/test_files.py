@@ -23,7 +23,8 @@ import tfdp
 from tfdp._compat.process_state import count_names_from
 from tfdp._compat.undated import savez
 from tfdp.accounting.charges.history import ChargeHistory
-from tfdp.accounting.reports.statement_pages import to_html, to_markdown
+from tfdp.accounting.reports.model_card import to_html
+from tfdp.accounting.reports.statement_pages import to_markdown
 from tfdp.tuning import NumberOfRuns, alike_runs, tune
 
 ROOT = pathlib.Path(tfdp.__file__).parent

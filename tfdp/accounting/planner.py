@@ -4,6 +4,8 @@ import dataclasses
 import math
 
 from tfdp.accounting.reports.budget_table import TrainingPlan
+from tfdp.accounting.reports.figures import new_figure
+from tfdp.accounting.reports.text_bars import bar
 from tfdp.accounting.rounding import round_up_to
 
 
@@ -66,24 +68,23 @@ def plan_training(num_examples, epochs, epsilon, delta, batch_sizes=None, accoun
 
 
 def table(planned):
-    """The training runs as text; those of least noise are marked."""
+    """The training runs as text, with a bar for the noise over all steps; the least is marked."""
     lines = [f"{'batch':>8}  {'steps':>7}  {'noise multiplier':>16}  {'noise of a step':>15}  "
              f"{'of all steps':>12}"]  # fmt: skip
-    least = min(one.total_noise for one in planned)
+    least, most = (pick(one.total_noise for one in planned) for pick in (min, max))
     for one in planned:
-        mark = "  least noise over all steps" if one.total_noise == least else ""
+        mark = "  least noise" if one.total_noise == least else ""
         lines.append(
             f"{one.batch_size:8g}  {one.steps:7d}  {round_up_to(one.noise_multiplier, 6):16.6f}  "
-            f"{one.step_noise:15.3g}  {one.total_noise:12.3g}{mark}"
+            f"{one.step_noise:15.3g}  {one.total_noise:12.3g}  "
+            f"{bar(one.total_noise / most, 16)}{mark}"
         )
     return "\n".join(lines)
 
 
 def plot(planned, path):
     """Draws noise of a step and of all steps against batch size; needs matplotlib."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = new_figure(6.4, 4.2)
     axes = figure.add_subplot(xlabel="expected batch size", ylabel="standard deviation / clip norm",
                               title="Noise of each coordinate of the mean gradient")  # fmt: skip
     sizes = [one.batch_size for one in planned]

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+from tfdp.accounting.reports.figures import new_figure
+
 
 @dataclasses.dataclass(frozen=True)
 class AuditResult:
@@ -51,9 +53,7 @@ def table(results):
 
 def plot(results, path):
     """Bars of bounds under the claims; needs matplotlib."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 0.5 + 0.42 * len(results)), layout="constrained")
+    figure = new_figure(8, 0.5 + 0.42 * len(results))
     axes = figure.subplots()
     places = range(len(results))
     axes.barh(places, [r.bound for r in results], color="#4c78a8", label="shown by attack")

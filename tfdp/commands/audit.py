@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+from tfdp.commands.image_file import add_plot
 from tfdp.commands.progress import working
 
 
@@ -27,7 +28,7 @@ def add(subparsers) -> None:
     )
     parser.add_argument("--confidence", type=float, default=0.95, help="of the bounds")
     parser.add_argument("--json", metavar="FILE", help="also write the results")
-    parser.add_argument("--plot", metavar="FILE", help="also draw them (needs matplotlib)")
+    add_plot(parser, "bounds under claims")
     parser.set_defaults(run=_run)
 
 

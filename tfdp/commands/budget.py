@@ -1,5 +1,7 @@
 """`tfdp budget`: epsilon against noise multiplier."""
 
+from tfdp.commands.image_file import add_plot
+
 _OF_PERSONS = ("max_participations", "min_separation", "num_persons")
 
 
@@ -34,9 +36,7 @@ def add(subparsers) -> None:
         choices=["add_or_remove_one", "replace_one", "zero_out"],
         help="default: add_or_remove_one; of a stream, zero_out",
     )
-    parser.add_argument(
-        "--plot", metavar="FILE", help="also draw epsilon against steps (needs matplotlib)"
-    )
+    add_plot(parser, "epsilon against steps")
     _add_stream(parser.add_argument_group(
         "a stream in order, with noise correlated over steps (--stream)"
     ))  # fmt: skip

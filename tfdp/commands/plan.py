@@ -1,5 +1,7 @@
 """`tfdp plan`: which batch size leaves the least noise."""
 
+from tfdp.commands.image_file import add_plot
+
 
 def add(subparsers) -> None:
     parser = subparsers.add_parser(
@@ -18,7 +20,7 @@ def add(subparsers) -> None:
         "--batch-size", type=int, nargs="+", metavar="B", help="default: n/128 to n"
     )
     parser.add_argument("--accountant", choices=["pld", "rdp"], default="pld")
-    parser.add_argument("--plot", metavar="FILE", help="also draw it (needs matplotlib)")
+    add_plot(parser, "both kinds of noise against the batch size")
     parser.add_argument(
         "--ways", action="store_true",
         help="also compare ways to draw batches and to add noise, of the first batch size",
@@ -42,4 +44,5 @@ def _run(arguments) -> int:
         )))  # fmt: skip
     if arguments.plot:
         planner.plot(planned, arguments.plot)
+        print(f"plot written to {arguments.plot}")
     return 0

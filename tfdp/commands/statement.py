@@ -17,20 +17,29 @@ def add(subparsers) -> None:
         "statement",
         help="prints the privacy statement of an export",
         description="Prints the privacy statement beside an exported model, or in a file.",
-        epilog="example: tfdp statement exported/ --html > privacy.html",
+        epilog="example: tfdp statement exported/ --html --about about.toml > card.html",
     )
     parser.add_argument("path", help="a folder made by tfdp.serving.export, or a JSON file")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as JSON, for programs")
-    form.add_argument("--html", action="store_true", help="as one page, for readers")
+    form.add_argument(
+        "--html", action="store_true", help="as a model card of one page, for readers"
+    )
     form.add_argument("--markdown", action="store_true", help="as a section of a model card")
+    parser.add_argument(
+        "--about", metavar="FILE",
+        help="with --html: what you say in the card, as TOML (docs/statement.md)",
+    )  # fmt: skip
     parser.set_defaults(run=_run)
 
 
 def _run(arguments) -> int:
-    from tfdp.accounting.reports import statement_pages
+    from tfdp.accounting.reports import model_card, statement_pages
+    from tfdp.accounting.reports.about import About
     from tfdp.accounting.reports.statement import Statement
 
+    if arguments.about is not None and not arguments.html:
+        raise ValueError("--about is for the model card. Add --html, or leave --about out")
     path = pathlib.Path(arguments.path)
     path = path / _FILE if path.is_dir() else path
     try:
@@ -47,7 +56,10 @@ def _run(arguments) -> int:
     if arguments.json:
         print(json.dumps(fields, indent=2, allow_nan=False))
     elif arguments.html:
-        print(statement_pages.to_html(statement))
+        about = About()
+        if arguments.about is not None:
+            about = About.from_toml(pathlib.Path(arguments.about).read_text(encoding="utf-8"))
+        print(model_card.to_html(statement, about))
     elif arguments.markdown:
         print(statement_pages.to_markdown(statement))
     else:

@@ -3,18 +3,24 @@
 import argparse
 import os
 import pathlib
+import sys
 
+from tfdp.commands.image_file import add_plot
+from tfdp.commands.progress import working
 from tfdp.commands.serving_hint import how_to_serve
 from tfdp.commands.startup_log import started_quietly
 
 _UNITS = {"dpformer": "user", "transitions": "user", "ctr": "impression", "text": "text"}
+_IN_STEPS = ("dpformer", "ctr")  # models that every step adds to the cost of
 _ADDS_UP = (
     "The statement covers this model only. Another run on the same people costs again, for an\n"
     "observer who sees both models, or the better one (tfdp.tuning accounts for choosing).\n"
 )
+_NOT_COMPARED = "not measured (--compare trains the same model again)"
+_ON_RAW_DATA = "Both are computed on held-out raw data, and not covered: do not publish them."
 _DESCRIPTION = """\
 Trains a private model on a file, writes exported/ (a SavedModel and privacy_statement.json),
-prints the statement, and says how TensorFlow Serving takes the export.
+prints the statement and a summary, and says how TensorFlow Serving takes the export.
 
 models:
   transitions  next item, from one private release; no training. The unit is a user.
@@ -54,12 +60,15 @@ def add(subparsers) -> None:
         help="required unit of privacy; an error if the model protects another",
     )  # fmt: skip
     training = parser.add_argument_group("training")
+    training.add_argument(
+        "--compare", action="store_true",
+        help="also train the same model without privacy, show its quality on this terminal, and "
+        "keep nothing: neither is private",
+    )  # fmt: skip
     training.add_argument("--epochs", type=int, help="default: dpformer 20, ctr 4, text 20")
     training.add_argument("--batch-size", type=int, help="default: dpformer n/8, ctr 2048")
     training.add_argument("--learning-rate", type=float, help="of Adam")
-    training.add_argument(
-        "--plot", metavar="FILE", help="dpformer, ctr: also draw epsilon over steps"
-    )
+    add_plot(training, "epsilon over steps (dpformer, ctr)")
     training.add_argument("--max-length", type=int, help="items of a history, tokens of a text")
     tables = parser.add_argument_group("tables (CSV with a header; Parquet)")
     for column in ("user", "item", "timestamp", "text", "label"):
@@ -85,21 +94,48 @@ def add(subparsers) -> None:
 
 def _run(arguments) -> int:
     _check(arguments)
+    print("Starting TensorFlow", flush=True)
     with started_quietly():
         from tfdp import serving
         from tfdp.commands import recipes
 
-    model, delta, items = recipes.train(arguments)
-    print(f"\n{model.privacy_statement(delta)}\n")
-    folder = serving.export(model, arguments.export, delta=delta)
-    if items is not None:
+    trained = recipes.train(arguments)
+    statement = trained.model.privacy_statement(trained.delta)
+    with working("Exporting the model"):
+        folder = serving.export(trained.model, arguments.export, delta=trained.delta)
+    if trained.items is not None:
         # Line i is the item of id i.
-        (folder / "items.txt").write_text("".join(f"{item}\n" for item in items), encoding="utf-8")
-    print(_ADDS_UP)
-    print(f"Written: {folder}/, a SavedModel and privacy_statement.json.\n")
-    print(how_to_serve(folder, arguments.model))
-    print(f"\nNext: tfdp statement {folder} --html > privacy.html   # a page for readers")
+        names = "".join(f"{item}\n" for item in trained.items)
+        (folder / "items.txt").write_text(names, encoding="utf-8")
+    if arguments.plot is not None:
+        trained.curve.plot(arguments.plot)
+    print(f"\n{statement}\n\n{_ADDS_UP}")
+    # After all files are written: no figure on raw data can be in one of them.
+    quality = [trained.quality(trained.model), _NOT_COMPARED]
+    if arguments.compare:
+        print("The same model without privacy, to compare; it is not kept.")
+        quality[1] = trained.quality(trained.without_privacy())
+    print(f"\n{_summary(statement, quality, folder, arguments.plot)}\n")
+    print(f"{how_to_serve(folder, arguments.model)}\n")
+    print(f"Next: tfdp statement {folder} --html > card.html   # a model card for readers")
     return 0
+
+
+def _summary(statement, quality, folder, plot):
+    """What a run made, in a few lines; `quality` has the figures with and without privacy."""
+    from tfdp.accounting.rounding import round_up
+
+    spent = f"epsilon = {round_up(statement.epsilon)}, delta = {round_up(statement.delta)}"
+    rows = [
+        ("privacy", f"{spent}, for {statement.unit}"),
+        ("quality", f"{quality[0]}; with privacy"),
+        ("", f"{quality[1]}; without privacy"),
+        ("", _ON_RAW_DATA),
+        ("model", f"{folder}/, a SavedModel and privacy_statement.json"),
+    ]  # fmt: skip
+    if plot is not None:
+        rows.append(("plot", str(plot)))
+    return "\n".join(["Summary", *(f"  {name:9}{value}" for name, value in rows)])
 
 
 def _check(arguments):
@@ -116,6 +152,16 @@ def _check(arguments):
             raise ValueError(f"--{name.replace('_', '-')} must be positive. Received: {value}")
     if arguments.delta is not None and arguments.delta >= 1:
         raise ValueError(f"--delta must be below 1. Received: {arguments.delta}")
+    if arguments.plot is not None and arguments.model not in _IN_STEPS:
+        raise ValueError(
+            f"--plot draws epsilon over steps, for --model {' and '.join(_IN_STEPS)}. The model "
+            f"{arguments.model!r} is charged once. Leave --plot out"
+        )
+    if arguments.compare and not sys.stdout.isatty():
+        raise ValueError(
+            "--compare shows figures that are not private, on a terminal only. Received: an "
+            "output that goes to a file or another program. Leave --compare out"
+        )
     if not os.path.isfile(arguments.data):
         raise ValueError(f"--data must name a file. Received: {arguments.data}")
     if arguments.model == "text":

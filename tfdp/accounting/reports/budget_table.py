@@ -8,6 +8,8 @@ from tfdp.accounting.accountants import epsilon
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.events.composition import compose, training_event
+from tfdp.accounting.reports.figures import new_figure
+from tfdp.accounting.reports.text_bars import curve
 from tfdp.accounting.rounding import round_up_to
 
 
@@ -59,6 +61,11 @@ class TrainingPlan:
         event = compose([(training_event(noise_multiplier, self.sampling_probability), steps)])
         return epsilon(event, self.delta, self.accountant, self.adjacency)
 
+    def over_steps(self, noise_multiplier, points):
+        """Two lists: at most so many numbers of steps, evenly up to all, and their epsilons."""
+        steps = sorted({max(1, round(self.steps * (i + 1) / points)) for i in range(points)})
+        return steps, [self.epsilon(noise_multiplier, t) for t in steps]
+
     def row_for_noise_multiplier(self, noise_multiplier):
         """(epsilon, noise multiplier)."""
         return self.epsilon(noise_multiplier, self.steps), noise_multiplier
@@ -75,45 +82,39 @@ class TrainingPlan:
         return self.row_for_noise_multiplier(sigma)
 
     def format(self, rows):
-        """The plan and its rows as text."""
+        """The plan and its rows as text, each with a curve; all curves have one scale."""
         lines = [
             f"n = {self.num_examples}, q = {self.sampling_probability:.6g}, "
             f"steps = {self.steps}, delta = {self.delta:g}",
             f"accountant {self.accountant}, adjacency {self.adjacency}, Poisson sampling",
             "",
-            f"{'epsilon':>12}  {'noise multiplier':>16}",
+            f"{'epsilon':>12}  {'noise multiplier':>16}  epsilon over the steps",
         ]
+        highest = max(reached for reached, _ in rows)
         # Both are rounded up: neither may promise more than holds.
         lines += [
-            f"{round_up_to(reached, 4):12.4f}  {round_up_to(sigma, 6):16.6f}"
+            f"{round_up_to(reached, 4):12.4f}  {round_up_to(sigma, 6):16.6f}  "
+            f"{curve(self.over_steps(sigma, 16)[1], highest)}"
             for reached, sigma in rows
         ]
         return "\n".join(lines)
 
 
-def plot(plan, rows, path, points=12):
+def plot(plan, rows, path):
     """Draws epsilon against the number of steps, one curve per row, into an image file.
 
     Raises:
         ValueError: if matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError(
-            "Argument `path` needs matplotlib to draw into: pip install 'tfdp[plot]'. "
-            f"Received: path={path}"
-        ) from error
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = new_figure(6.4, 4.2)
     axes = figure.add_subplot(
         xlabel="steps",
         ylabel=f"epsilon at delta = {plan.delta:g}",
         title="Privacy cost of training",
     )
-    steps = sorted({max(1, round(plan.steps * (i + 1) / points)) for i in range(points)})
     for _, sigma in rows:
-        curve = [plan.epsilon(sigma, t) for t in steps]
-        axes.plot(steps, curve, marker="o", markersize=3, label=f"noise multiplier {sigma:.4g}")
+        steps, reached = plan.over_steps(sigma, 12)
+        axes.plot(steps, reached, marker="o", markersize=3, label=f"noise multiplier {sigma:.4g}")
     axes.set_ylim(bottom=0)
     axes.legend()
     axes.grid(alpha=0.3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from tfdp.accounting.reports.figures import new_figure
+
 
 def plot(points: list[dict], delta: float, path: str | os.PathLike):
     """Draws ε over steps and, where rows were selected, how many received noise.
@@ -16,15 +18,9 @@ def plot(points: list[dict], delta: float, path: str | os.PathLike):
     Raises:
         ValueError: if matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError(
-            f"Drawing needs matplotlib: pip install 'tfdp[plot]'. Received: path={path}"
-        ) from error
     sizes = [(p["step"], p["gradient_size"]) for p in points if "gradient_size" in p]
     rows = [(p["step"], p["survivors"]) for p in points if "survivors" in p]
-    figure = Figure(figsize=(6.4, 4.0 + 3.0 * bool(sizes)), layout="constrained")
+    figure = new_figure(6.4, 4.0 + 3.0 * bool(sizes))
     axes, *below = figure.subplots(1 + bool(sizes), 1, squeeze=False, sharex=True)[:, 0]
     axes.plot(*_columns([(p["step"], p["epsilon"]) for p in points]), marker="o", markersize=3)
     sigmas = {round(p["noise_multiplier"], 4) for p in points if "noise_multiplier" in p}

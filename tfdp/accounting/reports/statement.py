@@ -178,7 +178,6 @@ def privacy_statement(
 
     Formal guarantees: `.epsilon` is `ledger.epsilon(delta)` under the stated adjacency, so it holds
         for everything that was charged.
-    true of what was charged.
 
     Args:
         ledger: a `Ledger`.
