@@ -269,6 +269,24 @@ def sensitivity_of_independent_noise():
     correlated_noise.Correlation.sensitivity = property(lambda self: 1.0)
 
 
+def participations_not_counted():
+    from tfdp.accounting import Sampling
+
+    Sampling.participations = property(lambda self: (1, 1))
+
+
+def separation_forgotten():
+    from tfdp.data.samplers import stream
+    from tfdp.data.sampling import separated
+
+    true = separated.separated
+
+    def next_step(ids, batch_size, max_participations, min_separation):
+        return true(ids, batch_size, max_participations, 1)
+
+    stream.separated = next_step
+
+
 def records_of_a_stream_twice():
     from tfdp.data.samplers import stream
 

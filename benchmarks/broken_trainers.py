@@ -37,12 +37,14 @@ from breakages import (
     noised_only_where_touched,
     not_a_number_let_through,
     padding_counted,
+    participations_not_counted,
     records_of_a_stream_twice,
     releases_not_charged,
     runs_named_one_after_another,
     seeds_by_default,
     selection_on_raw_counts,
     sensitivity_of_independent_noise,
+    separation_forgotten,
     shuffled_called_poisson,
     steps_not_charged,
     steps_of_a_chain_draw_alike,
@@ -69,8 +71,11 @@ BROKEN = {
     "Poisson step, no clipping": (no_clipping, "step, Poisson sampled", 6000),
     "selection on raw counts": (selection_on_raw_counts, "step with AdaFEST", 12000),
     "chain with the noise of single steps": (
-        sensitivity_of_independent_noise,
-        "tests/training/test_chains.py::test_the_noise_of_a_fit", 0),
+        sensitivity_of_independent_noise, "chain of correlated noise", 2000),
+    "persons of a chain taken for records": (
+        participations_not_counted, "chain of correlated noise", 2000),
+    "records of persons too soon": (
+        separation_forgotten, "tests/data/test_stream.py", 0),
     "steps of a chain draw alike": (steps_of_a_chain_draw_alike, CHAINS, 0),
     "turns of rows shared by tables": (turns_shared_by_tables, CHAINS, 0),
     "chains not charged again": (

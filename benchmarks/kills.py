@@ -88,25 +88,36 @@ except Exception as error:
 """ % (EPOCHS, STEPS)  # noqa: UP031
 
 
-def life(kind, kills, generator, tally):
-    """One training from its start to its end or to `kills` kills; returns how many there were."""
+def killed(program, folder, longest, generator, *arguments):
+    """Runs a program that makes `started` in a folder, and kills it up to `longest` s after that.
+
+    Returns:
+        Whether it was killed before its end, and the `processes.Finished`.
+    """
     import processes
 
+    started = folder / "started"
+    started.unlink(missing_ok=True)
+    running = processes.Running(program, *arguments)
+    while running.process.is_alive() and not started.exists():
+        time.sleep(0.005)
+    time.sleep(generator.uniform(0, longest))
+    alive = running.process.is_alive()
+    if alive:
+        running.process.kill()
+    return alive, running.finish()
+
+
+def life(kind, kills, generator, tally):
+    """One training from its start to its end or to `kills` kills; returns how many there were."""
     save_freq = generator.choice(["epoch", 1, 3])
     done = 0
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         log = folder / "log.jsonl"
         while done < kills:
-            (folder / "started").unlink(missing_ok=True)
-            running = processes.Running(PROGRAM, folder, save_freq, kind)
-            while running.process.is_alive() and not (folder / "started").exists():
-                time.sleep(0.005)
-            time.sleep(generator.uniform(0, 0.6))
-            if running.process.is_alive():
-                running.process.kill()
-                done += 1
-            finished = running.finish()
+            was_killed, finished = killed(PROGRAM, folder, 0.6, generator, folder, save_freq, kind)
+            done += was_killed
             if not log.exists():
                 raise RuntimeError(finished.stderr[-2000:])
             lines = [json.loads(line) for line in log.read_text().splitlines()]

@@ -16,7 +16,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 NAMES = (
     "step_time", "cliffs", "start_and_noise", "sparse_step", "click_step", "person_step",
     "replicas", "data_size", "random_allocation", "plan", "persons_or_records", "float_attack",
-    "kills",
+    "kills", "kills_of_chains",
 )  # fmt: skip
 
 

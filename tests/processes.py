@@ -17,6 +17,11 @@ _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tensorflow", "keras"])
 
 
+def preload(*modules):
+    """Names what the server imports, before it starts; of tfdp for what is no test of importing."""
+    _SERVER.set_forkserver_preload(list(modules))
+
+
 @dataclasses.dataclass
 class Finished:
     """What a program left: `returncode` as of `subprocess`, and what it wrote."""

@@ -18,6 +18,12 @@ from tfdp.accounting import (
     epsilon,
     privacy_statement,
 )
+from tfdp.accounting.correlated_noise import (
+    PREFIX_SUMS,
+    noise_in_weights,
+    optimized,
+    sensitivity,
+)
 from tfdp.accounting.events.composition import compose
 from tfdp.accounting.events.composition import training_event as step
 from tfdp.accounting.reports import budget_table, text_bars
@@ -94,11 +100,55 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_runs(capsys, c
         (["--epsilon", "-2", "--steps", "10"], "`epsilon`"),
         (["--noise-multiplier", "1", "--steps", "0"], "`steps`"),
         (["--noise-multiplier", "1", "--steps", "5", "--batch-size", "2001"], "`batch_size`"),
+        (["--noise-multiplier", "1", "--steps", "5", "--fits", "2"], "--stream"),
     ],
 )
 def test_arguments_that_make_no_sense_end_with_status_2(capsys, options, named):
     assert cli.main(["budget", *_COMMON, *options]) == 2
     assert named in capsys.readouterr().err
+
+
+def _stream_rows(output):
+    table = output.split("noise in weights\n")[1]
+    return [tuple(map(float, line.split())) for line in table.splitlines()]
+
+
+_STREAM = [*_COMMON, "--stream", "--epochs", "1"]
+
+
+@pytest.mark.parametrize("fits", [1, 3])
+def test_a_stream_costs_one_gaussian_for_each_fit_whatever_its_steps(capsys, fits):
+    options = ["--noise-multiplier", "2", "--fits", str(fits)]
+    assert cli.main(["budget", *_STREAM, *options]) == 0
+    ((found, sigma, _),) = _stream_rows(capsys.readouterr().out)
+    accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
+    accountant.compose(dp_accounting.GaussianDpEvent(2.0), fits)
+    assert (found, sigma) == (pytest.approx(accountant.get_epsilon(1e-4), abs=2e-4), 2.0)
+
+
+def test_a_stream_of_persons_has_the_noise_of_its_participations(capsys):
+    assert cli.main(["budget", "--epsilon", "3", *_STREAM]) == 0
+    ((_, one, left),) = _stream_rows(capsys.readouterr().out)
+    persons = ["--max-participations", "3", "--min-separation", "5", "--num-persons", "900"]
+    assert cli.main(["budget", "--epsilon", "3", *_STREAM, *persons]) == 0
+    out = capsys.readouterr().out
+    ((_, same, more),) = _stream_rows(out)
+    assert one == same and more > 1.3 * left
+    m = optimized(4, 20, PREFIX_SUMS, 3, 5)
+    s = sensitivity(m, 20, 3, 5)
+    assert f"sensitivity {s:.4g}" in out
+    assert more == pytest.approx(same * s * noise_in_weights(m, 20) / 100, rel=1e-2)
+
+
+@pytest.mark.parametrize("wrong", [
+    ["--adjacency", "zero_out"], ["--epochs", "1.5"], ["--max-participations", "2"],
+    ["--num-persons", "20"], ["--plot", "x.png"],
+    ["--max-participations", "2", "--min-separation", "2", "--epochs", "2"],
+    ["--max-participations", "2", "--min-separation", "2", "--num-persons", "20000"],
+])  # fmt: skip
+def test_what_does_not_hold_for_a_stream_is_refused(capsys, wrong):
+    assert cli.main(["budget", "--epsilon", "3", *_STREAM, *wrong]) == 2
+    assert "Received" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"]])

@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tfdp
+from tfdp.data.sampling.separated import separated
+from tfdp.errors import PrivacyError
 
 
 def records(n=23):
@@ -94,3 +98,80 @@ def test_what_a_stream_that_is_read_once_cannot_say_is_refused(change):
         tfdp.data.stream_batches(records(), 5, num_examples=23)
     with pytest.raises(ValueError, match="repeat"):
         tfdp.data.stream_batches(dataset.repeat(2), 5, num_examples=46)
+
+
+# Persons of several records --------------------------------------------------------------------
+
+
+def greedy(ids, size, most, apart):
+    """Record after record, as the docstring says it."""
+    steps, taken = {}, []
+    for place, one in enumerate(ids):
+        own, step = steps.setdefault(one, []), place // size
+        takes = len(own) < most and (not own or step - own[-1] >= apart)
+        taken.append(takes)
+        if takes:
+            own.append(step)
+    return taken, steps
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    ids=st.lists(st.integers(-3, 3), min_size=1, max_size=40), size=st.integers(1, 5),
+    most=st.integers(1, 4), apart=st.integers(1, 6),
+)  # fmt: skip
+def test_nobody_comes_too_often_or_too_soon_and_all_others_come(ids, size, most, apart):
+    expected, steps = greedy(ids, size, most, apart)
+    assert separated(np.array(ids), size, most, apart).tolist() == expected
+    for own in steps.values():
+        assert len(own) <= most and all(np.diff(own) >= apart)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ids=st.lists(st.integers(0, 4), min_size=5, max_size=40), person=st.integers(0, 4))
+def test_records_of_others_stay_where_they_are_without_a_person(ids, person):
+    ids = np.array(ids)
+    blanked = np.where(ids == person, 9, ids)  # someone else's place, of weight 0
+    with_person, without = (separated(of, 2, 2, 2) for of in (ids, blanked))
+    assert np.array_equal(with_person[ids != person], without[ids != person])
+
+
+PERSONS = np.array([7, 7, 1, 2, 3, 7, 1, 2, 4, 7, 7, 1, 2, 3, 5])
+
+
+def of_persons(**change):
+    arguments = {"privacy_ids": PERSONS, "max_participations": 2, "min_separation": 2, **change}
+    return tfdp.data.stream_batches(records(15), 5, **arguments)
+
+
+def test_rows_of_weight_zero_stand_for_records_that_come_too_soon():
+    found = [(y.numpy(), w.numpy()) for _, y, w in of_persons()]
+    # In steps of five: 7 at 0 (1 is in the same step), 9 is one step later, and 10 is two.
+    assert [np.flatnonzero(w).tolist() for _, w in found] == [[0, 2, 3, 4], [3], [0, 1, 2, 3, 4]]
+    assert [y[w > 0].tolist() for y, w in found] == [[0, 2, 3, 4], [8], [10, 11, 12, 13, 14]]
+
+
+def test_what_a_stream_of_persons_says_of_itself():
+    sampling = tfdp.data.sampling_of(of_persons())
+    assert (sampling.num_examples, sampling.steps_per_epoch, sampling.max_records_per_unit) == (
+        6, 3, 1
+    )  # fmt: skip
+    assert sampling.participations == (2, 2) and sampling.chain_steps == 3
+    assert [sampling.appearances(steps) for steps in (1, 2, 3)] == [1, 2, 2]
+    assert tfdp.accounting.Sampling.from_dict(sampling.to_dict()) == sampling
+    passes = tfdp.data.sampling_of(tfdp.data.stream_batches(records(), 5, passes=3))
+    assert passes.participations == (3, 5)
+
+
+@pytest.mark.parametrize("change", [
+    {"privacy_ids": None}, {"min_separation": None}, {"max_participations": None},
+    {"min_separation": 0}, {"max_participations": 0}, {"passes": 2},
+])  # fmt: skip
+def test_bounds_that_are_not_both_there_or_do_not_hold_are_refused(change):
+    with pytest.raises(ValueError, match="max_participations|min_separation"):
+        of_persons(**change)
+
+
+def test_persons_of_several_records_need_bounds():
+    with pytest.raises(PrivacyError, match="min_separation"):
+        of_persons(max_participations=None, min_separation=None)

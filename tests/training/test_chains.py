@@ -211,6 +211,61 @@ def test_passes_are_charged_together_with_the_sensitivity_of_all():
     assert both >= np.linalg.norm(c[:, 0] + c[:, 4]) - 1e-12
 
 
+def persons_twice(**kwargs):
+    """Persons of two records each, two steps apart."""
+    ids = np.resize(np.arange(N // 2), N)
+    return stream(privacy_ids=ids, max_participations=2, min_separation=2, **kwargs)
+
+
+def test_persons_of_two_records_pay_for_both_participations():
+    settings = {"num_examples": None, "expected_batch_size": None}
+    model = chain_model(FIXED, noise_multiplier=2.0, **settings)
+    model.fit(persons_twice(), verbose=0)
+    (entry,) = model.ledger.entries
+    assert model.ledger.epsilon(DELTA) == pytest.approx(by_hand(gaussian(2.0)), rel=1e-6)
+    chain = Correlation(**entry.details["correlation"])
+    assert (chain.participations, chain.min_separation, chain.steps) == (2, 2, 4)
+    c = np.linalg.inv(sum(m * np.eye(4, k=-k) for k, m in enumerate(M)))
+    assert chain.sensitivity >= np.linalg.norm(c[:, 0] + c[:, 2]) - 1e-12
+    assert entry.details["unit"] == "one person with all of its records"
+    said = " ".join(str(model.privacy_statement(DELTA)).split())
+    assert "nobody is in more than 2 of them, 2 or more steps apart" in said
+    adafest = tfdp.selection.AdaFEST(threshold=1.0, noise_ratio=1.0)
+    rows = table_model(adafest, noise_multiplier=2.0, noise_correlation="auto", **settings)
+    with pytest.raises(PrivacyError, match="one record of each person"):
+        rows.fit(
+            table_stream(4, privacy_ids=np.resize(np.arange(4), 8), max_participations=2,
+                         min_separation=2), verbose=0,
+        )  # fmt: skip
+
+
+def test_persons_of_two_records_may_not_come_in_another_order():
+    model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
+    free = tf.data.Options()
+    free.deterministic = False
+    with pytest.raises(PrivacyError, match="another order"):
+        model.fit(persons_twice().with_options(free), verbose=0)
+    assert len(model.ledger) == 0
+
+
+def test_a_batch_that_is_left_out_would_move_the_steps_of_a_person_closer():
+    for batches, trained in ((persons_twice(), 1), (stream(), 3)):
+        model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
+        steps = enumerate(model.training_batches(batches))
+        if trained == 1:
+            with pytest.raises(PrivacyError, match="left out"):
+                _train_on_all_but_the_second(model, steps)
+        else:
+            _train_on_all_but_the_second(model, steps)
+        assert model.optimizer.steps_taken == trained
+
+
+def _train_on_all_but_the_second(model, steps):
+    for number, batch in steps:
+        if number != 1:
+            model.train_on_batch(*batch)
+
+
 def test_a_selection_is_in_the_same_gaussian_and_allows_one_pass():
     adafest = tfdp.selection.AdaFEST(threshold=1.0, noise_ratio=1.0)
     settings = {"num_examples": None, "expected_batch_size": None, "noise_correlation": "auto"}
@@ -260,6 +315,12 @@ def test_a_mechanism_is_restored_with_its_chain_and_refused_without_what_covers_
             PrivateTraining(2.0, 1.0, sampling, N, correlation=less)
     with pytest.raises(ValueError, match="stream_batches"):
         PrivateTraining(2.0, 1.0, None, N, correlation=chain)
+    of_persons = tfdp.data.sampling_of(persons_twice())
+    person = {"unit": "one person with all of its records"}
+    PrivateTraining(2.0, 1.0, of_persons, N, correlation=Correlation(M, 4, 2, 2), **person)
+    for less in (Correlation(M, 4, 1, 2), Correlation(M, 4, 2, 3)):
+        with pytest.raises(ValueError, match="stream_batches"):
+            PrivateTraining(2.0, 1.0, of_persons, N, correlation=less, **person)
 
 
 # What is refused ----------------------------------------------------------------------------------

@@ -93,34 +93,39 @@ def adafest_step(present, trials, delta):
 
 
 def chain(present, trials, delta):
-    """A chain of correlated noise, σ = 1, of which all steps are seen: a record of its first step.
+    """A chain of correlated noise, σ = 1, all steps of which are seen; a person is in each of them.
 
-    Every row of a table is a trial: one record touches it, in the first of four steps, or none.
+    Every row of a table is a trial: a person touches it in all eight steps, or nobody does. Noise
+    is taken back slowly, so that the sensitivity is far above 1, and above that of one step.
     """
-    steps = 4
+    steps = 8
     rows = keras.layers.Embedding(trials, 1, embeddings_initializer="zeros")
     inputs, flat = keras.Input((1,), dtype="int32"), keras.layers.Flatten()
     model = tfdp.make_private(keras.Sequential([inputs, rows, flat]))
     optimizer = tfdp.optimizers.DPOptimizer(
         keras.optimizers.SGD(float(trials)), noise_multiplier=1.0, clip_norm=1.0,
-        noise_correlation="auto",
+        noise_correlation=tfdp.optimizers.BandedInverse(2, (1.0, -0.9)),
     )  # fmt: skip
     model.compile(optimizer, loss=lambda y, p: 10.0 * y[:, 0] * tf.reduce_sum(p, axis=-1))
-    x = np.resize(np.arange(trials), (steps * trials, 1)).astype(np.int32)
-    y = np.zeros((steps * trials, 1), np.float32)
-    y[:trials] = float(present)
+    persons = np.resize(np.arange(trials, dtype=np.int32), steps * trials)
+    y = np.full((steps * trials, 1), float(present), np.float32)
+    batches = tfdp.data.stream_batches(
+        (persons[:, np.newaxis], y), trials, privacy_ids=persons, max_participations=steps,
+        min_separation=1,
+    )  # fmt: skip
     updates = _Updates()
-    model.fit(tfdp.data.stream_batches((x, y), trials), verbose=0, callbacks=[updates])
+    model.fit(batches, verbose=0, callbacks=[updates])
     ((mechanism, _),) = model.charge_history.private_runs
     m = np.array(mechanism.correlation.coefficients)
     released = np.array(updates.seen)[:, :, 0]
     for t in range(1, steps):  # C₀y: each step without what it took back
         for i in range(1, min(t, len(m) - 1) + 1):
             released[t] -= m[i] * released[t - i]
-    # The record moves C₀y by the first column of C₀: the likelihood ratio.
-    # There are as many records as trials: the ledger would ask for a smaller δ.
+    # The person moves C₀y by the sum of all columns of C₀: the likelihood ratio.
+    shift = np.cumsum(inverse(m, steps))
+    # There are as many persons as trials: the ledger would ask for a smaller δ.
     (entry,) = mechanism.entries(steps, "one chain")
-    return inverse(m, steps) @ released, tfdp.accounting.epsilon(entry.event, delta)
+    return shift @ released, tfdp.accounting.epsilon(entry.event, delta)
 
 
 def forward_noise(present, trials, delta):

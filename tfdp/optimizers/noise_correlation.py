@@ -66,8 +66,7 @@ class BandedInverse:
             optimizer: the wrapped Keras optimizer.
             sampling: the `Sampling` of all of its steps, a stream.
         """
-        steps, passes = sampling.chain_steps, sampling.passes or 1
-        pattern = (passes, sampling.steps_per_epoch if passes > 1 else 1)
+        steps, pattern = sampling.chain_steps, sampling.participations
         m = self.coefficients
         if m is None:
             workload = self._workload(optimizer, steps)
@@ -152,15 +151,17 @@ def correlation_of(optimizer, sampling):
         raise PrivacyError(
             "The cost of noise that is correlated over steps depends on when a record comes "
             "again, and these batches do not state it. Make them with `tfdp.data.stream_batches`, "
-            f"or leave `noise_correlation` of the DPOptimizer out. Received: {sampling.kind} "
-            "batches"
+            "or leave `noise_correlation` of the DPOptimizer out. Noise that is both correlated "
+            "and amplified by sampling (banded matrices, cyclic Poisson samples) is not in tfdp. "
+            f"Received: {sampling.kind} batches"
         )
-    if optimizer.selection is not None and (sampling.passes or 1) > 1:
+    if optimizer.selection is not None and sampling.participations[0] > 1:
         raise PrivacyError(
-            "Each pass releases new selections of rows. With noise that is correlated over steps, "
-            "tfdp can account for only one pass. Give `stream_batches` passes=1, "
-            "or leave `noise_correlation` or `selection` of the DPOptimizer out. Received: "
-            f"passes={sampling.passes}"
+            "Each step releases a new selection of rows. With noise that is correlated over steps, "
+            "tfdp can account for only one pass with one record of each person. Give "
+            "`stream_batches` passes=1 and no `max_participations`, or leave `noise_correlation` "
+            "or `selection` of the DPOptimizer out. Received: "
+            f"passes={sampling.passes}, max_participations={sampling.max_participations}"
         )
     return optimizer.noise_correlation.correlation(optimizer.inner_optimizer, sampling)
 

@@ -8,7 +8,8 @@ from tfdp.accounting.losses import truncation
 
 _COUNTS = ("num_examples", "microbatches", "workers")
 _COUNTS_OR_NONE = (
-    "max_batch_size", "steps_per_epoch", "passes", "max_records_per_unit", "num_records"
+    "max_batch_size", "steps_per_epoch", "passes", "max_records_per_unit", "num_records",
+    "max_participations", "min_separation",
 )  # fmt: skip
 #: The unit of privacy where batches are drawn by whose records they are.
 PERSON = "one person with all of its records"
@@ -46,6 +47,10 @@ class Sampling:
         max_records_per_unit: k, for persons; None if each record is a unit of privacy.
         num_records: N, if single records are sampled and persons are the unit of privacy: a public
             upper bound on the number of records that can be sampled. q is B/N.
+        max_participations: of a stream of persons, the most steps of the pass that one person takes
+            part in, with one record in each; None for one.
+        min_separation: g, with `max_participations`: the fewest steps from one such step of a
+            person to the next.
         period: (name of a registry, name of a period in it), if no person has records in another of
             its periods; None for data that may overlap with any other data.
         draw: name of a draw that was made ahead and trains once; None if every pass draws again.
@@ -67,6 +72,8 @@ class Sampling:
     period: tuple | None = None
     draw: str | None = None
     num_records: int | None = None
+    max_participations: int | None = None
+    min_separation: int | None = None
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, tuple(RULES))
@@ -95,6 +102,8 @@ class Sampling:
                 "Argument `expected_batch_size` must be at most `num_examples`. Received: "
                 f"expected_batch_size={self.expected_batch_size}, num_examples={self.num_examples}"
             )
+        if (self.max_participations, self.min_separation) != (None, None):
+            self._check_participations()
         if self.rule.event == "allocation":
             self._check_allocation()
         if self.kind == "full_batch" and self.expected_batch_size != self.num_examples:
@@ -120,6 +129,18 @@ class Sampling:
                 f"num_examples · max_records_per_unit. Received: num_records={self.num_records}, "
                 f"expected_batch_size={self.expected_batch_size}, "
                 f"num_examples={self.num_examples}, "
+                f"max_records_per_unit={self.max_records_per_unit}"
+            )
+
+    def _check_participations(self):
+        both = None not in (self.max_participations, self.min_separation)
+        one = self.max_records_per_unit == 1 and (self.passes or 1) == 1
+        if not (self.rule.keeps_order and both and one):
+            raise ValueError(
+                "Arguments `max_participations` and `min_separation` are both for one pass over a "
+                "stream of persons, of whom each has one record in a step. Received: "
+                f"max_participations={self.max_participations}, min_separation="
+                f"{self.min_separation}, kind={self.kind!r}, passes={self.passes}, "
                 f"max_records_per_unit={self.max_records_per_unit}"
             )
 
@@ -161,6 +182,14 @@ class Sampling:
         if not self.rule.keeps_order or self.steps_per_epoch is None:
             return None
         return self.steps_per_epoch * (self.passes or 1)
+
+    @property
+    def participations(self):
+        """(k, g): the most steps of a run over a stream that a unit is in, g or more apart."""
+        if self.max_participations is not None:
+            return self.max_participations, self.min_separation
+        passes = self.passes or 1
+        return passes, 1 if passes == 1 else self.steps_per_epoch
 
     @property
     def allocation_steps(self):
@@ -213,14 +242,16 @@ class Sampling:
     def appearances(self, steps):
         """The largest number of times that one record can be used in `steps` steps of one run.
 
-        For batches that are charged by passes, this is once in each pass that was begun. If the
-        number of batches of a pass is unknown, each step may begin a pass, up to `passes`.
+        For batches that are charged by passes, this is once in each pass that was begun, or
+        `max_participations` times. If the number of batches of a pass is unknown, each step may
+        begin a pass, up to `passes`.
         """
         if self.rule.charged_by == "step":
             return steps * self.microbatches
+        of_pass = self.max_participations or 1
         if self.steps_per_epoch is None:
-            return steps if self.passes is None else min(steps, self.passes)
-        return -(-steps // self.steps_per_epoch)
+            return steps if self.passes is None else min(steps, self.passes * of_pass)
+        return min(steps, -(-steps // self.steps_per_epoch) * of_pass)
 
     def to_dict(self):
         """The fields as a JSON-able dict."""

@@ -215,6 +215,11 @@ def _drawn(sampling, steps):
 def _passes(sampling):
     """How often a record of a stream was used, at most."""
     passes = sampling.passes or 1
+    if sampling.max_participations is not None:
+        return (
+            f"nobody is in more than {sampling.max_participations} of them, "
+            f"{sampling.min_separation} or more steps apart, and later records were left out"
+        )
     return "each once" if passes == 1 else f"each at most {passes} times, once a pass"
 
 

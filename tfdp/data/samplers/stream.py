@@ -14,9 +14,10 @@ from tfdp._compat.tensorflow import ancestors, may_reorder
 from tfdp._validate import count
 from tfdp.accounting import Sampling
 from tfdp.data.samplers.read_once import batches_read_once
-from tfdp.data.sampling.batches import dataset_of_batches
+from tfdp.data.sampling.batches import dataset_of_rows
 from tfdp.data.sampling.periods import claimed
 from tfdp.data.sampling.persons import checked_ids
+from tfdp.data.sampling.separated import separated
 from tfdp.data.sources.outside_memory import records_of
 from tfdp.errors import PrivacyError
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 def stream_batches(
     data: Any, batch_size: int, *, parse: Callable | None = None, passes: int = 1,
-    privacy_ids: ArrayLike | None = None, period: Period | None = None,
+    privacy_ids: ArrayLike | None = None, max_participations: int | None = None,
+    min_separation: int | None = None, period: Period | None = None,
     num_examples: int | None = None,
 ) -> tf.data.Dataset:  # fmt: skip
     """Batches of the records in the order in which they are given, each record once a pass.
@@ -42,8 +44,19 @@ def stream_batches(
     model.fit(batches, epochs=1)
     ```
 
+    Persons who have several records take part in several steps, and the noise grows with how many
+    and how close they are. `max_participations` and `min_separation` bound both: of each person the
+    first records that keep to them are trained on, and rows of weight 0 stand for the others. How
+    many those are is private.
+
+    ```python
+    batches = tfdp.data.stream_batches(
+        (x, y), batch_size=512, privacy_ids=user_ids, max_participations=4, min_separation=50)
+    ```
+
     Formal guarantees: a record is in at most `passes` steps of one `fit`, each as many steps after
-    the one before as a pass has.
+    the one before as a pass has; a person in at most `max_participations`, `min_separation` steps
+    or more apart, whatever others do.
 
     Args:
         data: as for `poisson_batches`.
@@ -51,8 +64,10 @@ def stream_batches(
         parse: as for `poisson_batches`.
         passes: how often a `fit` may go through the records, at most: its `epochs`. All of them
             are charged when it begins.
-        privacy_ids: (n,) distinct integers or strings: whose record each one is, where a person
-            has one record. None where each record is a unit of privacy by itself.
+        privacy_ids: (n,) integers or strings: whose record each one is, distinct unless the two
+            arguments below are given. None where each record is a unit of privacy by itself.
+        max_participations: the most records of one person that are trained on, in one pass.
+        min_separation: the fewest steps from one of them to the next; the more, the less noise.
         period: a `tfdp.data.Period`, with `privacy_ids`: whoever is in it is in no other one, so
             that a stream which goes on with new records costs nobody more.
         num_examples: for a `tf.data.Dataset` of records that is read once, as it comes, and whose
@@ -65,37 +80,50 @@ def stream_batches(
 
     Raises:
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
-        PrivacyError: a person has several records, or is in another period, too.
+        PrivacyError: a person has several records and nothing bounds them, or is in another period,
+            too.
     """
+    bounds = (max_participations, min_separation)
+    if bounds != (None, None):
+        _check_bounds(privacy_ids, *bounds)
     if num_examples is not None:
         _check_read_once(data, parse, passes, privacy_ids, num_examples)
         return batches_read_once(data, _sampling(num_examples, batch_size))
     records = records_of(data, parse, privacy_ids)
-    n = records.num_examples
+    n, units, of_units, taken = records.num_examples, None, {}, None
+    if bounds != (None, None):
+        of_units = {"max_participations": max_participations, "min_separation": min_separation}
     if privacy_ids is not None:
-        _refuse_several_records(checked_ids(privacy_ids, n))
-    of_units = {"max_records_per_unit": None if privacy_ids is None else 1}
-    sampling = _sampling(n, batch_size, count("passes", passes), **of_units)
+        ids = checked_ids(privacy_ids, n)
+        of_units["max_records_per_unit"], units = 1, len(np.unique(ids))
+        if bounds == (None, None):
+            _refuse_several_records(ids)
+        else:
+            taken = separated(ids, count("batch_size", batch_size), *bounds)
+    sampling = _sampling(n, batch_size, count("passes", passes), units, **of_units)
     # Nobody is entered by a call that is refused.
     sampling = dataclasses.replace(sampling, period=claimed(period, privacy_ids))
 
     def one_pass():
         for start in range(0, n, batch_size):
-            yield np.arange(start, min(start + batch_size, n))
+            chosen = np.arange(start, min(start + batch_size, n))
+            places = np.arange(len(chosen)) if taken is None else np.flatnonzero(taken[chosen])
+            yield chosen[places], places
 
-    return dataset_of_batches(records, sampling, one_pass)
+    return dataset_of_rows(records, sampling, one_pass)
 
 
-def _sampling(num_examples, batch_size, passes=1, **of_units):
+def _sampling(num_examples, batch_size, passes=1, units=None, **of_units):
     count("num_examples", num_examples)
-    if count("batch_size", batch_size) > num_examples:
+    units = units or num_examples
+    if count("batch_size", batch_size) > units:
         raise ValueError(
-            f"Argument `batch_size` must be at most the number of records ({num_examples}). "
-            f"Received: batch_size={batch_size}"
+            "Argument `batch_size` must be at most the number of records, or of persons "
+            f"({units}). Received: batch_size={batch_size}"
         )
     return Sampling(
         kind="stream",
-        num_examples=num_examples,
+        num_examples=units,
         expected_batch_size=batch_size,
         max_batch_size=batch_size,
         steps_per_epoch=math.ceil(num_examples / batch_size),
@@ -115,12 +143,24 @@ def _check_read_once(data, parse, passes, privacy_ids, num_examples):
         )
 
 
+def _check_bounds(privacy_ids, max_participations, min_separation):
+    if privacy_ids is None:
+        raise ValueError(
+            "Arguments `max_participations` and `min_separation` are for persons and need "
+            f"`privacy_ids`. Received: max_participations={max_participations}, "
+            f"min_separation={min_separation}, privacy_ids=None"
+        )
+    count("max_participations", max_participations)
+    count("min_separation", min_separation)
+
+
 def _refuse_several_records(ids):
     several = len(ids) - len(np.unique(ids))
     if several:
         raise PrivacyError(
             "Argument `privacy_ids` names some persons more than once. Such a person would take "
-            "part in several steps of a pass, but is charged for one. Keep one record of each, or "
+            "part in several steps of a pass, but is charged for one. Bound their number and "
+            "distance with `max_participations` and `min_separation`, keep one record of each, or "
             f"draw by person with `tfdp.data.poisson_batches`. Received: {several} of {len(ids)} "
             "records of persons who have an earlier one"
         )
@@ -150,22 +190,43 @@ def refuse_more_passes(sampling, epochs, steps_per_epoch):
 
 
 def refuse_other_order(sampling, data):
-    """Refuses several passes over a stream whose batches may come in another order in each.
+    """Refuses a stream in which a record or person may come again, in another order.
 
     Args:
         sampling: the `Sampling` of a run that is about to begin, or None.
         data: what `fit` was given.
 
     Raises:
-        PrivacyError: if a record could come again sooner than a pass later.
+        PrivacyError: if a record could come again sooner than a pass later, or another one of its
+            person sooner than `min_separation`.
     """
-    if sampling is None or not sampling.rule.keeps_order or (sampling.passes or 1) == 1:
+    if sampling is None or not sampling.rule.keeps_order or sampling.participations[0] == 1:
         return
     keeps = isinstance(data, tf.data.Dataset) and data.options().deterministic is not False
     if not keeps or any(map(may_reorder, ancestors(data))):
         raise PrivacyError(
             "These batches of `tfdp.data.stream_batches` may come in another order in each pass. "
-            "A record could then come again sooner than the charge assumes. Remove "
+            "A record or person could then come again sooner than the charge assumes. Remove "
             "`deterministic=False` after `stream_batches` and give `fit` the tf.data.Dataset "
-            f"itself, or take passes=1. Received: passes={sampling.passes}, x={data}"
+            "itself, or take passes=1 and no `max_participations`. Received: "
+            f"passes={sampling.passes}, max_participations={sampling.max_participations}, x={data}"
+        )
+
+
+def refuse_left_out(sampling):
+    """Called where a batch was not trained on: refuses a next one if this moves steps closer.
+
+    Args:
+        sampling: the `Sampling` of the run.
+
+    Raises:
+        PrivacyError: if a record or person of the stream may come again.
+    """
+    if sampling is not None and sampling.rule.keeps_order and sampling.participations[0] > 1:
+        raise PrivacyError(
+            "A batch of this stream was left out. A record or person would then come again after "
+            "fewer steps than the charge assumes. Pass each batch of `training_batches` to "
+            "`train_on_batch`, or give `stream_batches` passes=1 and no `max_participations`. "
+            f"Received: participations {sampling.participations[0]}, "
+            f"{sampling.participations[1]} or more steps apart"
         )

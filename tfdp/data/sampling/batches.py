@@ -47,6 +47,17 @@ def dataset_of_batches(records, sampling, draw_epoch, persons=None, source=None)
             else:
                 yield persons.rows(generator, chosen)
 
+    return dataset_of_rows(records, sampling, one_epoch)
+
+
+def dataset_of_rows(records, sampling, one_epoch):
+    """As `dataset_of_batches`, of records that are in places of their own.
+
+    Args:
+        records, sampling: as for `dataset_of_batches`.
+        one_epoch: function without arguments that returns an iterable of pairs: indices of records,
+            and the rows of the batch that they take. The other rows have weight 0.
+    """
     dataset = _batches(records, one_epoch, sampling.rows)
     steps = tf.data.experimental.assert_cardinality(sampling.steps_per_epoch)
     tagged = tag(dataset.apply(steps).prefetch(2), sampling, records.origin)
