@@ -408,7 +408,7 @@ extra_delta false_alarms filepath first_is_user folder force gap_power gather gu
 hidden_dim hidden_units initial_accumulator_value input_shape item item_tower jit_compile k kept
 kind kw kwargs label label_share last_items layer layer_classes layer_shares layout learning_rate
 learning_rates ledger log_dir logs loss loss_weights mask mask_zero max_batch_size max_epsilon
-max_length max_records_per_unit max_value max_values mechanism metrics microbatch_size microbatches
+max_length max_participations max_records_per_unit max_value max_values min_separation mechanism metrics microbatch_size microbatches
 min_length min_value model momentum most_survivors multivalued name noise_at noise_correlation
 noise_multiplier noise_ratio noise_stddev normalize not_covered notes num_blocks num_classes
 num_examples num_heads num_integers num_items num_mixtures num_negatives num_records num_rows

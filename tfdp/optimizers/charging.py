@@ -10,8 +10,7 @@ import tensorflow as tf
 from tfdp import accounting
 from tfdp.accounting.charges.notes import Notes
 from tfdp.accounting.charges.sampling import PERSON
-from tfdp.errors import BudgetError, PrivacyError
-from tfdp.optimizers import calibrating
+from tfdp.optimizers import budget_checks, calibrating
 from tfdp.optimizers.noise_correlation import correlation_of, planned
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime.replicas import of_first_replica
@@ -133,10 +132,10 @@ class Charging(RunCharging):
             return
         if budget is None or sampling is not None:
             if sampling is not None:
-                self._refuse_other_units()
+                budget_checks.refuse_other_units(self.history, self.unit)
                 self.history.refuse_without_rule(self._setting(sampling, 1.0))
             if budget is not None:
-                self._check_steps_left(budget)
+                budget_checks.refuse_spent(budget, self.remaining, self._optimizer.steps)
             self.mechanism = self._mechanism_of(sampling, notes)
             self._refresh_limit(strict=True)
             name = None
@@ -305,7 +304,9 @@ class Charging(RunCharging):
         remaining = self.remaining
         if remaining is not None:
             if strict:
-                self._check_budget(self._optimizer.budget, remaining)
+                budget = self._optimizer.budget
+                budget_checks.refuse_spent(budget, remaining, self._optimizer.steps)
+                budget_checks.refuse_beyond(budget, remaining, self.ledger_after(remaining))
             limits.append(ran + max(remaining, 0))
         if self.mechanism is not None and self.mechanism.correlation is not None:
             limits.append(self.mechanism.correlation.steps)
@@ -323,36 +324,3 @@ class Charging(RunCharging):
             and mechanism.same_setting(mine)
             and getattr(mechanism.sampling, "period", None) == self._optimizer.period
         ]
-
-    def _refuse_other_units(self):
-        """What is private for a record does not add up with what is private for a person."""
-        for mechanism, _ in self.history.private_runs:
-            if (mechanism.unit == PERSON) != (self.unit == PERSON):
-                raise PrivacyError(
-                    f"These weights were trained with {mechanism.unit} as the unit of privacy, "
-                    f"but this training run has {self.unit}: ε would be infinite. Use the same "
-                    "unit in the DPOptimizer and sampler of every training run of a model "
-                    "(`max_records_per_unit`, `privacy_ids`)."
-                )
-
-    def _check_steps_left(self, budget):
-        if self.remaining <= 0:
-            raise BudgetError(
-                f"The budget (epsilon={budget.epsilon}, delta={budget.delta}) is spent: all "
-                f"{self._optimizer.steps} steps have run. To continue training, compile the model "
-                "with a larger budget; past charges remain. To train in several calls of `fit`, "
-                "give the DPOptimizer `steps=`, the total over all calls."
-            )
-
-    def _check_budget(self, budget, remaining):
-        self._check_steps_left(budget)
-        epsilon = self.ledger_after(remaining).epsilon(budget.delta)
-        if epsilon > budget.epsilon * (1 + 1e-9):
-            raise BudgetError(
-                f"The remaining {remaining} steps would end at epsilon={epsilon:.6g}, beyond the "
-                f"budget's {budget.epsilon} at delta={budget.delta}. Either more was charged to "
-                "these weights than when the noise was calibrated (every `fit` begins a new pass "
-                "of shuffled or allocated batches), or draws exceed `max_batch_size` too often. "
-                "Compile again with a new DPOptimizer, which calibrates to the rest of the budget, "
-                "or raise `max_batch_size` of `poisson_batches` (num_examples always suffices)."
-            )

@@ -11,9 +11,17 @@ import math
 import keras
 import tensorflow as tf
 
-from tfdp.clipping.plan.dataflow import BATCH_SIZES, DataFlow, has_batch_axis
+from tfdp.clipping.plan.alignment import (
+    alignment,
+    composites,
+    divides_by_example,
+    is_shared,
+    pairs_of,
+    tensors_of,
+)
+from tfdp.clipping.plan.dataflow import BATCH_SIZES, DataFlow
 from tfdp.clipping.plan.draws import Draws
-from tfdp.clipping.plan.refusals import CALLS_DIFFER, refuse_named_layers
+from tfdp.clipping.plan.refusals import refuse_named_layers
 from tfdp.clipping.plan.sharing import Sharing
 from tfdp.clipping.plan.tracing import kind, loop_steps, refuse_corrupting_derivatives, trace
 from tfdp.clipping.recording import Recorder, ensure_built, trained_variables
@@ -105,13 +113,13 @@ def make_clipping_plan(model, x):
     register_keras_rs(model)
     refuse_named_layers(model)
     (first, advances), (second, _) = (trace(model, x, size) for size in BATCH_SIZES)
-    pairs = _pairs(model, first, second)
+    pairs = pairs_of(model, first, second)
     flow = DataFlow(first, trained_variables(model))
     flow.refuse_unseen_reads()
     calls = _with_scores(_choose(first, pairs, flow, Sharing(first, flow, second)), pairs)
     if calls is _INSIDE:
         calls = _choose(first, pairs, flow, None)
-    if not all(_alignment(first, pairs, lambda c: c.outputs)):
+    if not all(alignment(first, pairs, lambda c: c.outputs)):
         raise PrivacyError(
             f"The outputs of model {model.name!r} lack the batch axis as their first axis, so "
             "tfdp cannot tell the gradients of its examples apart. Return outputs of shape "
@@ -139,7 +147,7 @@ def make_clipping_plan(model, x):
     behind = {id(v) for table in tables.values() for v in table.weights}
     aligned = {
         call.key: tuple(
-            _alignment(call, pairs, get)
+            alignment(call, pairs, get)
             for get in (lambda c: (c.args, c.kwargs), lambda c: c.outputs)
         )
         for call in first.subtree()
@@ -181,7 +189,7 @@ def _work(planned, call):
     steps = loop_steps(operations)
     places = [
         math.prod(size or _UNKNOWN for size in t.shape[1:-1])
-        for t in _tensors(call.outputs)
+        for t in tensors_of(call.outputs)
         if t.shape.rank
     ]
     return cost.Work(
@@ -189,18 +197,6 @@ def _work(planned, call):
         max(places, default=1),
         max(1, int(steps) if math.isfinite(steps) else _UNKNOWN),
     )
-
-
-def _pairs(model, first, second):
-    """Dict of a call's place in the call tree to that call in both traces."""
-    calls, others = ({call.key: call for call in root.subtree()} for root in (first, second))
-    tensors = [
-        {key: len(_tensors((c.args, c.kwargs, c.outputs))) for key, c in found.items()}
-        for found in (calls, others)
-    ]
-    if tensors[0] != tensors[1]:
-        raise PrivacyError(f"Model {model.name!r} {CALLS_DIFFER}")
-    return {key: (call, others[key]) for key, call in calls.items()}
 
 
 # Scores that shared calls lead to are inside a call on the fallback, which keeps no factors.
@@ -233,7 +229,7 @@ def _choose(call, pairs, flow, sharing):
 
     Args:
         call: a `LayerCall`.
-        pairs: from `_pairs`.
+        pairs: from `pairs_of`.
         flow: the `DataFlow`.
         sharing: the `Sharing`, or None if no call is to be treated as shared.
     """
@@ -254,7 +250,7 @@ def _choose(call, pairs, flow, sharing):
             calls += below
     if calls is not None:
         return calls
-    outputs = _alignment(call, pairs, lambda c: c.outputs)
+    outputs = alignment(call, pairs, lambda c: c.outputs)
     if call.graph is not graph or not outputs or not all(outputs):
         return None
     for variable in call.subtree_reads().values():
@@ -265,7 +261,7 @@ def _choose(call, pairs, flow, sharing):
                 "Call the SparseEmbedding directly in the model, or remove its `placement`. With "
                 '`noise_at="vectors"`, call SharedNegatives directly in the model.'
             )
-    if _composites(call.outputs) or not _divides_by_example(pairs[call.key]):
+    if composites(call.outputs) or not divides_by_example(pairs[call.key]):
         return None
     if flow.leaves(call, whole=True) is not None:
         return None
@@ -277,7 +273,7 @@ def _choose(call, pairs, flow, sharing):
             call.layer,
             None,
             list(call.subtree_reads().values()),
-            aligned=_alignment(call, pairs, lambda c: (c.args, c.kwargs)),
+            aligned=alignment(call, pairs, lambda c: (c.args, c.kwargs)),
             seeds=list(call.subtree_seeds().values()),
         )
     ]
@@ -292,9 +288,9 @@ def _by_rule(call, pairs, flow, sharing):
         return None
     if flow.leaves(call, whole=False) is not None:
         return None
-    outputs = _alignment(call, pairs, lambda c: c.outputs)
-    aligned = bool(outputs) and all(outputs) and not _composites(call.outputs)
-    if not aligned and sharing is not None and not any(_alignment(call, pairs, lambda c: c.args)):
+    outputs = alignment(call, pairs, lambda c: c.outputs)
+    aligned = bool(outputs) and all(outputs) and not composites(call.outputs)
+    if not aligned and sharing is not None and not any(alignment(call, pairs, lambda c: c.args)):
         uses = sharing.uses(call)
         scores = sharing.scores(call) if uses is None else None
         if uses or scores:
@@ -302,72 +298,6 @@ def _by_rule(call, pairs, flow, sharing):
             return PlannedCall(
                 call.key, call.layer, rule, variables, uses=uses or (), scores=scores or ()
             )
-    if not aligned and not (rule.broadcasts_shared_outputs and _is_shared(call, pairs)):
+    if not aligned and not (rule.broadcasts_shared_outputs and is_shared(call, pairs)):
         return None
     return PlannedCall(call.key, call.layer, rule, list(call.reads.values()), broadcast=not aligned)
-
-
-def _alignment(call, pairs, get):
-    """Whether each tensor has the batch axis first."""
-    return [
-        has_batch_axis(a, b)
-        for a, b in zip(*(_tensors(get(c)) for c in pairs[call.key]), strict=True)
-    ]
-
-
-def _divides_by_example(calls):
-    """Whether every argument has the batch axis first, or is the same for batches of any size.
-
-    The fallback hands each example its part of the first and all of the second. What holds several
-    examples in another way (ragged, sparse, transposed, flattened, of unknown length) would mix
-    their gradients.
-    """
-    first, second = (tf.nest.flatten((c.args, c.kwargs)) for c in calls)
-    tensors = [(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, tf.Tensor)]
-    return not _composites(first) and all(
-        has_batch_axis(a, b) or (a.shape.is_fully_defined() and a.shape == b.shape)
-        for a, b in tensors
-    )
-
-
-def _composites(structure):
-    """Ragged tensors, sparse ones, and others that hold several."""
-    return [
-        t for t in tf.nest.flatten(structure)
-        if tf.is_tensor(t) and not isinstance(t, (tf.Tensor, tf.Variable, keras.Variable))
-    ]  # fmt: skip
-
-
-def _is_shared(call, pairs):
-    """Whether an output (T, d) or (1, T, d), the same for any batch, may be copied per example.
-
-    Only if all that happens to it is elementwise arithmetic with tensors (B, T, d): there the
-    copies meet the examples one by one. Anything else (an index, a mean, a transposition) would
-    mean something else on the copies.
-    """
-    a, b = (_tensors(c.outputs) for c in pairs[call.key])
-    if len(a) != 1 or a[0].shape != b[0].shape:
-        return False
-    shape = a[0].shape
-    if len(shape) != 2 and not (len(shape) == 3 and shape[0] == 1):
-        return False
-    pending, met = [t for t in (a[0], b[0])], []
-    while pending:
-        tensor = pending.pop()
-        for op in tensor.consumers():
-            if op.type in ("Identity", "Cast"):
-                pending += op.outputs
-            elif op.type in ("AddV2", "Add", "Sub", "Mul"):
-                if all(t is tensor for t in op.inputs):
-                    return False
-                met += [(t.shape, tensor.shape) for t in op.inputs if t is not tensor]
-            else:
-                return False
-    # Two traces, so half of what it met has the first batch size and half the second.
-    sizes = [other[0] for other, own in met
-             if len(other) == 3 and other[1:] == own[len(own) - 2 :]]  # fmt: skip
-    return len(sizes) == len(met) > 0 and sorted(set(sizes)) == sorted(BATCH_SIZES)
-
-
-def _tensors(structure):
-    return [t for t in tf.nest.flatten(structure) if isinstance(t, tf.Tensor)]
