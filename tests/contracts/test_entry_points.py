@@ -398,7 +398,7 @@ def test_a_new_function_takes_data_by_every_parameter_that_is_no_setting(paramet
 #: only if it never holds records, or what was made of records.
 SETTINGS = set(
     """
-accountant adjacency appearances args assumed_epsilon assumptions auto_scale_loss backbone
+accountant adjacency appearances args assumed_epsilon assumptions at_probe auto_scale_loss backbone
 backup_dir balanced bands batch_size beta_1 beta_2 bound budget callbacks canaries capacity cell
 claim clip_norm clipping cls coefficients combiner confidence config contribution_norm copies count
 decay delete_checkpoint delimiter delta details dim directory distinct double_checkpoint draw
@@ -408,19 +408,19 @@ extra_delta false_alarms filepath first_is_user folder force gap_power gather gu
 hidden_dim hidden_units initial_accumulator_value input_shape item item_tower jit_compile k kept
 kind kw kwargs label label_share last_items layer layer_classes layer_shares layout learning_rate
 learning_rates ledger log_dir logs loss loss_weights mask mask_zero max_batch_size max_epsilon
-max_length max_participations max_records_per_unit max_value max_values min_separation mechanism metrics microbatch_size microbatches
-min_length min_value model momentum most_survivors multivalued name noise_at noise_correlation
-noise_multiplier noise_ratio noise_stddev normalize not_covered notes num_blocks num_classes
-num_examples num_heads num_integers num_items num_mixtures num_negatives num_records num_rows
-num_steps num_users number_of_runs optimizer origin other other_events overflow_delta padding_id
-parse part passes path per_example_reduction period periods placement pooling popularity_prior
-popularity_share privacy_assumptions probe regularization remarks ridge rounds row_wise run
-run_eagerly sampling sampling_probability sampling_unit save_freq score seed seeded selection self
-setting shape similarity slots smoothing source step steps steps_per_epoch steps_per_execution store
-strategy symmetric temperature test_fraction text threshold tied timestamp train_backbone
-trainable_variables training trials unit unstated user user_tower validate var_list variable
-variables verbose vocabulary_size vocabulary_sizes weight weight_decay weighted_metrics window
-with_record within without_record workers y_pred
+max_length max_participations max_records_per_unit max_value max_values mechanism metrics
+microbatch_size microbatches min_length min_separation min_value model momentum most_survivors
+multivalued name noise_at noise_correlation noise_multiplier noise_ratio noise_stddev normalize
+not_covered notes num_blocks num_classes num_examples num_heads num_integers num_items num_mixtures
+num_negatives num_records num_rows num_steps num_users number_of_runs optimizer origin other
+other_events overflow_delta padding_id parse part passes path per_example_reduction period periods
+placement pooling popularity_prior popularity_share privacy_assumptions probe regularization remarks
+ridge rounds row_wise run run_eagerly sampling sampling_probability sampling_unit save_freq score
+seed seeded selection self setting shape similarity slots smoothing source step steps
+steps_per_epoch steps_per_execution store strategy symmetric temperature test_fraction text
+threshold tied timestamp train_backbone trainable_variables training trials unit unstated user
+user_tower validate var_list variable variables verbose vocabulary_size vocabulary_sizes weight
+weight_decay weighted_metrics window with_record within without_record workers y_pred
 """.split()
 )
 #: In these rooms there are numbers of charges and tensors of a step, which have names like data.
