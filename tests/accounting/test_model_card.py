@@ -1,5 +1,6 @@
 """The model card draws what the ledger says, and marks what its owner says as such."""
 
+import dataclasses
 import json
 
 import dp_accounting
@@ -36,6 +37,15 @@ def test_the_curve_ends_at_the_stated_epsilon_and_is_the_accountants_before():
     assert points[60] == stated(RELEASE).epsilon
     at_half = compose([(STEP, 30), (RELEASE, 1)])  # a release counts from the first step on
     assert points[30] == pytest.approx(epsilon(at_half, 1e-4, "pld"), rel=1e-6)
+
+
+def test_no_curve_is_drawn_of_passes_which_cost_as_a_whole_when_they_begin():
+    for kind, drawn in (("poisson", 8), ("stream", 0), ("shuffled", 0), ("allocated", 0)):
+        sampling = {"kind": kind, "num_examples": 2000, "expected_batch_size": 100}
+        details = {"kind": "training", "steps": 60, "sampling": sampling}
+        entry = LedgerEntry("private training", STEP, 60, details)
+        statement = dataclasses.replace(stated(), entries=[entry.to_dict()])
+        assert len(epsilon_over_steps(statement)) == drawn
 
 
 def test_no_curve_is_drawn_without_a_finite_epsilon_or_without_steps():

@@ -1,5 +1,7 @@
 """Training with noise that is correlated over steps: what is added, charged, and refused."""
 
+from unittest import mock
+
 import dp_accounting
 import keras
 import numpy as np
@@ -258,6 +260,19 @@ def test_a_batch_that_is_left_out_would_move_the_steps_of_a_person_closer():
         else:
             _train_on_all_but_the_second(model, steps)
         assert model.optimizer.steps_taken == trained
+
+
+def test_a_batch_whose_step_fails_would_move_the_steps_of_a_person_closer(monkeypatch):
+    model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
+    steps = model.training_batches(persons_twice())
+    model.train_on_batch(*next(steps))
+    damaged = mock.Mock(side_effect=tf.errors.DataLossError(None, None, "damaged"))
+    with monkeypatch.context() as broken, pytest.raises(tf.errors.DataLossError):
+        broken.setattr(type(model), "compute_loss", damaged)
+        model.train_on_batch(*next(steps))
+    with pytest.raises(PrivacyError, match="left out"):
+        next(steps)
+    assert damaged.called and model.optimizer.steps_taken == 1
 
 
 def _train_on_all_but_the_second(model, steps):

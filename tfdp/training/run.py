@@ -223,7 +223,8 @@ def single_batches(model, batches):
                 return
             if private:
                 model.optimizer.charging.look_again()
-                if run.batch is not None:
+                # A step that raised has not taken the batch either, whoever was given it.
+                if model.charging.steps_of_run == steps:
                     stream.refuse_left_out(model.charging.mechanism.sampling)
             run.batch, steps = batch, model.charging.steps_of_run
             yield batch

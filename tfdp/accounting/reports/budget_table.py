@@ -10,7 +10,7 @@ from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.events.composition import compose, training_event
 from tfdp.accounting.reports.figures import new_figure
 from tfdp.accounting.reports.text_bars import curve
-from tfdp.accounting.rounding import round_up_to
+from tfdp.accounting.rounding import round_down, round_up_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,8 @@ def plot(plan, rows, path):
     )
     for _, sigma in rows:
         steps, reached = plan.over_steps(sigma, 12)
-        axes.plot(steps, reached, marker="o", markersize=3, label=f"noise multiplier {sigma:.4g}")
+        label = f"noise multiplier {round_down(sigma, 4)}"
+        axes.plot(steps, reached, marker="o", markersize=3, label=label)
     axes.set_ylim(bottom=0)
     axes.legend()
     axes.grid(alpha=0.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from tfdp.accounting.reports.figures import new_figure
+from tfdp.accounting.rounding import round_down
 
 
 def plot(points: list[dict], delta: float, path: str | os.PathLike):
@@ -23,10 +24,10 @@ def plot(points: list[dict], delta: float, path: str | os.PathLike):
     figure = new_figure(6.4, 4.0 + 3.0 * bool(sizes))
     axes, *below = figure.subplots(1 + bool(sizes), 1, squeeze=False, sharex=True)[:, 0]
     axes.plot(*_columns([(p["step"], p["epsilon"]) for p in points]), marker="o", markersize=3)
-    sigmas = {round(p["noise_multiplier"], 4) for p in points if "noise_multiplier" in p}
+    sigmas = {round_down(p["noise_multiplier"]) for p in points if "noise_multiplier" in p}
     title = "Privacy spent"
     if len(sigmas) == 1:
-        title += f", noise multiplier {sigmas.pop():g}"
+        title += f", noise multiplier {sigmas.pop()}"
     axes.set(ylabel=f"epsilon at delta = {delta:g}", title=title, ylim=(0, None))
     axes.grid(alpha=0.3)
     if sizes:

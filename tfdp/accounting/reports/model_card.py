@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import itertools
 import math
 from typing import TYPE_CHECKING
 
 from tfdp.accounting.charges.ledger import Ledger
 from tfdp.accounting.charges.ledger_entry import LedgerEntry
+from tfdp.accounting.charges.sampling_rules import RULES
 from tfdp.accounting.reports.about import About
 from tfdp.accounting.reports.statement_pages import facts, headline, lists
 from tfdp.accounting.reports.svg_chart import line_chart
@@ -92,13 +94,13 @@ def epsilon_over_steps(statement: Statement) -> list[tuple[float, float]]:
     """(steps, ε after them) pairs, computed from the entries of a statement.
 
     What was charged beside the training counts from the first step on. Empty where no finite ε can
-    be stated, or where all steps together are one mechanism.
+    be stated, and where steps do not cost one by one: a pass, or all steps together.
     """
     entries = [LedgerEntry.from_dict(entry) for entry in statement.entries]
     trainings = [e for e in entries if e.details.get("kind") == "training" and e.count > 1]
     total = sum(e.count for e in trainings)
     steps = sum(e.details.get("steps", e.count) for e in trainings)
-    if not total or not math.isfinite(statement.epsilon):
+    if not total or not math.isfinite(statement.epsilon) or any(map(_costs_by_pass, trainings)):
         return []
     points = []
     for done in sorted({max(1, round(total * (i + 1) / _POINTS)) for i in range(_POINTS)}):
@@ -115,11 +117,22 @@ def epsilon_over_steps(statement: Statement) -> list[tuple[float, float]]:
     return points
 
 
+def _costs_by_pass(entry):
+    sampling = entry.details.get("sampling")
+    return sampling is not None and RULES[sampling["kind"]].charged_by != "step"
+
+
 def _charts(statement, about):
     charts = []
     spent = epsilon_over_steps(statement)
     if spent:
-        chart = line_chart(spent, "steps", f"epsilon at delta = {round_up(statement.delta)}")
+        # Between two points the higher one: a line would lie below what the steps cost.
+        stairs = [
+            point
+            for (start, _), (end, epsilon) in itertools.pairwise([(0, 0.0), *spent])
+            for point in ((start, epsilon), (end, epsilon))
+        ]
+        chart = line_chart(stairs, "steps", f"epsilon at delta = {round_up(statement.delta)}")
         charts.append((chart, "Privacy spent, computed from the mechanisms below."))
     if len(about.public_loss) > 1:
         losses = [(i + 1, float(loss)) for i, loss in enumerate(about.public_loss)]

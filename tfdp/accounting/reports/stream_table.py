@@ -9,7 +9,7 @@ from tfdp.accounting.accountants import epsilon
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.events.composition import compose, training_event
-from tfdp.accounting.rounding import round_up_to
+from tfdp.accounting.rounding import round_up, round_up_to
 
 _ADJACENCY = "zero_out"
 
@@ -101,7 +101,7 @@ class StreamPlan:
         lines = [
             f"{chain.steps} steps in order, one mechanism from the first on; noise correlated over "
             f"{chain.bands} bands",
-            f"a record or person takes part in {often}: sensitivity {chain.sensitivity:.4g} "
+            f"a record or person takes part in {often}: sensitivity {round_up(chain.sensitivity)} "
             "(clip norms)",
             f"fits over the same data: {self.fits} (those over other persons, by `DisjointPeriods`,"
             " cost nothing more)",

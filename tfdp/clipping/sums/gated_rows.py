@@ -78,7 +78,8 @@ class _Gated(Gradient):
         unsigned = tf.reduce_sum(tf.cast(tf.abs(left), tf.float64) * heights, axis=1)
         lost = tf.reduce_sum(tf.square(unsigned), axis=1) * (count + 8) * _EACH
         most = tf.maximum(tf.reduce_max(gate, axis=0), 1.0)
-        lost += count * UNDERFLOW * tf.square(tf.reduce_sum(lengths * most, axis=[1, 2]))
+        # Partial sums, too, may be too small for float32: of each product, and of what it adds to.
+        lost += 4 * count * UNDERFLOW * tf.square(tf.reduce_sum(lengths * most, axis=[1, 2]))
         times = tf.square(tf.cast(largest[:, 0, 0], tf.float64))
         return norm * times, lost * times
 

@@ -85,7 +85,7 @@ def stream_batches(
     """
     bounds = (max_participations, min_separation)
     if bounds != (None, None):
-        _check_bounds(privacy_ids, *bounds)
+        max_participations, min_separation = bounds = _checked_bounds(privacy_ids, *bounds)
     if num_examples is not None:
         _check_read_once(data, parse, passes, privacy_ids, num_examples)
         return batches_read_once(data, _sampling(num_examples, batch_size))
@@ -143,15 +143,16 @@ def _check_read_once(data, parse, passes, privacy_ids, num_examples):
         )
 
 
-def _check_bounds(privacy_ids, max_participations, min_separation):
+def _checked_bounds(privacy_ids, max_participations, min_separation):
     if privacy_ids is None:
         raise ValueError(
             "Arguments `max_participations` and `min_separation` are for persons and need "
             f"`privacy_ids`. Received: max_participations={max_participations}, "
             f"min_separation={min_separation}, privacy_ids=None"
         )
-    count("max_participations", max_participations)
-    count("min_separation", min_separation)
+    return (
+        count("max_participations", max_participations), count("min_separation", min_separation)
+    )  # fmt: skip
 
 
 def _refuse_several_records(ids):
