@@ -118,7 +118,7 @@ def test_what_the_representations_were_made_with_is_charged_and_said(data, tmp_p
     made.save(tmp_path / "r.npz")
     for release in (made, tfdp.data.Release.load(tmp_path / "r.npz")):
         assert release.privacy_releases == [before, made.entry]
-        assert release.count == (40 if mixtures else 1)
+        assert release.event_count == (40 if mixtures else 1)
         assert Origin.of(release.features).releases == (before, release.entry)
         statement = release.privacy_statement(1e-3)
         assert "the words are public" in statement.assumptions
