@@ -10,7 +10,7 @@ from tfdp.clipping.recording import trained_variables
 from tfdp.errors import PrivacyError
 from tfdp.experimental.tpu import resident_table
 from tfdp.experimental.tpu.tables import TPUTables
-from tfdp.runtime.external_table import external_tables
+from tfdp.runtime.external_table import VectorTable, external_tables
 from tfdp.runtime.strategies import compiled_by_xla, traces_once
 
 
@@ -182,4 +182,4 @@ def refuse_training_otherwise(model):
 def tables_of(model):
     """The `TPUResidentTable` objects of a model, trained or frozen."""
     tables = external_tables(all_layers(model))
-    return [table for table in tables if isinstance(table, resident_table.TPUResidentTable)]
+    return [table for table in tables if not isinstance(table, VectorTable)]
