@@ -1,6 +1,6 @@
 """Kills training with correlated noise at random moments, goes on, and looks for what was lost.
 
-    python benchmarks/kills_of_chains.py [--kills 100] [--out benchmarks/results/kills_of_chains.json]
+    python benchmarks/kills_of_chains.py [--kills 100] [--out FILE]
 
 A process trains on one week of a stream, with a backup and a checkpoint of the whole model, and is
 killed (SIGKILL) a random time after a random step. The next one resumes from the backup or the
