@@ -4,13 +4,14 @@ import dataclasses
 import json
 
 import dp_accounting
+import numpy as np
 import pytest
 
 from tfdp import cli
 from tfdp.accounting import Ledger, LedgerEntry, epsilon, privacy_statement
 from tfdp.accounting.events.composition import compose, training_event
 from tfdp.accounting.reports.about import About
-from tfdp.accounting.reports.model_card import epsilon_over_steps, to_html
+from tfdp.accounting.reports.model_card import epsilon_over_steps, to_html, upper_bound
 
 STEP, RELEASE = training_event(1.5, 0.05), dp_accounting.GaussianDpEvent(4.0)
 ABOUT = """
@@ -37,6 +38,15 @@ def test_the_curve_ends_at_the_stated_epsilon_and_is_the_accountants_before():
     assert points[60] == stated(RELEASE).epsilon
     at_half = compose([(STEP, 30), (RELEASE, 1)])  # a release counts from the first step on
     assert points[30] == pytest.approx(epsilon(at_half, 1e-4, "pld"), rel=1e-6)
+
+
+def test_the_line_that_is_drawn_is_nowhere_below_what_the_steps_cost():
+    line = upper_bound(epsilon_over_steps(stated(RELEASE)))
+    places, heights = zip(*line, strict=True)
+    assert places[0] == 0 and line[-1] == (60, stated(RELEASE).epsilon)
+    for step in (1, 4, 11, 37, 59):
+        drawn = np.interp(step, places, heights)
+        assert drawn >= epsilon(compose([(STEP, step), (RELEASE, 1)]), 1e-4, "pld")
 
 
 def test_no_curve_is_drawn_of_passes_which_cost_as_a_whole_when_they_begin():

@@ -117,6 +117,15 @@ def epsilon_over_steps(statement: Statement) -> list[tuple[float, float]]:
     return points
 
 
+def upper_bound(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """A line through points of a curve that grows, nowhere below it: flat, at the next point."""
+    return [
+        point
+        for (start, _), (end, value) in itertools.pairwise([(0, 0.0), *points])
+        for point in ((start, value), (end, value))
+    ]
+
+
 def _costs_by_pass(entry):
     sampling = entry.details.get("sampling")
     return sampling is not None and RULES[sampling["kind"]].charged_by != "step"
@@ -126,13 +135,8 @@ def _charts(statement, about):
     charts = []
     spent = epsilon_over_steps(statement)
     if spent:
-        # Between two points the higher one: a line would lie below what the steps cost.
-        stairs = [
-            point
-            for (start, _), (end, epsilon) in itertools.pairwise([(0, 0.0), *spent])
-            for point in ((start, epsilon), (end, epsilon))
-        ]
-        chart = line_chart(stairs, "steps", f"epsilon at delta = {round_up(statement.delta)}")
+        label = f"epsilon at delta = {round_up(statement.delta)}"
+        chart = line_chart(upper_bound(spent), "steps", label)
         charts.append((chart, "Privacy spent, computed from the mechanisms below."))
     if len(about.public_loss) > 1:
         losses = [(i + 1, float(loss)) for i, loss in enumerate(about.public_loss)]
