@@ -2,10 +2,10 @@
 
 Step t releases y_t = x_t + σ·C·s·w_t with C₀w = z, z standard normal and C₀ lower triangular and
 Toeplitz, of first column c (c_0 = 1), which has b entries: w_t = z_t − Σ_{0<i<b} c_i·w_{t−i}. All y
-are post-processing of C₀x + σ·C·s·z with s = ‖c‖. A record that is sampled in step t moves b entries
-of C₀x, by s·C at most. If its next chance to be sampled is b steps later, its chances move disjoint
-entries, so that each is a sampled Gaussian mechanism of its own (Choquette-Choo et al. 2023, arXiv
-2306.08153; MATH.md section 13). Only numbers; nothing here is private.
+are post-processing of C₀x + σ·C·s·z with s = ‖c‖. A record that is sampled in step t moves b
+entries of C₀x, by s·C at most. If its next chance to be sampled is b steps later, its chances move
+disjoint entries, so that each is a sampled Gaussian mechanism of its own (Choquette-Choo et al.
+2023, arXiv 2306.08153; MATH.md section 13). Only numbers; nothing here is private.
 """
 
 from __future__ import annotations
@@ -103,9 +103,21 @@ class BandedCorrelation:
             )
 
 
+def steps_of_pass(num_examples, batch_size, bands):
+    """n/B, rounded to whole rounds of b steps, at least one.
+
+    Args:
+        num_examples: n.
+        batch_size: B, expected.
+        bands: b.
+    """
+    return bands * max(1, math.floor(num_examples / batch_size / bands + 0.5))
+
+
 def _largest(c, steps):
+    # A record of the last step is still in the noise of as many steps as there are bands.
     with np.errstate(all="ignore"):
-        found = float(np.abs(inverse(c, steps)).sum())
+        found = float(np.abs(inverse(c, steps + len(c))).sum())
     return found if math.isfinite(found) else math.inf
 
 

@@ -15,8 +15,10 @@ from tfdp.runtime.xla import is_compiling
 
 # What is kept of a step's noise has as many bits, so many units of the grid at most.
 _LARGEST_KEPT = 2.0**31
-# Two runs round what is taken back by at most half a unit each; sums in float64 add less than this.
-_ROUNDED = 1.0 + 2.0**-7
+# So much of the standard deviation may be for roundings on the grid.
+_RAISED = 0.25
+# What the sum of one product of a number that is kept adds to rounding, in two runs, at most.
+_ROUNDED = 2.0**-20
 
 
 class BandedSource(CorrelatedSource):
@@ -58,8 +60,10 @@ class BandedSource(CorrelatedSource):
 
     def begin(self, correlation, strategy=None):
         c = correlation.strategy
-        # The b − 1 steps after a record's own one round something else than without it.
-        carried = _ROUNDED * math.sqrt(len(c) - 1)
+        # The b − 1 steps after a record's own one round something else than without it: by half a
+        # unit in each of two runs, and by what sums in float64 are off by.
+        units = 1.0 + _ROUNDED * len(c) * sum(map(abs, c))
+        carried = units * math.sqrt(len(c) - 1)
         self._forget()
         self._begin(c, correlation.sensitivity, carried, strategy)
         self._largest.assign(correlation.largest)
@@ -77,17 +81,19 @@ class BandedSource(CorrelatedSource):
     def grid(self, stddev, sensitivity, coordinates, rounding):
         s, carried = tf.unstack(self._numbers.read_value()[self._bands :])
         stddev = tf.cast(stddev, tf.float64) * s
-        # Half of it, because what covers roundings on the grid raises the standard deviation.
-        largest = 2.0 * on_grid.LARGEST_DRAW * (1.0 + rounding) * self._largest.read_value()
-        largest = _LARGEST_KEPT / largest
-        # If that should double it (10⁷ weights at σ = 1,000), nothing is released but NaN.
+        # Less, because what covers roundings on the grid raises the standard deviation.
+        largest = (1.0 + _RAISED) * on_grid.LARGEST_DRAW * (1.0 + rounding)
+        largest = _LARGEST_KEPT / (largest * self._largest.read_value())
+        # If that should raise it further (10⁷ weights at σ = 1,000), nothing is released but NaN.
         raised = stddev / sensitivity * math.sqrt(coordinates) * (1.0 + carried)
-        stddev = tf.where(raised < 0.5 * largest, stddev, float("nan"))
+        stddev = tf.where(raised < _RAISED * largest, stddev, float("nan"))
         return on_grid.Grid(stddev, sensitivity, coordinates, rounding, carried, largest)
 
     def release(self, tensors, grid, divisor=1.0, dtype=tf.float32, rows=()):
         self._check(tensors)
-        with ADVANCING:
+        # Where the data have ended, the step fails, and must not move what is kept.
+        values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors]
+        with ADVANCING, tf.control_dependencies(values):
             step = self._position.read_value()
             self._position.assign(step + 1)
         slot, coefficients = _in_slots(step, self._numbers.read_value()[1 : self._bands])
@@ -105,9 +111,7 @@ class BandedSource(CorrelatedSource):
             if self._bands == 1:
                 return release(values, grid.public, key, counter, divisor)[0][:size]
             earlier = kept.read_value()[:, :whole]
-            noisy, own = release(
-                values, grid.public, key, counter, divisor, earlier, coefficients
-            )
+            noisy, own = release(values, grid.public, key, counter, divisor, earlier, coefficients)
             own = tf.pad(own, [[0, kept.shape[1] - whole]]) if kept.shape[1] > whole else own
             kept.scatter_update(tf.IndexedSlices(own[tf.newaxis], slot[tf.newaxis]))
             return noisy[:size]

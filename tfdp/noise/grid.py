@@ -81,8 +81,8 @@ class Grid:
         largest: the most units of γ that a standard deviation σ·C may have; γ is raised beyond.
 
     Attributes:
-        step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > `largest`·γ, and finer
-            by `carried`/2⁷ where that is more than 1.
+        step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > `largest`·γ, and
+            finer by `carried`/2⁷ where that is more than 1.
         stddev: float64 scalar, σ·(C·(1 + rounding) + γ·√d·(1 + carried)).
         window: float64 scalar, the number of values of w, a power of two.
         public: float64 scalars from which the three follow.

@@ -69,10 +69,10 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             change. `None` noises every row of every table, at the cost of dense gradients.
         embedding_optimizer: `RowSGD`, `RowAdagrad` or `LazyAdam` for those tables; needed with
             `selection`. `optimizer` then trains everything else.
-        noise_correlation: None for independent noise. "auto", or a `BandedInverse`: later steps
-            cancel a part of the noise of earlier ones, for batches of
-            `tfdp.data.stream_batches`. All steps are then one mechanism, charged with the first.
-            Or a `BandedMatrix`, for batches of `tfdp.data.cyclic_poisson_batches`, which amplify.
+        noise_correlation: None for independent noise. Later steps cancel a part of the noise of
+            earlier ones by "auto" or a `BandedInverse`, for batches of `tfdp.data.stream_batches`
+            (all steps are one mechanism, charged with the first), or by a `BandedMatrix`, for those
+            of `tfdp.data.cyclic_poisson_batches`, which amplify.
         microbatch_size: number of examples processed at once inside a step; bounds memory and
             changes nothing else. `None` processes the whole batch at once. With `AdaFEST` it needs
             rows that come with the batches, from `tfdp.distribution.select_on_host`.
@@ -225,8 +225,8 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         """Creates the wrapped optimizer's variables and the step counter."""
         if self.built:
             return
-        dense, tables = [v for v in variables if not is_external(v)], []
-        own = dense
+        dense = own = [v for v in variables if not is_external(v)]
+        tables = []
         if self._sparse is not None:
             tables, dense = self._sparse.split(variables)
             dense = [v for v in dense if not is_external(v)]

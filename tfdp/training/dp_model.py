@@ -224,7 +224,8 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
                     preflight.check_rules(self, x, y, sample_weight)
                 build_ahead(self, x, y)
                 self.weight_origin.begin()
-                return super().train_on_batch(x, y, sample_weight, *args, **kwargs)
+                logs = super().train_on_batch(x, y, sample_weight, *args, **kwargs)
+            return claims.trained(self, logs)
         finally:
             self.join_histories()  # the step may have built the model
 

@@ -119,7 +119,8 @@ class PrivateTraining(_Mechanism):
         mechanism: "gaussian" or "concentrated", as for `training_event`.
         clipping: how clip factors follow from norms.
         selection: description of the selection of rows, or None.
-        correlation: the `Correlation` or `BandedCorrelation` of a chain; None for independent noise.
+        correlation: the `Correlation` or `BandedCorrelation` of a chain; None for independent
+            noise.
         budget: (ε, δ, steps) that the run was begun for, or None.
         notes: the `Notes` of the run.
     """
@@ -170,7 +171,7 @@ class PrivateTraining(_Mechanism):
         return max(steps - paid, 0) if by_step else super().unpaid(steps, paid)
 
     def event(self, noise_multiplier=None):
-        """What `count` counts: a step, a round, or an epoch; for calibration at another noise multiplier."""
+        """What `count` counts: a step, a round, or an epoch; for calibration at another σ."""
         sigma = self.noise_multiplier if noise_multiplier is None else noise_multiplier
         return sampled_event(sigma, self.sampling, self.mechanism)
 

@@ -233,8 +233,7 @@ def _correlated(correlation):
     if not chain.is_one_event:
         return (
             f" The noise of a step cancels part of the noise of the {chain.bands - 1} steps before "
-            f"it. Each {chain.bands} steps are one mechanism, of which epsilon counts all that were "
-            "begun."
+            f"it. Each {chain.bands} steps are one mechanism; epsilon counts all that were begun."
         )
     return (
         f" The noise of a step cancels part of the noise of up to {chain.bands - 1} steps before "

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfdp._validate import count
 from tfdp.accounting import Sampling
+from tfdp.accounting.banded_noise import steps_of_pass
 from tfdp.data.samplers.poisson import draw_poisson
 from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size
 from tfdp.data.sampling.batches import dataset_of_batches
@@ -127,7 +128,7 @@ def _parts(generator, number, bands):
 
 def _steps_of_pass(steps_per_epoch, num_examples, expected_batch_size, bands, passes):
     if steps_per_epoch is None:
-        return bands * max(1, round(num_examples / expected_batch_size / bands))
+        return steps_of_pass(num_examples, expected_batch_size, bands)
     if count("steps_per_epoch", steps_per_epoch) % bands and passes > 1:
         raise ValueError(
             "Argument `steps_per_epoch` must be a multiple of `bands` if there are several passes: "
