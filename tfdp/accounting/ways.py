@@ -11,6 +11,9 @@ from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_random_allocation
 from tfdp.accounting.rounding import round_up_to
 
+# So many times the least noise is worth half of the memory.
+_NEARLY = 1.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Way:
@@ -32,35 +35,34 @@ class Way:
     demands: str
 
 
-def banded_way(budget, num_examples, passes, batch_size):
-    """The `Way` of cyclic Poisson samples with as many bands as leave the least noise.
+def banded_way(budget, num_examples, steps, batch_size):
+    """The `Way` of cyclic Poisson samples, with a number of bands that leaves little noise.
 
-    More bands take more noise back, and are amplified less. Of powers of two, they are doubled as
-    long as that leaves less noise.
+    More bands take more noise back, are amplified less, and need more memory. Of powers of two, the
+    fewest that leave at most 5% more noise than the best; they are doubled as long as that helps.
 
     Args:
         budget: a `PrivacyBudget`.
         num_examples: n.
-        passes: over the data.
+        steps: T.
         batch_size: B, expected.
     """
-    bands, best = 1, None
+    tried, bands = [], 1
     while bands * batch_size <= num_examples:
-        steps = passes * banded_noise.steps_of_pass(num_examples, batch_size, bands)
-        sigma = calibrate_noise_multiplier(
-            budget, bands * batch_size / num_examples, steps // bands
-        )
+        share = bands * batch_size / num_examples
+        sigma = calibrate_noise_multiplier(budget, share, -(-steps // bands))
         c = banded_noise.optimized_strategy(bands, steps)
         left = sigma * banded_noise.BandedCorrelation(c, steps).noise_in_weights() / batch_size
-        if best is not None and left >= best.noise_in_weights:
-            break
-        best = Way(
-            f"cyclic Poisson, correlated ({bands} bands)", sigma, left,
+        tried.append(Way(
+            f"cyclic Poisson, correlated ({bands} {'bands' if bands > 1 else 'band'})", sigma, left,
             f"{4 * (bands - 1)} bytes a weight" if bands > 1 else "none",
             "every record at any time; parts and draws are secret; one device",
-        )  # fmt: skip
+        ))  # fmt: skip
+        if len(tried) > 1 and left >= tried[-2].noise_in_weights:
+            break
         bands *= 2
-    return best
+    least = min(one.noise_in_weights for one in tried)
+    return next(one for one in tried if one.noise_in_weights <= _NEARLY * least)
 
 
 def compare_ways(num_examples, epochs, epsilon, delta, batch_size, bands=4):
@@ -112,7 +114,7 @@ def compare_ways(num_examples, epochs, epsilon, delta, batch_size, bands=4):
             "one order that stays; the number of steps is known ahead", m,
             correlated_noise.sensitivity(m, all_steps, *pattern),
         ),
-        banded_way(budget, n, passes, size),
+        banded_way(budget, n, steps, size),
     ]  # fmt: skip
     return sorted(found, key=lambda one: one.noise_in_weights)
 
