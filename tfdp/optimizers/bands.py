@@ -42,11 +42,11 @@ class _Bands:
         """The noise source of a DPOptimizer, with its `seed`."""
         raise NotImplementedError
 
-    def planned(self, poisson, steps):
+    def planned(self, sampling, steps):
         """How batches will be drawn if nobody says otherwise.
 
         Args:
-            poisson: the `Sampling` that the arguments of the DPOptimizer describe.
+            sampling: the `Sampling` of Poisson batches that the DPOptimizer's arguments describe.
             steps: how many there will be, or None if that is not known.
         """
         raise NotImplementedError
@@ -130,9 +130,9 @@ class BandedInverse(_Bands):
     def source(self, seed):
         return ChainSource(self.bands, seed)
 
-    def planned(self, poisson, steps):
-        steps = math.ceil(poisson.num_examples / poisson.expected_batch_size)
-        return dataclasses.replace(poisson, kind="stream", steps_per_epoch=steps)
+    def planned(self, sampling, steps):
+        steps = math.ceil(sampling.num_examples / sampling.expected_batch_size)
+        return dataclasses.replace(sampling, kind="stream", steps_per_epoch=steps)
 
     def check_batches(self, sampling):
         if sampling.chain_steps is None or sampling.bands is not None:
@@ -182,11 +182,11 @@ class BandedMatrix(_Bands):
     def source(self, seed):
         return BandedSource(self.bands, seed)
 
-    def planned(self, poisson, steps):
+    def planned(self, sampling, steps):
         if steps is None:
-            steps = math.ceil(poisson.num_examples / poisson.expected_batch_size)
+            steps = math.ceil(sampling.num_examples / sampling.expected_batch_size)
         return dataclasses.replace(
-            poisson, kind="cyclic_poisson", bands=self.bands, steps_per_epoch=steps, passes=1
+            sampling, kind="cyclic_poisson", bands=self.bands, steps_per_epoch=steps, passes=1
         )
 
     def check_batches(self, sampling):
