@@ -57,6 +57,19 @@ def test_noise_multipliers_become_epsilons(capsys, accountant, adjacency):
     assert _rows(capsys.readouterr().out)[0] == (pytest.approx(expected, abs=1e-4), 1.5)
 
 
+def test_bands_make_rounds_of_steps(capsys):
+    # 20 steps a pass make 21, of 3 each.
+    options = ["--bands", "3", "--epochs", "2"]
+    assert cli.main(["budget", "--noise-multiplier", "1.5", *_COMMON, *options]) == 0
+    out = capsys.readouterr().out
+    expected = epsilon(compose([(step(1.5, 0.15), 14)]), 1e-4)
+    assert _rows(out)[0] == (pytest.approx(expected, abs=1e-4), 1.5)
+    assert "steps = 42" in out and "cyclic Poisson sampling of 3 parts" in out
+    with pytest.raises(SystemExit):
+        cli.main(["budget", "--epsilon", "1", *_COMMON, "--bands", "21", "--steps", "20"])
+    assert "bands=21" in capsys.readouterr().err
+
+
 def test_no_figure_is_rounded_down():
     plan = budget_table.TrainingPlan.of(
         num_examples=2000, batch_size=100, steps=60, epochs=None, delta=1e-4,

@@ -60,12 +60,14 @@ def test_after_the_end_nothing_of_a_chain_is_kept_and_noise_is_independent():
 
 
 def test_a_chain_begins_with_a_new_key_and_nothing_kept(steps=2):
-    source, draws = source_of(C), []
+    source, draws, keys = source_of(C), [], set()
     for _ in range(3):
         source.begin(BandedCorrelation(C, steps))
+        keys.add(int(source.variables[0].numpy()[0]))
         y = releases(source, steps, source.grid(1.0, 1.0, SIZE, 0.0))
         draws.append(draws_of(y, C, np.linalg.norm(C)))
     assert_standard(np.concatenate(draws))
+    assert len(keys) == 3
 
 
 def test_tensors_of_one_step_share_no_draws_and_nothing_kept(monkeypatch):

@@ -1,5 +1,7 @@
 """Training with noise of a banded matrix: what is added, charged, kept, and refused."""
 
+from unittest import mock
+
 import keras
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from tfdp.accounting.banded_noise import BandedCorrelation
 from tfdp.accounting.charges.mechanisms import PrivateTraining, mechanism_from_dict
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.errors import BudgetError, PrivacyError
-from tfdp.optimizers import BandedInverse, BandedMatrix
+from tfdp.optimizers import BandedInverse, BandedMatrix, logical_step
 from tfdp.training.checks import advice
 
 C = (1.0, 0.5)
@@ -227,6 +229,17 @@ def test_a_batch_that_is_left_out_would_bring_a_part_too_soon():
             if number != 1:
                 model.train_on_batch(*batch)
     assert model.optimizer.steps_taken == 1
+
+
+def test_a_step_that_fails_after_it_was_charged_counts_as_left_out(monkeypatch):
+    model = bands_model(noise_multiplier=2.0)
+    steps = model.training_batches(cyclic())
+    with monkeypatch.context() as broken, pytest.raises(RuntimeError, match="full"):
+        broken.setattr(logical_step, "_update_dense", mock.Mock(side_effect=RuntimeError("full")))
+        model.train_on_batch(*next(steps))
+    assert model.optimizer.steps_taken == 1
+    with pytest.raises(PrivacyError, match="left out"):
+        next(steps)
 
 
 def test_rows_that_are_selected_are_refused():

@@ -27,7 +27,7 @@ class BandedSource(CorrelatedSource):
     y_t = r(x_t) + w_t, w_t = d_t − r(Σ_{0<i<b} c_i·w_{t−i}), with d_t the draw of an independent
     release. The last b − 1 of the w are kept, as whole numbers of the grid, 4 bytes for each of the
     weights: whoever has them subtracts the noise. So they are in variables that nothing saves, and
-    they are zero outside of a chain.
+    are set to zero where a chain begins and where it ends.
 
     Formal guarantees: those of `CorrelatedSource`. A chain may have any number of steps: the noise
     of a shorter one is that of the first steps.
