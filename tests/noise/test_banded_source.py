@@ -98,7 +98,7 @@ def test_other_weights_in_a_chain_are_refused():
     source = source_of(C)
     grid = source.grid(1.0, 1.0, 9, 0.0)
     source.release([tf.zeros([4, 2])], grid)
-    with pytest.raises(PrivacyError, match="Other weights"):
+    with pytest.raises(PrivacyError, match="set of trained weights has changed"):
         source.release([tf.zeros([5, 2])], grid)
 
 

@@ -123,9 +123,9 @@ class Correlation:
             covered = covered and (most == 1 or apart >= self.min_separation)
         if not covered or mechanism != "gaussian":
             raise ValueError(
-                "Noise that is correlated over steps is accounted for on batches of "
-                "`tfdp.data.stream_batches`, of as many steps and participations as its "
-                "sensitivity was computed for, and where a step is Gaussian. Received: "
+                "Correlated noise needs Gaussian steps on batches of `tfdp.data.stream_batches`, "
+                "with no more steps and participations than its sensitivity was computed for. "
+                "Received: "
                 f"correlation={self}, sampling={sampling}, mechanism={mechanism!r}"
             )
 

@@ -106,8 +106,8 @@ class CorrelatedSource(NoiseSource):
         layout = [(tuple(t.shape), isinstance(t, tf.IndexedSlices)) for t in tensors]
         if self._layout not in (None, layout):
             raise PrivacyError(
-                "Other weights are trained than when this DPOptimizer was first used: a step would "
-                "cancel other noise than was added. Compile with a new DPOptimizer. Received: "
-                f"{layout} after {self._layout}"
+                "The set of trained weights has changed since this DPOptimizer was first used: a "
+                "step would cancel noise that was never added. Compile with a new DPOptimizer. "
+                f"Received: {layout} after {self._layout}"
             )
         self._layout = layout

@@ -98,16 +98,16 @@ class _Bands:
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class BandedInverse(_Bands):
-    """Noise of which each step adds a fresh draw and cancels a part of the b − 1 draws before it.
+    """Correlated noise: a step adds a fresh draw and cancels a part of the b − 1 draws before it.
 
-    Step t releases x_t + σ·C·s·Σ_{i<b} m_i·z_{t−i}. Earlier draws are drawn again, so that they
-    take no memory; b of them make the noise of a step. For one pass over a stream, and for a few in
-    one order.
+    Step t releases x_t + σ·C·s·Σ_{i<b} m_i·z_{t−i}. The noise of a step consists of b draws.
+    Earlier draws are drawn again, so they take no memory. Use it for one pass over a stream, or for
+    a few passes in the same order.
 
     Args:
         bands: b.
-        coefficients: (b,) m, m[0] = 1. `None`: those that leave the least noise in the weights, for
-            the number of steps and the two arguments below.
+        coefficients: (b,) m, m[0] = 1. `None`: the coefficients that leave the least noise in the
+            weights, given the number of steps and the next two arguments.
         momentum: of the wrapped optimizer. `None`: its own setting (`SGD`), else 0.
         learning_rates: (T,) learning rate of each step, up to a factor. `None`: those of the
             wrapped optimizer's schedule, or else a constant one.
@@ -137,8 +137,8 @@ class BandedInverse(_Bands):
     def check_batches(self, sampling):
         if sampling.chain_steps is None or sampling.bands is not None:
             raise PrivacyError(
-                "The cost of noise that is correlated over steps depends on when a record comes "
-                "again, and these batches do not state it. Make them with "
+                "The cost of correlated noise depends on how many steps pass before a record "
+                "comes again, and these batches do not state it. Make them with "
                 "`tfdp.data.stream_batches`, or leave `noise_correlation` of the DPOptimizer out. "
                 "For noise that is both correlated and amplified by sampling, use "
                 "`tfdp.optimizers.BandedMatrix` and `tfdp.data.cyclic_poisson_batches`. "
@@ -156,19 +156,20 @@ class BandedInverse(_Bands):
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class BandedMatrix(_Bands):
-    """Noise that depends on that of the b − 1 steps before, and is amplified by sampling.
+    """Correlated noise that sampling amplifies: it depends on the noise of the b − 1 steps before.
 
-    Step t releases x_t + σ·C·s·w_t, w_t = z_t − Σ_{0<i<b} c_i·w_{t−i}, s = ‖c‖. For several passes
-    over batches of `tfdp.data.cyclic_poisson_batches` with as many `bands`: each b steps cost one
-    Gaussian of noise multiplier σ, sampled with probability b·q. One band is DP-SGD on Poisson
-    batches; more bands take more noise back, and amplify less. `tfdp plan --ways` compares them.
+    Step t releases x_t + σ·C·s·w_t, w_t = z_t − Σ_{0<i<b} c_i·w_{t−i}, s = ‖c‖. Use it for several
+    passes over batches of `tfdp.data.cyclic_poisson_batches` with the same `bands`. Each b steps
+    then cost one Gaussian of noise multiplier σ, sampled with probability b·q. One band is DP-SGD
+    on Poisson batches. More bands cancel more noise and amplify less; `tfdp plan --ways` compares
+    them.
 
-    The noise of b − 1 steps is kept in memory, 4 bytes for each weight and step, and in no file.
+    The noise of b − 1 steps stays in memory, 4 bytes for each weight and step. No file holds it.
 
     Args:
         bands: b.
-        coefficients: (b,) c, the first column of the strategy matrix over its first entry; c[0] =
-            1. `None`: those that leave the least noise in the weights.
+        coefficients: (b,) c, the first column of the strategy matrix, divided by its first entry.
+            `None`: the coefficients that leave the least noise in the weights.
         momentum, learning_rates: as for `BandedInverse`.
 
     Raises:
