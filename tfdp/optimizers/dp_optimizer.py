@@ -69,10 +69,9 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             change. `None` noises every row of every table, at the cost of dense gradients.
         embedding_optimizer: `RowSGD`, `RowAdagrad` or `LazyAdam` for those tables; needed with
             `selection`. `optimizer` then trains everything else.
-        noise_correlation: None for independent noise. Later steps cancel a part of the noise of
-            earlier ones by "auto" or a `BandedInverse`, for batches of `tfdp.data.stream_batches`
-            (all steps are one mechanism, charged with the first), or by a `BandedMatrix`, for those
-            of `tfdp.data.cyclic_poisson_batches`, which amplify.
+        noise_correlation: None for independent noise. "auto" or a `BandedInverse`, on batches of
+            `tfdp.data.stream_batches`, or a `BandedMatrix`, on batches of
+            `tfdp.data.cyclic_poisson_batches`: later steps cancel a part of the earlier noise.
         microbatch_size: number of examples processed at once inside a step; bounds memory and
             changes nothing else. `None` processes the whole batch at once. With `AdaFEST` it needs
             rows that come with the batches, from `tfdp.distribution.select_on_host`.

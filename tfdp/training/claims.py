@@ -1,5 +1,6 @@
 """Which run of which model goes on, and in whose run an optimizer is."""
 
+import contextlib
 import threading
 
 from tfdp.errors import PrivacyError
@@ -38,12 +39,13 @@ def run_of(model):
     return vars(model).get(_RUN)
 
 
-def trained(model, logs):
-    """Notes that the step on a batch of `training_batches` came to its end; returns its logs."""
+@contextlib.contextmanager
+def trained_batch(model):
+    """Around the step on a batch of `training_batches`: notes where it comes to its end."""
+    yield
     run = run_of(model)
     if run is not None:
         run.batch_is_trained = True
-    return logs
 
 
 def claim(model):
