@@ -123,7 +123,7 @@ def test_each_round_that_was_begun_is_one_sampled_gaussian_and_the_meter_shows_i
     assert BandedCorrelation(**entry.details["correlation"]) == BandedCorrelation(C, 8)
     said = " ".join(str(model.privacy_statement(DELTA)).split())
     assert "each record is in one of 2 parts" in said and "with probability 0.25" in said
-    assert "part of the noise of the 1 steps before it. Each 2 steps are one mechanism" in said
+    assert "part of the noise of up to 1 steps before it. Each 2 steps are one mechanism" in said
 
 
 def test_a_fit_that_ends_early_costs_the_rounds_it_began():

@@ -230,15 +230,18 @@ def _correlated(correlation):
     if correlation is None:
         return ""
     chain = correlation_from_dict(correlation)
+    cancelled = (
+        f" The noise of a step cancels part of the noise of up to {chain.bands - 1} steps before "
+        "it."
+    )
     if not chain.is_one_event:
         return (
-            f" The noise of a step cancels part of the noise of the {chain.bands - 1} steps before "
-            f"it. Each {chain.bands} steps are one mechanism; epsilon counts all that were begun."
+            f"{cancelled} Each {chain.bands} steps are one mechanism; epsilon counts all that were "
+            "begun."
         )
     return (
-        f" The noise of a step cancels part of the noise of up to {chain.bands - 1} steps before "
-        f"it. All steps, up to {chain.steps}, are one mechanism: from the first step on, epsilon "
-        "covers all of them. A training run that ends early has the same epsilon."
+        f"{cancelled} All steps, up to {chain.steps}, are one mechanism: from the first step on, "
+        "epsilon covers all of them. A training run that ends early has the same epsilon."
     )
 
 
