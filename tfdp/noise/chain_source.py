@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from tfdp.noise import grid as on_grid
 from tfdp.noise.correlated_source import CorrelatedSource, hidden
-from tfdp.noise.gaussian import fused_block_words, later, words_of_blocks
+from tfdp.noise.gaussian import block_counters, later, words_of_blocks
 from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
 from tfdp.noise.training_source import ADVANCING, FEW, SMALL_DRAW, compiled_size
-from tfdp.runtime.xla import is_compiling
+from tfdp.runtime.xla import is_compiling, platform
 
 # Turns of one table, or steps, in the upper words of counters.
 _LOG_TURNS = 48
@@ -137,6 +137,28 @@ def _drawn(draw, coefficients, bands):
     return draw(0) + tf.round(tf.add_n(earlier)) if earlier else draw(0)
 
 
+def _units(numbers, key, low, high):
+    """A draw in units of the grid: one for each block of Philox, whose counters are low and high.
+
+    In a trace of its own, made once: a step has a draw for each of its bands, tables and sizes.
+    """
+    units = _traced_units(platform(), is_compiling())(*numbers, key, low, high)
+    units.set_shape(low.shape)
+    return units
+
+
+@functools.cache
+def _traced_units(*_):
+    """`drawn_units` of blocks, for a platform and whether XLA compiles them: `log` differs."""
+    number, words = tf.TensorSpec([], tf.float64), tf.TensorSpec(None, tf.uint64)
+
+    @tf.function(input_signature=[*[number] * 3, *[words] * 3], autograph=False)
+    def units(step, stddev, window, key, low, high):
+        return on_grid.drawn_units(step, stddev, window, words_of_blocks(key, low, high))
+
+    return units
+
+
 def _released(values, drawn, numbers, public, divisor, dtype):
     step, stddev, _ = numbers
     noisy = on_grid.on_grid(values, drawn, step, stddev, dtype)
@@ -152,8 +174,7 @@ def _compiled(bands, dtype):
         numbers = on_grid.numbers_of(*public)
 
         def draw(i):
-            words = fused_block_words(key, counters[i], values.shape.as_list())
-            return on_grid.drawn_units(*numbers, words)
+            return _units(numbers, key, *block_counters(counters[i], values.shape.as_list()))
 
         drawn = _drawn(draw, coefficients, bands)
         return _released(values, drawn, numbers, public, divisor, dtype)
@@ -177,7 +198,7 @@ def _compiled_rows(bands, place, dtype):
 
         def draw(i):
             upper = high + tf.cast(turns - i, tf.uint64)[:, tf.newaxis]
-            return on_grid.drawn_units(*numbers, words_of_blocks(key, low, upper))
+            return _units(numbers, key, low, upper)
 
         drawn = _drawn(draw, tf.unstack(own[:, :, tf.newaxis], axis=1), bands)
         return _released(values, drawn, numbers, public, divisor, dtype)
