@@ -11,7 +11,7 @@ from tfdp import accounting
 from tfdp.accounting.charges.notes import Notes
 from tfdp.accounting.charges.sampling import PERSON
 from tfdp.optimizers import budget_checks, calibrating
-from tfdp.optimizers.noise_correlation import correlation_of, planned
+from tfdp.optimizers.noise_correlation import correlation_of
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime.replicas import of_first_replica
 
@@ -284,8 +284,11 @@ class Charging(RunCharging):
         )  # fmt: skip
 
     def planned(self):
-        """How batches will be drawn if nobody says otherwise: Poisson, or one pass of a stream."""
-        return planned(self._optimizer.noise_correlation, self.poisson())
+        """How batches will be drawn if nobody says otherwise: Poisson, or as the noise needs."""
+        noise_correlation, poisson = self._optimizer.noise_correlation, self.poisson()
+        if noise_correlation is None:
+            return poisson
+        return noise_correlation.planned(poisson, self._optimizer.steps)
 
     def _noise_multiplier_for(self, sampling):
         """σ of the budget's runs on such batches, or calibrated to what is left."""

@@ -12,7 +12,6 @@ import warnings
 import keras
 
 from tfdp._validate import is_number
-from tfdp.accounting import correlated_noise
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.rules.embedding import EmbeddingRule
 from tfdp.clipping.sums import cost
@@ -87,7 +86,7 @@ def _random_steps(optimizer, steps):
     chain = getattr(optimizer.charging.mechanism, "correlation", None)
     if chain is None:
         return math.sqrt(steps)
-    return chain.sensitivity * correlated_noise.noise_in_weights(chain.coefficients, chain.steps)
+    return chain.noise_in_weights()
 
 
 def step_sizes(optimizer: DPOptimizer, steps: int) -> list[str]:
