@@ -15,7 +15,7 @@ def test_beyond_a_gate_no_example_is_clipped_to_more_than_the_norm(positions):
     """A search: scales from 1e-9 to 1e9, repeated ids, kernels that cancel what the gates pass."""
     count, hidden, width, size = 9, 6, 4, 200
     rng = np.random.default_rng(positions)
-    drawn = rng.integers(0, ITEMS, count)
+    drawn = rng.integers(-1, ITEMS, count)  # -1 is no row
     gate = rng.normal(size=(ITEMS, hidden)).astype(np.float32)[drawn]
     kernel = rng.normal(size=(width, hidden)).astype(np.float32)
     kernel[:, -1] = -kernel[:, 0] * (1 + 1e-6)  # two units that cancel, where gate and factors do
@@ -29,7 +29,7 @@ def test_beyond_a_gate_no_example_is_clipped_to_more_than_the_norm(positions):
     at_gate = np.einsum("btn,bth->bnh", left.astype(np.float64), right) * gate
     true, each = np.zeros((size, ITEMS, width)), at_gate @ kernel.T.astype(np.float64)
     for n, item in enumerate(drawn):
-        true[:, item] += each[:, n]
+        true[:, item] += each[:, n] * (item >= 0)
     values = (rng.normal(size=(size, 3, width)) * scales).astype(np.float32)
     for t in range(3):
         true[np.arange(size), ids[:, t]] += values[:, t]

@@ -269,11 +269,12 @@ def test_no_example_is_clipped_to_more_than_the_norm(positions, jit_compile):
     scales = 10.0 ** rng.uniform(-12, 12, (size, 1, 1))
     left = (rng.normal(size=(size, positions, count)) * scales**0.5).astype(np.float32)
     right = (rng.normal(size=(size, positions, width)) * scales**0.5).astype(np.float32)
-    drawn, ids = rng.integers(0, ITEMS, count), rng.integers(0, ITEMS, (size, 3))
+    # -1 is no row.
+    drawn, ids = rng.integers(-1, ITEMS, count), rng.integers(0, ITEMS, (size, 3))
     true = np.zeros((size, ITEMS, width))
     each = np.einsum("btn,btd->bnd", left.astype(np.float64), right.astype(np.float64))
     for n, item in enumerate(drawn):
-        true[:, item] += each[:, n]
+        true[:, item] += each[:, n] * (item >= 0)
     values = rng.normal(size=(size, 3, width)) * scales
     cancels = rng.random((size, 3)) < 0.5
     values = np.where(cancels[..., None], -true[np.arange(size)[:, None], ids], values)
