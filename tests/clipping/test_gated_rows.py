@@ -13,9 +13,10 @@ ITEMS = 12
 @pytest.mark.parametrize("positions", [1, 2])
 def test_beyond_a_gate_no_example_is_clipped_to_more_than_the_norm(positions):
     """A search: scales from 1e-9 to 1e9, repeated ids, kernels that cancel what the gates pass."""
-    count, hidden, width, size = 9, 6, 4, 200
+    count, hidden, width, size = 9, 20, 4, 200  # more hidden units than a block has
     rng = np.random.default_rng(positions)
-    drawn = rng.integers(-1, ITEMS, count)  # -1 is no row
+    drawn = rng.integers(0, ITEMS, count)
+    drawn[2] = -1  # no row
     gate = rng.normal(size=(ITEMS, hidden)).astype(np.float32)[drawn]
     kernel = rng.normal(size=(width, hidden)).astype(np.float32)
     kernel[:, -1] = -kernel[:, 0] * (1 + 1e-6)  # two units that cancel, where gate and factors do

@@ -120,7 +120,8 @@ class _Gated(Gradient):
 
 def _relative(part):
     """(B, T, n) over the largest of its numbers, and (B,) float64 those."""
-    largest = tf.reduce_max(tf.abs(part), axis=[1, 2], keepdims=True)
+    axes = [1, 2]  # of the numbers, without a copy of their absolute values
+    largest = tf.maximum(tf.reduce_max(part, axes, True), -tf.reduce_min(part, axes, True))
     largest = tf.where(largest > 0.0, largest, 1.0)
     return part / largest, tf.cast(largest[:, 0, 0], tf.float64)
 
