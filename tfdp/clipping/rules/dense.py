@@ -112,7 +112,7 @@ class DenseRule(KernelAndBias):
         if gradient.gate is not None:
             return self._gated_contributions(layer, inputs, gradient)
         left, right = gradient.left, gradient.right
-        pairs = [(layer.kernel, OuterProduct(left @ inputs, right))]
+        pairs = [(layer.kernel, OuterProduct(tf.tensordot(left, inputs, 1), right))]
         if layer.bias is not None:
             totals = tf.reduce_sum(left, axis=2, keepdims=True)
             values = tf.reduce_sum(totals * right, axis=1)
@@ -137,7 +137,7 @@ class DenseRule(KernelAndBias):
         kernel = tf.cast(tf.convert_to_tensor(layer.kernel.value), tf.float32)
         if gradient.gate is not None:
             return dataclasses.replace(gradient, kernel=kernel)
-        right = tf.matmul(gradient.right, kernel, transpose_b=True)
+        right = tf.tensordot(gradient.right, kernel, [[2], [1]])
         return dataclasses.replace(gradient, right=right)
 
 
