@@ -33,6 +33,10 @@ STEPS = (("clicks, 26 tables", None), ("clicks, 26 tables", 8192),
          ("encoder with LoRA", 64), ("multilayer perceptron", 4096), ("GRU", 1024),
          ("convolutions, group normalisation", 1024))  # fmt: skip
 SPARSE_ROWS, SPARSE_WIDTH, SPARSE_BATCH = 1_000_000, 64, 1024
+#: Item towers of two_towers.py, as the table of results names them.
+TOWERS = {"table": "two towers, a table of items", "dense": "two towers, and a linear layer",
+          "deep": "two towers, and an activation",
+          "public": "two towers, public items, noise at vectors"}  # fmt: skip
 NOISE, SMALL_NOISE = 10**8, 10**6
 #: Arrays above this size are drawn again where they are needed.
 LARGE = 20_000
@@ -119,6 +123,8 @@ def export(folder, small):
             send(f"{i + 1:02}-{kind}", about, model, (*inputs, labels))
             keras.utils.clear_session()
 
+    export_towers(send, small)
+    export_chain(send, small)
     ids = np.random.default_rng(0).integers(0, SPARSE_ROWS, SPARSE_BATCH, dtype=np.int64)
     for kind in () if small else ("dense", "AdaFEST"):
         x = keras.Input((), dtype="int64")
@@ -143,6 +149,46 @@ def export(folder, small):
     with for_platform("GPU"):
         about = {"model": "noise", "kind": "noise", "batch": size, "compared": False}
         write(folder, "00-noise", about, noise, [tf.zeros([size])])
+
+
+def export_towers(send, small):
+    import numpy as np
+    import tensorflow as tf
+    import two_towers
+
+    two_towers.SELECTION["capacity"] = 2 * two_towers.BATCH  # what XLA compiles has a fixed size
+    generator = np.random.default_rng(0)
+    for tower in list(TOWERS)[:1] if small else TOWERS:
+        items = 1000 if small else 10**6
+        features = generator.normal(size=(two_towers.BATCH, two_towers.WIDTH)).astype("float32")
+        ids = generator.integers(0, items, two_towers.BATCH, dtype=np.int64)
+        for kind in ("plain", "private"):
+            model = two_towers.model_of(tower, items, kind == "private")
+            about = {"model": TOWERS[tower], "kind": kind, "batch": len(ids), "compared": False}
+            send(f"80-{tower}-{kind}", about, model, (features, ids, np.zeros(len(ids), "int32")))
+            tf.keras.backend.clear_session()
+
+
+def export_chain(send, small):
+    import chain_step
+    import numpy as np
+
+    import tfdp
+
+    for bands in () if small else (None, chain_step.BANDS):
+        (x, y), batch, network, optimizer, loss, _ = chain_step.dense(None, 512)
+        model = tfdp.make_private(network)
+        correlation = tfdp.optimizers.BandedInverse(bands) if bands else None
+        model.compile(
+            tfdp.optimizers.DPOptimizer(
+                optimizer, noise_multiplier=1.0, noise_correlation=correlation,
+                num_examples=len(y), expected_batch_size=batch,
+            ), loss=loss, jit_compile=True,
+        )  # fmt: skip
+        weights = int(sum(np.prod(v.shape) for v in network.trainable_variables))
+        about = {"model": f"perceptron of {weights:,} weights", "batch": batch, "compared": False,
+                 "kind": f"{bands} bands" if bands else "independent noise"}  # fmt: skip
+        send(f"85-{bands or 1}-bands", about, model, (x[:batch], y[:batch]))
 
 
 def main():

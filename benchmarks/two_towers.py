@@ -86,7 +86,10 @@ def model_of(tower, items, private):
     if public:  # there is no table
         sparse = {}
     model.compile(
-        tfdp.optimizers.DPOptimizer(keras.optimizers.SGD(0.1), noise_multiplier=1.0, **sparse),
+        tfdp.optimizers.DPOptimizer(
+            keras.optimizers.SGD(0.1), noise_multiplier=1.0, num_examples=EXAMPLES,
+            expected_batch_size=BATCH, **sparse,
+        ),
         loss=loss, jit_compile=False,
     )  # fmt: skip
     return model
