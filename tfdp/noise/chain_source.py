@@ -7,8 +7,9 @@ import tensorflow as tf
 
 from tfdp.errors import PrivacyError
 from tfdp.noise import grid as on_grid
-from tfdp.noise.gaussian import fused_block_words, later, words_of_blocks
+from tfdp.noise.gaussian import block_of, counter_of, fused_pairs_of_blocks, later
 from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
+from tfdp.noise.pairs import apart, by_pairs, together
 from tfdp.noise.training_source import ADVANCING, FEW, SMALL_DRAW, NoiseSource, compiled_size
 from tfdp.runtime.xla import is_compiling, platform
 
@@ -134,7 +135,7 @@ class ChainSource(NoiseSource):
         first = tf.bitcast(self._counter.read_value(), tf.uint64)
         divisor = tf.constant(divisor, dtype)
         noisy_rows = [
-            self._release_rows(one, (grid.public, key, first, coefficients, divisor), dtype)
+            self._release_rows(one, grid.public, (key, first, coefficients, divisor), dtype)
             for one in rows
         ]
         # The upper word of a counter is that of the step, in which the lower one goes on.
@@ -153,7 +154,7 @@ class ChainSource(NoiseSource):
             # Alike in all programs that make steps of this chain, whatever they fill up.
             used += on_grid.WORDS * compiled_size(size) + 1
             draw = _compiled(self._bands, dtype)
-            return draw(values, grid.public, key, counters, own, divisor)[:size]
+            return by_pairs(draw, values, dtype, grid.public, key, counters, own, divisor)[:size]
 
         return noisy_rows + in_joined_parts(tensors, LARGEST_JOINED, one_part)
 
@@ -178,7 +179,7 @@ class ChainSource(NoiseSource):
         within = (_backward(self._bands) == 0) | (step < self._length.read_value())
         return step, tf.where(within, m, tf.zeros_like(m))
 
-    def _release_rows(self, one, arguments, dtype):
+    def _release_rows(self, one, public, arguments, dtype):
         """Rows of a table with the noise of their own chains, divided."""
         table, rows, sums = one
         (place,) = (i for i, (known, _) in enumerate(self._tables) if known is table)
@@ -189,8 +190,8 @@ class ChainSource(NoiseSource):
         rows, turns = tf.minimum(rows, size), tf.cast(turns, tf.int64)
         release = _compiled_rows(self._bands, place, dtype)
         if sums.shape.is_fully_defined():
-            return release(sums, rows, turns, *arguments)
-        return _rows_of_any_number(release, dtype)(sums, rows, turns, *arguments)
+            return by_pairs(release, sums, dtype, public, rows, turns, *arguments)
+        return _rows_of_any_number(release, dtype)(sums, rows, turns, public, *arguments)
 
 
 def _backward(bands):
@@ -198,17 +199,17 @@ def _backward(bands):
     return tf.range(bands, dtype=tf.int64)
 
 
-def _drawn(draw, coefficients, bands):
-    """The noise of a step in units of the grid, from what `draw(i)` gives for i steps ago."""
-    earlier = [coefficients[i] * draw(i) for i in range(1, bands)]
-    return draw(0) + tf.round(tf.add_n(earlier)) if earlier else draw(0)
-
-
-def _released(values, drawn, numbers, public, divisor, dtype):
+def _released(values, draw, coefficients, numbers, divisor, dtype):
+    """Values as of `apart`, with the noise of a step: of what `draw(i)` gives for i steps ago."""
+    drawn = [draw(i) for i in range(len(coefficients))]
     step, stddev, _ = numbers
-    noisy = on_grid.on_grid(values, drawn, step, stddev, dtype)
-    # As in `compiled_release`: XLA would draw again wherever the result is used.
-    return noisy / tf.where(public[0] < 0.0, 2.0 * divisor, divisor)
+    noisy = []
+    for value, own, *earlier in zip(apart(values), *drawn, strict=True):
+        if earlier:
+            taken = zip(coefficients[1:], earlier, strict=True)
+            own += tf.round(tf.add_n([coefficient * one for coefficient, one in taken]))
+        noisy.append(on_grid.on_grid(value, own, step, stddev, dtype))
+    return together(*[n / divisor for n in noisy], values)
 
 
 @functools.cache
@@ -216,14 +217,14 @@ def _compiled(bands, dtype):
     # One loop for all draws of a value: none of them is written to memory.
     @tf.function(jit_compile=True, autograph=False)
     def run(values, public, key, counters, coefficients, divisor):
-        numbers = on_grid.numbers_of(*public)
+        numbers, number = on_grid.numbers_of(*public), apart(values)[0].shape[0]
 
         def draw(i):
-            words = fused_block_words(key, counters[i], values.shape.as_list())
-            return on_grid.drawn_units(*numbers, words)
+            blocks = fused_pairs_of_blocks(key, counters[i], number)
+            return on_grid.drawn_units(*numbers, blocks)
 
-        drawn = _drawn(draw, coefficients, bands)
-        return _released(values, drawn, numbers, public, divisor, dtype)
+        coefficients = tf.unstack(coefficients, bands)
+        return _released(values, draw, coefficients, numbers, divisor, dtype)
 
     return run
 
@@ -231,23 +232,23 @@ def _compiled(bands, dtype):
 @functools.cache
 def _compiled_rows(bands, place, dtype):
     @tf.function(jit_compile=True, autograph=False)
-    def run(values, rows, turns, public, key, first, coefficients, divisor):
+    def run(values, public, rows, turns, key, first, coefficients, divisor):
         """(S, d) sums of the rows (S,), of which each was selected `turns` (S,) times before."""
-        numbers, width = on_grid.numbers_of(*public), values.shape[1]
-        places = rows[:, tf.newaxis] * width + tf.range(width, dtype=tf.int64)
-        low = first[0] + tf.cast(places, tf.uint64)
+        numbers, pairs = on_grid.numbers_of(*public), apart(values)[0].shape[1]
+        places = 2 * (rows[:, tf.newaxis] * pairs + tf.range(pairs, dtype=tf.int64))
+        counters = [counter_of(first, tf.cast(places + one, tf.uint64)) for one in (0, 1)]
         # The upper word is that of table and turn: 2⁴⁸ turns a table, those of no table being the
         # steps of dense weights.
-        high = first[1] + tf.constant((place + 1) << _LOG_TURNS, tf.uint64)
-        high += tf.cast(low < first[0], tf.uint64)
+        table = tf.constant((place + 1) << _LOG_TURNS, tf.uint64)
         own = tf.where(_backward(bands) <= turns[:, tf.newaxis], coefficients, 0.0)
 
         def draw(i):
-            upper = high + tf.cast(turns - i, tf.uint64)[:, tf.newaxis]
-            return on_grid.drawn_units(*numbers, words_of_blocks(key, low, upper))
+            turn = table + tf.cast(turns - i, tf.uint64)[:, tf.newaxis]
+            blocks = [block_of(key, low, high + turn) for low, high in counters]
+            return on_grid.drawn_units(*numbers, blocks)
 
-        drawn = _drawn(draw, tf.unstack(own[:, :, tf.newaxis], axis=1), bands)
-        return _released(values, drawn, numbers, public, divisor, dtype)
+        coefficients = tf.unstack(own[:, :, tf.newaxis], bands, axis=1)
+        return _released(values, draw, coefficients, numbers, divisor, dtype)
 
     return run
 
@@ -256,7 +257,7 @@ def _compiled_rows(bands, place, dtype):
 def _rows_of_any_number(release, dtype):
     """A function as `release`, of a number of rows that is not known when it is traced."""
 
-    def run(sums, rows, turns, *arguments):
+    def run(sums, rows, turns, public, *arguments):
         width = sums.shape[1]
         count = tf.shape(sums)[0]
 
@@ -270,7 +271,7 @@ def _rows_of_any_number(release, dtype):
                 )
                 for t in part
             ]
-            return release(*part, *arguments)
+            return by_pairs(release, part[0], dtype, public, *part[1:], *arguments)
 
         def many():
             size = max(1, SMALL_DRAW // width)
