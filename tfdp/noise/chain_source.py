@@ -20,7 +20,7 @@ _LOG_TURNS = 48
 class ChainSource(NoiseSource):
     """Adds to each step's sums its own draw, and a part of the draws of the steps before it.
 
-    y_t = r(x_t) + d_t + r(Σ_{i≥1} m_i·d_{t−i}), with d_t = r(z_t) + γ·w_t the draw of an
+    y_t = r(x_t) + d_t + r(Σ_{i≥1} m_i·d_{t−i}), with d_t = r(z_t + γ·w_t) the draw of an
     independent release. Earlier draws are not kept: they are drawn again from their counters, of
     which the upper word is that of the step. So every step must release tensors of the same shapes
     with the same σ.

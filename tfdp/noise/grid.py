@@ -4,27 +4,27 @@ A value y = s + z of floating-point numbers tells more than y: where s = 1, no y
 below 2⁻²⁴, where s = 0 a quarter of them has. So sums and noise are rounded to multiples of one γ,
 a power of two that does not depend on data, and added without another rounding:
 
-    y = r(s) + r(z) + γ·w
+    y = r(s) + r(z + γ·w)
 
-`w` is a uniform integer, the same for all data, that makes up for the draw of z (below). Casting y
+`w` is uniform, the same for all data, and makes up for the draw of z (below). Casting y
 to float32 comes after that, and is post-processing.
 
 Formal guarantees:
 
-- With g = r(s) on the grid, g + r(z) = r(g + z): the release is post-processing of the continuous
+- With g = r(s) on the grid, g + r(x) = r(g + x): the release is post-processing of the continuous
   mechanism on r(s).
 - r(s) has sensitivity at most C·(1 + rounding) + γ·√d, with d coordinates in the whole release. The
   standard deviation is raised by the same factor, so that the noise multiplier that is charged is
   the true one.
-- The arithmetic is exact. All three terms and their sum are integers below 2⁵² times γ in float64:
+- The arithmetic is exact. Both terms and their sum are integers below 2⁵² times γ in float64:
   s is cut to ±2⁵¹·γ, the same for all data and 1-Lipschitz; γ is raised where the noise would not
   fit (to σ = 10⁹; more is no training). Scaling by a power of two is exact.
-- z is a float64 function of 93 random bits and a sign. Its distribution function is wrong by at
-  most φ(z)·(|z| + 1)·2⁻⁵⁰ (measured against 200 bits). At 10⁷ coordinates a cell of the grid is so
-  narrow that this is up to (|z| + 1)·2⁻¹⁷ of its probability. Summed with w, each probability is
-  that of a window of between 2⁻⁷ and 2⁻⁶ standard deviations: wrong by less than 2⁻³⁸ of itself
-  for |z| ≤ 10. For 10⁹ coordinates that all depend on one record this adds less than 10⁻⁵ to ε
-  and 10⁻¹³ to δ (docs/noise.md).
+- z is one of a pair of float64 functions of 149 random bits. At 10⁷ coordinates a cell of the grid
+  is so narrow that its probability is wrong by up to (r + 1)·2⁻¹⁷ of itself, r being the radius of
+  the pair. With w, each probability of a pair is that of squares as wide as a window of between 2⁻⁶
+  and 2⁻⁵ standard deviations: wrong by less than 2⁻³⁸ of itself for r ≤ 10.5 (measured against 200
+  bits). For 10⁹ coordinates that all depend on one record this adds less than 10⁻⁵ to ε and 10⁻¹³
+  to δ (docs/noise.md).
 
 Where the standard deviation is 0 there is no grid and nothing is added or rounded.
 """
