@@ -1,5 +1,6 @@
 """`tfdp budget` prints the library's own numbers, without TensorFlow."""
 
+import itertools
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import sys
 
 import dp_accounting
 import pytest
+import slow
 
 from tfdp import cli
 from tfdp.accounting import (
@@ -48,8 +50,11 @@ def test_epsilons_become_noise_multipliers(capsys):
         assert 0.998 * target < reached <= target
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
+WAYS = list(itertools.product(["pld", "rdp"], ["add_or_remove_one", "replace_one"]))
+
+
+# dp_accounting's own rule of the last takes 20 s.
+@pytest.mark.parametrize("accountant, adjacency", slow.cases(WAYS, slow=[("pld", "replace_one")]))
 def test_noise_multipliers_become_epsilons(capsys, accountant, adjacency):
     options = ["--accountant", accountant, "--adjacency", adjacency, "--epochs", "3"]
     assert cli.main(["budget", "--noise-multiplier", "1.5", *_COMMON, *options]) == 0

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from keras import layers
 
@@ -180,7 +181,7 @@ def test_a_table_that_is_looked_up_twice_takes_its_look_ups_beyond_a_gate_in_par
     check.check(tolerance=2e-5)
 
 
-@pytest.mark.parametrize("make_tower", [dense, gated])
+@pytest.mark.parametrize("make_tower", slow.cases([dense, gated], slow=[dense]))
 def test_a_step_compiled_by_xla_gives_the_same(brute_force, make_tower):
     check = brute_force(model_of(make_tower, True), batch(history=True), first_label)
     check.check(tolerance=2e-5, jit_compile=True)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdp.errors import PrivacyError
 from tfdp.noise import grid as on_grid
-from tfdp.noise.gaussian import block_of, counter_of, fused_pairs_of_blocks, later
+from tfdp.noise.gaussian import block_of, counter_of, counters_of_pairs, later
 from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
 from tfdp.noise.pairs import apart, by_pairs, together
 from tfdp.noise.training_source import ADVANCING, FEW, SMALL_DRAW, NoiseSource, compiled_size
@@ -199,6 +199,31 @@ def _backward(bands):
     return tf.range(bands, dtype=tf.int64)
 
 
+def _units(numbers, key, counters):
+    """A draw of pairs in units of the grid, from the counters of their first and second blocks.
+
+    In a trace of its own, made once: a step has a draw for each of its bands, tables and sizes.
+    """
+    first, second = counters
+    units = _traced_units(platform(), is_compiling())(*numbers, key, *first, *second)
+    for one in units:
+        one.set_shape(first[0].shape)
+    return units
+
+
+@functools.cache
+def _traced_units(*_):
+    """`drawn_units` of blocks, for a platform and whether XLA compiles them: `log` differs."""
+    number, words = tf.TensorSpec([], tf.float64), tf.TensorSpec(None, tf.uint64)
+
+    @tf.function(input_signature=[*[number] * 3, *[words] * 5], autograph=False)
+    def units(step, stddev, window, key, low, high, next_low, next_high):
+        blocks = block_of(key, low, high), block_of(key, next_low, next_high)
+        return on_grid.drawn_units(step, stddev, window, blocks)
+
+    return units
+
+
 def _released(values, draw, coefficients, numbers, divisor, dtype):
     """Values as of `apart`, with the noise of a step: of what `draw(i)` gives for i steps ago."""
     drawn = [draw(i) for i in range(len(coefficients))]
@@ -220,8 +245,7 @@ def _compiled(bands, dtype):
         numbers, number = on_grid.numbers_of(*public), apart(values)[0].shape[0]
 
         def draw(i):
-            blocks = fused_pairs_of_blocks(key, counters[i], number)
-            return on_grid.drawn_units(*numbers, blocks)
+            return _units(numbers, key, counters_of_pairs(counters[i], number))
 
         coefficients = tf.unstack(coefficients, bands)
         return _released(values, draw, coefficients, numbers, divisor, dtype)
@@ -244,8 +268,7 @@ def _compiled_rows(bands, place, dtype):
 
         def draw(i):
             turn = table + tf.cast(turns - i, tf.uint64)[:, tf.newaxis]
-            blocks = [block_of(key, low, high + turn) for low, high in counters]
-            return on_grid.drawn_units(*numbers, blocks)
+            return _units(numbers, key, [(low, high + turn) for low, high in counters])
 
         coefficients = tf.unstack(own[:, :, tf.newaxis], bands, axis=1)
         return _released(values, draw, coefficients, numbers, divisor, dtype)

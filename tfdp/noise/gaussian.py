@@ -78,10 +78,13 @@ def fused_pairs_of_blocks(key, counter, number):
     XLA writes the words of its own Philox to memory before it reads them, which takes as long as
     all that becomes of them.
     """
+    return [block_of(key, *words) for words in counters_of_pairs(counter, number)]
+
+
+def counters_of_pairs(counter, number):
+    """For the first and the second block of each pair the two words of the counter (number,)."""
     places = 2 * tf.range(number, dtype=tf.int64)
-    return tuple(
-        block_of(key, *counter_of(counter, tf.cast(places + one, tf.uint64))) for one in (0, 1)
-    )
+    return [counter_of(counter, tf.cast(places + one, tf.uint64)) for one in (0, 1)]
 
 
 def block_of(key, low, high):

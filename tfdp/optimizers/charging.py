@@ -120,13 +120,8 @@ class Charging(RunCharging):
             PrivacyError: if these weights were trained with persons and without, or in a way that
                 has no ε together with these steps.
         """
-        self._counter.end()
-        self._limit.assign(0)  # what is refused below leaves no step that nobody would charge
-        self._cap = self.mechanism = None
-        chain = self._optimizer.noise_chain
-        if chain is not None:
-            chain.end()
-        budget = self._optimizer.budget
+        self._stop()  # what is refused below leaves no step that nobody would charge
+        budget, chain = self._optimizer.budget, self._optimizer.noise_chain
         if not self._optimizer.from_data.is_complete:
             self._stddev.assign(float("nan"))
             return
@@ -151,6 +146,23 @@ class Charging(RunCharging):
         for variable in (self._stddev, self._host_stddev):
             if variable is not None:
                 variable.assign(sigma * self._optimizer.clip_norm)
+
+    def end(self):
+        """Called eagerly after a run, or what was left of it: nobody knows what batches follow.
+
+        Under a budget none may, so that there is no σ to calibrate.
+        """
+        if self._optimizer.budget is None:
+            self.begin(None)
+        else:
+            self._stop()
+
+    def _stop(self):
+        self._counter.end()
+        self._limit.assign(0)
+        self._cap = self.mechanism = None
+        if self._optimizer.noise_chain is not None:
+            self._optimizer.noise_chain.end()
 
     def note(self, notes, in_place_of):
         """Called eagerly where a step is traced: gives the run other notes."""

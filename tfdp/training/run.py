@@ -158,7 +158,7 @@ def end(model):
     model.join_histories()  # variables may have been made by the run
     model.weight_origin.end()
     if run.charging is not None:
-        run.charging.begin(None)  # not with the other workers: one may be gone
+        run.charging.end()  # not with the other workers: one may be gone
     else:
         model.plain_charging.begin(plain_training.mechanism_outside_fit(model))
 

@@ -92,7 +92,7 @@ class Sampling:
             if self.max_records_per_unit is None:
                 raise ValueError(
                     "Argument `period` needs batches of persons (`max_records_per_unit`): tfdp "
-                    "can check only for persons that they are in no other period. Received: "
+                    "can check only for ids of persons that periods are disjoint. Received: "
                     "max_records_per_unit=None"
                 )
         if self.num_records is not None:

@@ -38,7 +38,7 @@ def warn_before_training(model, steps: int | None):
         steps: steps that will be run, or None if nobody knows.
     """
     optimizer = model.optimizer
-    found = [] if steps is None else step_sizes(optimizer, steps)
+    found = step_sizes(optimizer, steps) if steps else []
     explain = getattr(optimizer.selection, "explain", None)
     tables = {table_name(v): v.shape[0] for v in trained_variables(model) if table_name(v)}
     if explain is not None and tables:
