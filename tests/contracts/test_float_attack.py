@@ -131,12 +131,12 @@ def attention(form):
     return released
 
 
-def counts(quantile):
+def counts(law):
     @each
     def released(count, member):
         from tfdp.data.releases.frequency import _noisy
 
-        return _noisy(sums(count, member).astype(np.float64), 1.0, quantile, count, 10**6)
+        return _noisy(sums(count, member).astype(np.float64), 1.0, law, count, 10**6)
 
     return released
 
@@ -162,8 +162,8 @@ PLACES = {
     "release_mixtures": released_mixtures,
     "attention, gram": attention("gram"),
     "attention, product": attention("product"),
-    "frequencies": counts(tfdp.noise.normal_of_tail),
-    "frequencies, Laplace": counts(tfdp.noise.laplace_of_tail),
+    "frequencies": counts(tfdp.noise.normal_pair),
+    "frequencies, Laplace": counts(tfdp.noise.laplace_pair),
     "top-k": top_k_counts,
 }
 

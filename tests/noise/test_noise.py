@@ -174,15 +174,18 @@ def test_parts_of_a_compiled_draw_share_nothing(jit_compile):
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_the_fused_words_are_those_of_philox(jit_compile):
+def test_the_fused_blocks_are_those_of_philox(jit_compile):
     key = tf.constant([0xFEDCBA9876543210], tf.uint64)
     counters = tf.constant([[0, 0], [2**64 - 3, 7], [2**64 - 2, 2**64 - 1]], tf.uint64)
-    run = tf.function(gaussian.fused_block_words, jit_compile=jit_compile, autograph=False)
-    for shape, counter in itertools.product(([5], [2, 3], []), counters):
-        fused = run(key, counter, shape)
-        for words, expected in zip(fused, gaussian.block_words(key, counter, shape), strict=True):
-            assert words.shape == expected.shape == tf.TensorShape(shape)
-            np.testing.assert_array_equal(words, expected)
+    run = tf.function(gaussian.fused_pairs_of_blocks, jit_compile=jit_compile, autograph=False)
+    for number, counter in itertools.product((5, 1), counters):
+        fused, known = run(key, counter, number), gaussian.pairs_of_blocks(key, counter, number)
+        np.testing.assert_array_equal(fused, known)
+        assert np.shape(known) == (2, 2, number)
+        # One block after another, as TensorFlow has them, of words that are the other way round.
+        words = gaussian.philox_bits(key, counter, [number, 2, 2]).numpy().view(np.uint32)
+        words = words.reshape(number, 2, 2, 2)[..., ::-1].copy().view(np.uint64)[..., 0]
+        np.testing.assert_array_equal(np.transpose(known, [2, 0, 1]), words)
 
 
 def test_releases_of_many_sizes_share_a_compilation():
@@ -190,7 +193,7 @@ def test_releases_of_many_sizes_share_a_compilation():
     source, grid = NoiseSource(), noise.grid.Grid(1.0, 1.0, 10)
     source.release([tf.zeros([5])], grid)  # and up to 512
     source.release([tf.zeros([600])], grid)
-    compiled = noise.grid._compiled(gaussian.normal_of_tail, tf.float32)
+    compiled = noise.grid._compiled(gaussian.normal_pair, tf.float32)
     before = compiled.experimental_get_tracing_count()
     drawn = [source.release([tf.zeros([n])], grid)[0].numpy() for n in (7, 1, 900, 1024, 512)]
     assert compiled.experimental_get_tracing_count() == before

@@ -21,10 +21,11 @@ from tfdp.noise.banded_source import BandedSource
 from tfdp.noise.chain_source import ChainSource
 from tfdp.noise.gaussian import (
     normal_of_tail,
+    normal_pair,
     philox_bits,
     standard_normal_from_bits,
 )
-from tfdp.noise.grid import Grid, grid_of_counts, laplace_of_tail, sum_rounding
+from tfdp.noise.grid import Grid, grid_of_counts, laplace_pair, sum_rounding
 from tfdp.noise.layer_sources import ReplicaNoiseSource, ServingNoiseSource
 from tfdp.noise.training_source import NoiseSource, PipelineNoiseSource
 
@@ -38,8 +39,9 @@ __all__ = [
     "ServingNoiseSource",
     "entries_above",
     "grid_of_counts",
-    "laplace_of_tail",
+    "laplace_pair",
     "normal_of_tail",
+    "normal_pair",
     "philox_bits",
     "probability_above",
     "standard_normal_from_bits",

@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.noise import draws
-from tfdp.noise.gaussian import halves, normal_of_tail
-from tfdp.noise.grid import spread, tail_and_even
+from tfdp.noise.gaussian import dither, normal_of_tail, uniform
 from tfdp.noise.training_source import NoiseSource
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def entries_above(
     post-processing of the Gaussian mechanism on all `size` coordinates, whichever of them were
     given.
 
-    Formal guarantees: an entry whose sum is 0 becomes r(z) + γ·w (`tfdp.noise.grid`), independent
+    Formal guarantees: an entry whose sum is 0 becomes r(z + γ·w) (`tfdp.noise.grid`), independent
     of all others. It can only reach the threshold if z ≥ z₀, where z₀ is the threshold minus the
     largest γ·w and minus half a step. The number of candidates is therefore Binomial, each with
     probability Q(z₀/σ), at uniform positions. Their z has the normal distribution above z₀, and w
@@ -76,11 +75,9 @@ def probability_above(grid: Grid, threshold: float) -> float:
 
 
 def _lowest(grid, threshold):
-    """z₀: below it, r(z) + γ·w is below the threshold for every w."""
+    """z₀: below it, r(z + γ·w) is below the threshold for every w."""
     step, _, window = (float(t) for t in grid.tensors)
-    units = math.ceil(threshold / step)
-    largest = window - 1.0 - math.floor(0.5 * window)
-    return (units - largest - 0.5) * step
+    return (math.ceil(threshold / step) - 0.5 * window - 0.5) * step
 
 
 @functools.cache
@@ -108,15 +105,15 @@ def _others():
 
 
 def _values(source, count, tail, stddev, window):
-    """float64 (count,): r(z) + γ·w, in steps, of normal z that a share `tail` of all z exceeds."""
+    """float64 (count,): r(z + γ·w), in steps, of normal z that a share `tail` of all z exceeds."""
 
     def part(size):
         bits = draws.random_bits(source, 2 * size)
-        half, even = tail_and_even([*halves(bits[:size]), *halves(bits[size:])])
-        above = 2.0 * half * tail  # uniform in (0, tail]
+        block = bits[:size], bits[size:]
+        above = uniform(block) * tail  # uniform in (0, tail]
         reflected = above > 0.5
         z = normal_of_tail(tf.where(reflected, 1.0 - above, above))
-        return tf.round(tf.where(reflected, -z, z) * stddev) + spread(even, window)
+        return tf.round(tf.where(reflected, -z, z) * stddev + dither(block) * window)
 
     def one(i, parts):
         return i + 1, parts.write(i, part(tf.minimum(count - tf.cast(i, tf.int64) * _PART, _PART)))

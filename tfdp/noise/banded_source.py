@@ -8,8 +8,9 @@ import tensorflow as tf
 from tfdp.errors import PrivacyError
 from tfdp.noise import grid as on_grid
 from tfdp.noise.correlated_source import CorrelatedSource, hidden
-from tfdp.noise.gaussian import fused_block_words
+from tfdp.noise.gaussian import fused_pairs_of_blocks
 from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
+from tfdp.noise.pairs import apart, together
 from tfdp.noise.training_source import ADVANCING, compiled_size
 from tfdp.runtime.xla import is_compiling
 
@@ -110,19 +111,23 @@ class BandedSource(CorrelatedSource):
             release = _compiled(self._bands, dtype)
             if self._bands == 1:
                 return release(values, grid.public, key, counter, divisor)[0][:size]
-            earlier = kept.read_value()[:, :whole]
+            earlier = kept.read_value()[:, :, : _pairs(whole)]
             noisy, own = release(values, grid.public, key, counter, divisor, earlier, coefficients)
-            own = tf.pad(own, [[0, kept.shape[1] - whole]]) if kept.shape[1] > whole else own
+            beyond = kept.shape[2] - own.shape[1]
+            own = tf.pad(own, [[0, 0], [0, beyond]]) if beyond else own
             kept.scatter_update(tf.IndexedSlices(own[tf.newaxis], slot[tf.newaxis]))
             return noisy[:size]
 
         return in_joined_parts(tensors, LARGEST_JOINED, one_part)
 
     def _kept_of(self, part, size):
-        """The (b − 1, size) variable of the noise of a part of the weights; made once."""
+        """The variable of the noise of a part of the weights; made once.
+
+        It is (b − 1, 2, size/2): the first and the second values of pairs.
+        """
         if part == len(self._kept):
             with tf.init_scope():
-                zeros = tf.zeros([self._bands - 1, size], tf.int32)
+                zeros = tf.zeros([self._bands - 1, 2, _pairs(size)], tf.int32)
                 self._kept.append(hidden(zeros, tf.int32, "noise_of_steps"))
         return self._kept[part]
 
@@ -149,22 +154,27 @@ def _compiled(bands, dtype):
     # One loop for the draw and all that is kept: no float64 of their size is written to memory.
     @tf.function(jit_compile=True, autograph=False)
     def run(values, public, key, counter, divisor, earlier=None, coefficients=None):
-        """(n,) released, and (n,) int32 noise, in units of the grid."""
+        """(n,) released, and the noise of pairs, (2, n/2) int32, in units of the grid."""
         step, stddev, window = on_grid.numbers_of(*public)
-        words = fused_block_words(key, counter, values.shape.as_list())
-        noise = on_grid.drawn_units(step, stddev, window, words)
+        pairs = apart(values)
+        blocks = fused_pairs_of_blocks(key, counter, pairs[0].shape[0])
+        noise = on_grid.drawn_units(step, stddev, window, blocks)
         if bands > 1:
-            noise -= tf.round(
-                tf.add_n(
-                    [
-                        coefficients[place] * tf.cast(earlier[place], tf.float64)
-                        for place in range(bands - 1)
-                    ]
-                )
-            )
-        noisy = on_grid.on_grid(values, noise, step, stddev, dtype)
-        # As in `compiled_release`: XLA would draw again wherever the result is used.
-        noisy /= tf.where(public[0] < 0.0, 2.0 * divisor, divisor)
-        return noisy, tf.cast(noise, tf.int32)
+            noise = [one - _taken(coefficients, earlier[:, i]) for i, one in enumerate(noise)]
+        noisy = [
+            on_grid.on_grid(value, one, step, stddev, dtype)
+            for value, one in zip(pairs, noise, strict=True)
+        ]
+        return together(*[one / divisor for one in noisy], values), tf.cast(noise, tf.int32)
 
     return run
+
+
+def _taken(coefficients, earlier):
+    """What a step takes back of the noise of the steps before it, in units of the grid."""
+    places = range(coefficients.shape[0])
+    return tf.round(tf.add_n([coefficients[i] * tf.cast(earlier[i], tf.float64) for i in places]))
+
+
+def _pairs(size):
+    return (size + 1) // 2

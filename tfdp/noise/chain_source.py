@@ -6,8 +6,9 @@ import tensorflow as tf
 
 from tfdp.noise import grid as on_grid
 from tfdp.noise.correlated_source import CorrelatedSource, hidden
-from tfdp.noise.gaussian import block_counters, later, words_of_blocks
+from tfdp.noise.gaussian import block_of, counter_of, counters_of_pairs, later
 from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
+from tfdp.noise.pairs import apart, by_pairs, together
 from tfdp.noise.training_source import ADVANCING, FEW, SMALL_DRAW, compiled_size
 from tfdp.runtime.xla import is_compiling, platform
 
@@ -18,7 +19,7 @@ _LOG_TURNS = 48
 class ChainSource(CorrelatedSource):
     """Adds the step's own draw to its sums, and a part of the draws of earlier steps.
 
-    y_t = r(x_t) + d_t + r(Σ_{i≥1} m_i·d_{t−i}), with d_t = r(z_t) + γ·w_t the draw of an
+    y_t = r(x_t) + d_t + r(Σ_{i≥1} m_i·d_{t−i}), with d_t = r(z_t + γ·w_t) the draw of an
     independent release. Earlier draws are not kept: they are drawn again from their counters, whose
     upper word is the number of the step. So every step must release tensors of the same shapes with
     the same σ.
@@ -78,7 +79,7 @@ class ChainSource(CorrelatedSource):
         first = tf.bitcast(self._counter.read_value(), tf.uint64)
         divisor = tf.constant(divisor, dtype)
         noisy_rows = [
-            self._release_rows(one, (grid.public, key, first, coefficients, divisor), dtype)
+            self._release_rows(one, grid.public, (key, first, coefficients, divisor), dtype)
             for one in rows
         ]
         # The upper word of a counter is that of the step, in which the lower one goes on.
@@ -97,7 +98,7 @@ class ChainSource(CorrelatedSource):
             # Alike in all programs that make steps of this chain, whatever they fill up.
             used += on_grid.WORDS * compiled_size(size) + 1
             draw = _compiled(self._bands, dtype)
-            return draw(values, grid.public, key, counters, own, divisor)[:size]
+            return by_pairs(draw, values, dtype, grid.public, key, counters, own, divisor)[:size]
 
         return noisy_rows + in_joined_parts(tensors, LARGEST_JOINED, one_part)
 
@@ -111,7 +112,7 @@ class ChainSource(CorrelatedSource):
         within = (_backward(self._bands) == 0) | (step < self._length.read_value())
         return step, tf.where(within, m, tf.zeros_like(m))
 
-    def _release_rows(self, one, arguments, dtype):
+    def _release_rows(self, one, public, arguments, dtype):
         """Rows of a table with the noise of their own chains, divided."""
         table, rows, sums = one
         (place,) = (i for i, (known, _) in enumerate(self._tables) if known is table)
@@ -122,8 +123,8 @@ class ChainSource(CorrelatedSource):
         rows, turns = tf.minimum(rows, size), tf.cast(turns, tf.int64)
         release = _compiled_rows(self._bands, place, dtype)
         if sums.shape.is_fully_defined():
-            return release(sums, rows, turns, *arguments)
-        return _rows_of_any_number(release, dtype)(sums, rows, turns, *arguments)
+            return by_pairs(release, sums, dtype, public, rows, turns, *arguments)
+        return _rows_of_any_number(release, dtype)(sums, rows, turns, public, *arguments)
 
 
 def _backward(bands):
@@ -131,19 +132,15 @@ def _backward(bands):
     return tf.range(bands, dtype=tf.int64)
 
 
-def _drawn(draw, coefficients, bands):
-    """The noise of a step in units of the grid, from what `draw(i)` gives for i steps ago."""
-    earlier = [coefficients[i] * draw(i) for i in range(1, bands)]
-    return draw(0) + tf.round(tf.add_n(earlier)) if earlier else draw(0)
-
-
-def _units(numbers, key, low, high):
-    """A draw in units of the grid: one for each block of Philox, whose counters are low and high.
+def _units(numbers, key, counters):
+    """A draw of pairs in units of the grid, from the counters of their first and second blocks.
 
     In a trace of its own, made once: a step has a draw for each of its bands, tables and sizes.
     """
-    units = _traced_units(platform(), is_compiling())(*numbers, key, low, high)
-    units.set_shape(low.shape)
+    first, second = counters
+    units = _traced_units(platform(), is_compiling())(*numbers, key, *first, *second)
+    for one in units:
+        one.set_shape(first[0].shape)
     return units
 
 
@@ -152,18 +149,25 @@ def _traced_units(*_):
     """`drawn_units` of blocks, for a platform and whether XLA compiles them: `log` differs."""
     number, words = tf.TensorSpec([], tf.float64), tf.TensorSpec(None, tf.uint64)
 
-    @tf.function(input_signature=[*[number] * 3, *[words] * 3], autograph=False)
-    def units(step, stddev, window, key, low, high):
-        return on_grid.drawn_units(step, stddev, window, words_of_blocks(key, low, high))
+    @tf.function(input_signature=[*[number] * 3, *[words] * 5], autograph=False)
+    def units(step, stddev, window, key, low, high, next_low, next_high):
+        blocks = block_of(key, low, high), block_of(key, next_low, next_high)
+        return on_grid.drawn_units(step, stddev, window, blocks)
 
     return units
 
 
-def _released(values, drawn, numbers, public, divisor, dtype):
+def _released(values, draw, coefficients, numbers, divisor, dtype):
+    """Values as of `apart`, with the noise of a step: of what `draw(i)` gives for i steps ago."""
+    drawn = [draw(i) for i in range(len(coefficients))]
     step, stddev, _ = numbers
-    noisy = on_grid.on_grid(values, drawn, step, stddev, dtype)
-    # As in `compiled_release`: XLA would draw again wherever the result is used.
-    return noisy / tf.where(public[0] < 0.0, 2.0 * divisor, divisor)
+    noisy = []
+    for value, own, *earlier in zip(apart(values), *drawn, strict=True):
+        if earlier:
+            taken = zip(coefficients[1:], earlier, strict=True)
+            own += tf.round(tf.add_n([coefficient * one for coefficient, one in taken]))
+        noisy.append(on_grid.on_grid(value, own, step, stddev, dtype))
+    return together(*[n / divisor for n in noisy], values)
 
 
 @functools.cache
@@ -171,13 +175,13 @@ def _compiled(bands, dtype):
     # One loop for all draws of a value: none of them is written to memory.
     @tf.function(jit_compile=True, autograph=False)
     def run(values, public, key, counters, coefficients, divisor):
-        numbers = on_grid.numbers_of(*public)
+        numbers, number = on_grid.numbers_of(*public), apart(values)[0].shape[0]
 
         def draw(i):
-            return _units(numbers, key, *block_counters(counters[i], values.shape.as_list()))
+            return _units(numbers, key, counters_of_pairs(counters[i], number))
 
-        drawn = _drawn(draw, coefficients, bands)
-        return _released(values, drawn, numbers, public, divisor, dtype)
+        coefficients = tf.unstack(coefficients, bands)
+        return _released(values, draw, coefficients, numbers, divisor, dtype)
 
     return run
 
@@ -185,23 +189,22 @@ def _compiled(bands, dtype):
 @functools.cache
 def _compiled_rows(bands, place, dtype):
     @tf.function(jit_compile=True, autograph=False)
-    def run(values, rows, turns, public, key, first, coefficients, divisor):
+    def run(values, public, rows, turns, key, first, coefficients, divisor):
         """(S, d) sums of the rows (S,), of which each was selected `turns` (S,) times before."""
-        numbers, width = on_grid.numbers_of(*public), values.shape[1]
-        places = rows[:, tf.newaxis] * width + tf.range(width, dtype=tf.int64)
-        low = first[0] + tf.cast(places, tf.uint64)
+        numbers, pairs = on_grid.numbers_of(*public), apart(values)[0].shape[1]
+        places = 2 * (rows[:, tf.newaxis] * pairs + tf.range(pairs, dtype=tf.int64))
+        counters = [counter_of(first, tf.cast(places + one, tf.uint64)) for one in (0, 1)]
         # The upper word is that of table and turn: 2⁴⁸ turns a table, those of no table being the
         # steps of dense weights.
-        high = first[1] + tf.constant((place + 1) << _LOG_TURNS, tf.uint64)
-        high += tf.cast(low < first[0], tf.uint64)
+        table = tf.constant((place + 1) << _LOG_TURNS, tf.uint64)
         own = tf.where(_backward(bands) <= turns[:, tf.newaxis], coefficients, 0.0)
 
         def draw(i):
-            upper = high + tf.cast(turns - i, tf.uint64)[:, tf.newaxis]
-            return _units(numbers, key, low, upper)
+            turn = table + tf.cast(turns - i, tf.uint64)[:, tf.newaxis]
+            return _units(numbers, key, [(low, high + turn) for low, high in counters])
 
-        drawn = _drawn(draw, tf.unstack(own[:, :, tf.newaxis], axis=1), bands)
-        return _released(values, drawn, numbers, public, divisor, dtype)
+        coefficients = tf.unstack(own[:, :, tf.newaxis], bands, axis=1)
+        return _released(values, draw, coefficients, numbers, divisor, dtype)
 
     return run
 
@@ -210,7 +213,7 @@ def _compiled_rows(bands, place, dtype):
 def _rows_of_any_number(release, dtype):
     """A function as `release`, of a number of rows that is not known when it is traced."""
 
-    def run(sums, rows, turns, *arguments):
+    def run(sums, rows, turns, public, *arguments):
         width = sums.shape[1]
         count = tf.shape(sums)[0]
 
@@ -224,7 +227,7 @@ def _rows_of_any_number(release, dtype):
                 )
                 for t in part
             ]
-            return release(*part, *arguments)
+            return by_pairs(release, part[0], dtype, public, *part[1:], *arguments)
 
         def many():
             size = max(1, SMALL_DRAW // width)

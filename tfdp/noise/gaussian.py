@@ -1,7 +1,8 @@
 """Standard normal values from random bits, with true tails (MATH.md section 1).
 
-A float64 inverse normal CDF of 63 random bits and a sign, past 9 sigma (`tf.random.normal` never
-exceeds 5.678), from stateless operations: eager execution, `tf.function` and XLA give the same.
+`tf.random.normal` never exceeds 5.678. What is released gets pairs of values up to 11.5 from two
+blocks of Philox (`normal_pair`); choices get a float64 inverse normal CDF of 63 bits and a sign,
+past 9. All is made of stateless operations: eager execution, `tf.function` and XLA give the same.
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ _LOG = (
 )  # fmt: skip
 _ROOT_HALF = 0x3FE6A09E667F3BCD  # bits of √½ in float64
 
+# fdlibm's k_sin.c and k_cos.c: (sin x - x)/x³ and (cos x - 1 + x²/2)/x⁴ in powers of x².
+_SINE = (
+    -1.66666666666666324348e-01, 8.33333333332248946124e-03, -1.98412698298579493134e-04,
+    2.75573137070700676789e-06, -2.50507602534068634195e-08, 1.58969099521155010221e-10,
+)  # fmt: skip
+_COSINE = (
+    4.16666666666666019037e-02, -1.38888888888741095749e-03, 2.48015872894767294178e-05,
+    -2.75573143513906633035e-07, 2.08757232129817482790e-09, -1.13596475577881948265e-11,
+)  # fmt: skip
+
 
 def philox_bits(key: tf.Tensor, counter: tf.Tensor, shape: Any) -> tf.Tensor:
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
@@ -46,54 +57,69 @@ def philox_bits(key: tf.Tensor, counter: tf.Tensor, shape: Any) -> tf.Tensor:
     )
 
 
-def block_words(key, counter, shape):
-    """Four uint64 tensors of `shape`: the 32-bit words of one block of Philox for each place."""
-    static = isinstance(shape, list)
-    words = philox_bits(key, counter, [*shape, 2] if static else tf.concat([shape, [2]], 0))
-    return [*halves(words[..., 0]), *halves(words[..., 1])]
+def pairs_of_blocks(key, counter, number):
+    """Two blocks of Philox for each of `number` pairs of values, one after another.
+
+    Args:
+        number: an integer or a scalar integer tensor.
+
+    Returns:
+        Two blocks, each of two uint64 tensors (number,). Words 0 and 1 of a block make its first
+        number, words 2 and 3 its second one; the lower word is the upper half.
+    """
+    # TensorFlow has the lower word in the lower half.
+    words = [_turned(word) for word in tf.unstack(philox_bits(key, counter, [number, 4]), axis=1)]
+    return words[:2], words[2:]
 
 
-def fused_block_words(key, counter, shape):
-    """As `block_words`, bit for bit, of elementwise operations: inside a loop that XLA fuses.
+def fused_pairs_of_blocks(key, counter, number):
+    """As `pairs_of_blocks`, bit for bit, of elementwise operations: inside a loop that XLA fuses.
 
     XLA writes the words of its own Philox to memory before it reads them, which takes as long as
     all that becomes of them.
+    """
+    return [block_of(key, *words) for words in counters_of_pairs(counter, number)]
+
+
+def counters_of_pairs(counter, number):
+    """For the first and the second block of each pair the two words of the counter (number,)."""
+    places = 2 * tf.range(number, dtype=tf.int64)
+    return [counter_of(counter, tf.cast(places + one, tf.uint64)) for one in (0, 1)]
+
+
+def block_of(key, low, high):
+    """The two numbers of each block, as of `pairs_of_blocks`.
 
     Source: Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3",
     Philox-4x32-10.
-    """
-    return words_of_blocks(key, *block_counters(counter, shape))
-
-
-def words_of_blocks(key, low, high):
-    """The four words of each block, as `fused_block_words`.
 
     Args:
         key: of Philox.
         low, high: uint64 tensors of one shape, the two words of the counter of each block.
     """
-    x, keys = [*halves(low), *halves(high)], halves(key[0])
-    for _ in range(10):
+    x, keys = [_low(low), _high(low), _low(high), _high(high)], [_low(key[0]), _high(key[0])]
+    for round_ in range(10):
         # Only here upper halves are taken off, next to the product: XLA then makes it of one
         # instruction, and of five where it does not see that they are zero.
-        product_0 = _low(x[0]) * _uint64(0xD2511F53)
-        product_1 = _low(x[2]) * _uint64(0xCD9E8D57)
-        x = [_xor(_high(product_1), x[1], keys[0]), product_1,
-             _xor(_high(product_0), x[3], keys[1]), product_0]  # fmt: skip
-        keys = _low(keys[0] + _uint64(0x9E3779B9)), _low(keys[1] + _uint64(0xBB67AE85))
-    return [_low(word) for word in x]
+        products = _low(x[0]) * _uint64(0xD2511F53), _low(x[2]) * _uint64(0xCD9E8D57)
+        mixed = _xor(x[1], keys[0]), _xor(x[3], keys[1])
+        if round_ == 9:
+            # The two words of a number, each where it belongs, without taking them apart.
+            return [_xor(products[1], _left(mixed[0], 32)), _xor(products[0], _left(mixed[1], 32))]
+        x = [_xor(_high(products[1]), mixed[0]), products[1],
+             _xor(_high(products[0]), mixed[1]), products[0]]  # fmt: skip
+        keys = [_low(keys[0] + _uint64(0x9E3779B9)), _low(keys[1] + _uint64(0xBB67AE85))]
 
 
-def block_counters(counter, shape):
-    """The two words of the counters of as many blocks, from `counter` on."""
-    places = tf.reshape(tf.range(math.prod(shape), dtype=tf.int64), shape)
-    low = counter[0] + tf.cast(places, tf.uint64)
+def counter_of(counter, place):
+    """The two words of Philox' counter `place` values, a uint64 tensor, after `counter`."""
+    low = counter[0] + place
     return low, counter[1] + tf.cast(low < counter[0], tf.uint64)
 
 
-def halves(word):
-    """(lower, upper) 32 bits of uint64 words, as uint64."""
-    return _low(word), _high(word)
+def _turned(word):
+    """uint64 words, upper and lower halves exchanged."""
+    return tf.bitwise.bitwise_or(_left(word, 32), _high(word))
 
 
 def _low(word):
@@ -102,11 +128,19 @@ def _low(word):
 
 
 def _high(word):
-    return tf.bitwise.right_shift(word, _uint64(32))
+    return _right(word, 32)
 
 
-def _xor(a, b, c):
-    return tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(a, b), c)
+def _right(word, places):
+    return tf.bitwise.right_shift(word, _uint64(places))
+
+
+def _left(word, places):
+    return tf.bitwise.left_shift(word, _uint64(places))
+
+
+def _xor(a, b):
+    return tf.bitwise.bitwise_xor(a, b)
 
 
 def _uint64(value):
@@ -143,6 +177,62 @@ def standard_normal_from_bits(bits: tf.Tensor) -> tf.Tensor:
     magnitude = tf.cast(tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64)), tf.int64)
     value = normal_of_tail((tf.cast(magnitude, tf.float64) + 0.5) * 2.0**-64)
     return tf.where(negative, -value, value)
+
+
+def normal_pair(first, second):
+    """Two independent standard normal values from two blocks of random bits, float64.
+
+    Box and Muller 1958: of a point in the plane, radius and angle. The radius is a function of 95
+    bits, so that values reach 11.5. Each value is within (r + 1)·2⁻⁵¹ of the exact function of its
+    bits, r being the radius, once r² has been rounded by up to 2⁻⁵³.
+
+    Args:
+        first, second: blocks of `pairs_of_blocks`.
+    """
+    radius = tf.sqrt(-log(uniform(first)))  # over √2
+    # An angle from -π/4 to π/4, of 52 bits. Turned by π/4, and with two signs, it goes all round.
+    angle = _integer(_right(second[0], 12)) - (2.0**51 - 0.5)
+    sine, cosine = _sine_and_cosine(angle * (math.pi * 2.0**-53))
+    return (
+        with_sign(radius * (cosine - sine), first),
+        with_sign(radius * (cosine + sine), second),
+    )
+
+
+def _sine_and_cosine(x):
+    """Of float64 angles from -π/4 to π/4, each within 2^-52."""
+    square = x * x
+    sine = x + x * square * _polynomial(_SINE, square)
+    return sine, (1.0 - 0.5 * square) + square * square * _polynomial(_COSINE, square)
+
+
+def uniform(block):
+    """A float64 number in (0, 1], of 95 bits of a block: of all but 33 of its second number."""
+    first, second = block
+    number = _integer(_high(first)) * 2.0**32 + _integer(_low(first))
+    # The uppermost bit is `with_sign`'s, the 32 lowest are `dither`'s.
+    number += (_integer(_right(_left(second, 1), 33)) + 0.5) * 2.0**-31
+    return number * 2.0**-64
+
+
+def dither(block):
+    """A float64 number in (-1/2, 1/2), of 32 bits of a block that nothing else uses."""
+    return _integer(_low(block[1])) * 2.0**-32 - (0.5 - 2.0**-33)
+
+
+def with_sign(value, block):
+    """Values, negative where a bit of a block is set that nothing else uses."""
+    return tf.where(tf.bitcast(block[1], tf.int64) < 0, -value, value)
+
+
+def _integer(number):
+    """uint64 numbers below 2^52 as float64."""
+    if platform() == "TPU":  # which knows neither bits of float64 numbers nor wide integers
+        upper, lower = _right(number, 31), tf.bitwise.bitwise_and(number, _uint64(2**31 - 1))
+        upper, lower = (tf.cast(tf.cast(n, tf.int32), tf.float64) for n in (upper, lower))
+        return upper * 2.0**31 + lower
+    # CPUs convert no such integers quickly: 2^52 + n has the bits of n.
+    return tf.bitcast(tf.bitwise.bitwise_or(number, _uint64(0x433 << 52)), tf.float64) - 2.0**52
 
 
 def normal_of_tail(tail: tf.Tensor) -> tf.Tensor:

@@ -4,27 +4,27 @@ A value y = s + z of floating-point numbers tells more than y: where s = 1, no y
 below 2⁻²⁴, where s = 0 a quarter of them has. So sums and noise are rounded to multiples of one γ,
 a power of two that does not depend on data, and added without another rounding:
 
-    y = r(s) + r(z) + γ·w
+    y = r(s) + r(z + γ·w)
 
-`w` is a uniform integer, the same for all data, that makes up for the draw of z (below). Casting y
+`w` is uniform, the same for all data, and makes up for the draw of z (below). Casting y
 to float32 comes after that, and is post-processing.
 
 Formal guarantees:
 
-- With g = r(s) on the grid, g + r(z) = r(g + z): the release is post-processing of the continuous
+- With g = r(s) on the grid, g + r(x) = r(g + x): the release is post-processing of the continuous
   mechanism on r(s).
 - r(s) has sensitivity at most C·(1 + rounding) + γ·√d, with d coordinates in the whole release. The
   standard deviation is raised by the same factor, so that the noise multiplier that is charged is
   the true one.
-- The arithmetic is exact. All three terms and their sum are integers below 2⁵² times γ in float64:
+- The arithmetic is exact. Both terms and their sum are integers below 2⁵² times γ in float64:
   s is cut to ±2⁵¹·γ, the same for all data and 1-Lipschitz; γ is raised where the noise would not
   fit (to σ = 10⁹; more is no training). Scaling by a power of two is exact.
-- z is a float64 function of 93 random bits and a sign. Its distribution function is wrong by at
-  most φ(z)·(|z| + 1)·2⁻⁵⁰ (measured against 200 bits). At 10⁷ coordinates a cell of the grid is so
-  narrow that this is up to (|z| + 1)·2⁻¹⁷ of its probability. Summed with w, each probability is
-  that of a window of between 2⁻⁷ and 2⁻⁶ standard deviations: wrong by less than 2⁻³⁸ of itself
-  for |z| ≤ 10. For 10⁹ coordinates that all depend on one record this adds less than 10⁻⁵ to ε
-  and 10⁻¹³ to δ (docs/noise.md).
+- z is one of a pair of float64 functions of 149 random bits. At 10⁷ coordinates a cell of the grid
+  is so narrow that its probability is wrong by up to (r + 1)·2⁻¹⁷ of itself, r being the radius of
+  the pair. With w, each probability of a pair is that of squares as wide as a window of between 2⁻⁶
+  and 2⁻⁵ standard deviations: wrong by less than 2⁻³⁸ of itself for r ≤ 10.5 (measured against 200
+  bits). For 10⁹ coordinates that all depend on one record this adds less than 10⁻⁵ to ε and 10⁻¹³
+  to δ (docs/noise.md).
 
 Where the standard deviation is 0 there is no grid and nothing is added or rounded.
 """
@@ -36,7 +36,16 @@ import math
 
 import tensorflow as tf
 
-from tfdp.noise.gaussian import block_words, fused_block_words, log, normal_of_tail
+from tfdp.noise.gaussian import (
+    dither,
+    fused_pairs_of_blocks,
+    log,
+    normal_pair,
+    pairs_of_blocks,
+    uniform,
+    with_sign,
+)
+from tfdp.noise.pairs import apart, by_pairs, together
 from tfdp.runtime.xla import platform
 
 #: What clipping to C in float32, or with a float32 result, may exceed C by, relative to C.
@@ -47,7 +56,7 @@ _LARGEST_SUM = 2.0**51  # in units of γ
 _LARGEST_STDDEV = 2.0**43  # in units of γ; a normal draw is at most 12 of them, a Laplace one 66
 #: What a normal draw and its w are together, at most, in standard deviations.
 LARGEST_DRAW = 12.0
-_WINDOW = 2.0**-6  # W in standard deviations, at most
+_WINDOW = 2.0**-5  # W in standard deviations, at most
 _LOG_LARGEST_WINDOW = 31
 #: Values of Philox' counter for each coordinate.
 WORDS = 2
@@ -161,19 +170,19 @@ def _power_of_two(x, most, above=False):
     return 1.0 + tf.reduce_sum(tf.where(smaller, powers, tf.zeros_like(powers)))
 
 
-def laplace_of_tail(tail: tf.Tensor) -> tf.Tensor:
-    """The value that a Laplace variable of scale 1 exceeds with probability `tail`, in (0, 1/2]."""
-    return -log(2.0 * tail)
+def laplace_pair(first, second):
+    """Two Laplace values of scale 1 from two blocks of random bits, float64, up to 66."""
+    return [with_sign(-log(uniform(block)), block) for block in (first, second)]
 
 
-def release(values, grid, key, counter, quantile=normal_of_tail, dtype=tf.float32, scale=None):
+def release(values, grid, key, counter, law=normal_pair, dtype=tf.float32, scale=None):
     """Values with noise, both on the grid.
 
     Args:
         values: float tensor, clipped sums.
         grid: a `Grid`.
-        key, counter: of Philox; `WORDS` values of the counter for each coordinate are used.
-        quantile: `normal_of_tail`, or `laplace_of_tail`, whose scale then is the grid's `stddev`.
+        key, counter: of Philox; up to `WORDS` values of the counter for each coordinate are used.
+        law: `normal_pair`, or `laplace_pair`, whose scale then is the grid's `stddev`.
         dtype: of the result. float64 is the grid itself.
         scale: None, or a constant array that broadcasts to the values: factors of the noise, from
             1/2 to 1.
@@ -181,25 +190,31 @@ def release(values, grid, key, counter, quantile=normal_of_tail, dtype=tf.float3
     Returns:
         A tensor of the shape of `values`.
     """
-    static = values.shape.is_fully_defined()
-    words = block_words(key, counter, values.shape.as_list() if static else tf.shape(values))
-    return released(values, *grid.tensors, words, quantile, dtype, scale)
-
-
-def released(values, step, stddev, window, words, quantile, dtype, scale=None):
-    """As `release`, from single tensors and four `words` of 32 bits for each value."""
-    drawn = drawn_units(step, stddev, window, words, quantile, scale)
-    return on_grid(values, drawn, step, stddev, dtype)
-
-
-def drawn_units(step, stddev, window, words, quantile=normal_of_tail, scale=None):
-    """r(z)/γ + w: the noise of a release in units of the grid, whole numbers in float64."""
-    tail, even = tail_and_even(words)
-    noise = quantile(tail) * (stddev / step)
-    noise = tf.where(tf.equal(tf.bitwise.bitwise_and(words[0], _uint64(1)), 1), -noise, noise)
+    flat = tf.reshape(values, [-1])
+    number = flat.shape[0] if flat.shape.is_fully_defined() else tf.size(flat)
+    blocks = pairs_of_blocks(key, counter, (number + 1) // 2)
+    scales = None
     if scale is not None:
-        noise *= scale
-    return tf.round(noise) + spread(even, window)
+        scales = apart(tf.reshape(tf.broadcast_to(scale, tf.shape(values)), [-1]))
+    noisy = together(*released(apart(flat), *grid.tensors, blocks, law, dtype, scales), flat)
+    return tf.ensure_shape(tf.reshape(noisy, tf.shape(values)), values.shape)
+
+
+def released(pairs, step, stddev, window, blocks, law, dtype, scales=None):
+    """As `release`, of the first and the second values of pairs, from a block for each."""
+    drawn = drawn_units(step, stddev, window, blocks, law, scales)
+    return [on_grid(v, d, step, stddev, dtype) for v, d in zip(pairs, drawn, strict=True)]
+
+
+def drawn_units(step, stddev, window, blocks, law=normal_pair, scales=None):
+    """r(z + γ·w)/γ: the noise of pairs of values in units of the grid, whole numbers in float64."""
+    values = [value * (stddev / step) for value in law(*blocks)]
+    if scales is not None:
+        values = [value * scale for value, scale in zip(values, scales, strict=True)]
+    return [
+        tf.round(value + dither(block) * window)
+        for value, block in zip(values, blocks, strict=True)
+    ]
 
 
 def on_grid(values, drawn, step, stddev, dtype):
@@ -211,64 +226,29 @@ def on_grid(values, drawn, step, stddev, dtype):
     return tf.cast(tf.where(tf.equal(stddev, 0.0), values, units * step), dtype)
 
 
-def tail_and_even(words):
-    """Of four words: a uniform number in (0, 1/2] of 93 bits, and one in [0, 1) of 31 others.
-
-    Bit 0 of the first word, a sign, is part of neither.
-    """
-    # 31 bits at a time: CPUs convert no wider unsigned integers quickly.
-    first, second, third, fourth = words
-    tail = _upper_bits(second) * 2.0**31 + _upper_bits(first)
-    tail += (_lower_bits(third) + 0.5) * 2.0**-31
-    return tail * 2.0**-63, _upper_bits(fourth) * 2.0**-31
-
-
-def spread(even, window):
-    """The uniform integer w of a release, from a uniform number in [0, 1)."""
-    return tf.floor(even * window) - tf.floor(0.5 * window)
-
-
-def _upper_bits(word):
-    """The upper 31 of 32 bits, as float64 integers."""
-    return _float64(tf.bitwise.right_shift(word, _uint64(1)))
-
-
-def _lower_bits(word):
-    """The lower 31 of 32 bits, as float64 integers."""
-    return _float64(tf.bitwise.bitwise_and(word, _uint64(2**31 - 1)))
-
-
-def _float64(word):
-    return tf.cast(tf.cast(word, tf.int32), tf.float64)
-
-
-def _uint64(value):
-    return tf.constant(value, tf.uint64)
-
-
 @functools.cache
-def _compiled(quantile, dtype):
+def _compiled(law, dtype):
     # Compiled by itself, all of the draw is one loop that touches memory for values and results.
     @tf.function(jit_compile=True, autograph=False)
     def run(values, public, key, counter, divisor):
-        words = fused_block_words(key, counter, values.shape.as_list())
-        drawn = released(values, *numbers_of(*public), words, quantile, dtype)
-        # In a step that XLA compiles as a whole it would draw again wherever the noise is used, as
-        # it does with all that is cheap but a quotient by what it does not know.
-        return drawn / tf.where(public[0] < 0.0, 2.0 * divisor, divisor)
+        pairs = apart(values)
+        blocks = fused_pairs_of_blocks(key, counter, pairs[0].shape[0])
+        noisy = released(pairs, *numbers_of(*public), blocks, law, dtype)
+        return together(*[n / divisor for n in noisy], values)
 
     return run
 
 
-def compiled_release(
-    values, public, key, counter, quantile=normal_of_tail, dtype=tf.float32, divisor=1.0
-):
+def compiled_release(values, public, key, counter, law=normal_pair, dtype=tf.float32, divisor=1.0):
     """As `release`, of values of a static shape, as one compiled loop; `public` is a grid's.
 
     What is released is divided by `divisor`, a number, as it is written.
     """
-    divisor = tf.constant(divisor, dtype)
+    divisor, flat = tf.constant(divisor, dtype), tf.reshape(values, [-1])
     if platform() == "TPU":  # compiled already, with the whole step; and 64-bit products are slow
-        words = block_words(key, counter, values.shape.as_list())
-        return released(values, *numbers_of(*public), words, quantile, dtype) / divisor
-    return _compiled(quantile, dtype)(values, public, key, counter, divisor)
+        pairs = apart(flat)
+        blocks = pairs_of_blocks(key, counter, pairs[0].shape[0])
+        noisy = together(*released(pairs, *numbers_of(*public), blocks, law, dtype), flat) / divisor
+    else:
+        noisy = by_pairs(_compiled(law, dtype), flat, dtype, public, key, counter, divisor)
+    return tf.reshape(noisy, values.shape)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdp import _validate
 from tfdp.noise import grid as on_grid
-from tfdp.noise.gaussian import later, normal_of_tail, philox_bits, standard_normal
+from tfdp.noise.gaussian import later, normal_pair, philox_bits, standard_normal
 from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
 from tfdp.noise.layer_sources import ServingNoiseSource
 from tfdp.runtime.replicas import of_first_replica
@@ -104,13 +104,13 @@ class NoiseSource:
 
         return tf.reshape(self._in_parts(draw, math.prod(shape), 1, dtype), shape)
 
-    def release(self, tensors, grid, quantile=normal_of_tail, dtype=tf.float32, divisor=1.0):
+    def release(self, tensors, grid, law=normal_pair, dtype=tf.float32, divisor=1.0):
         """Adds noise to clipped sums; only the result may be released (`tfdp.noise.grid`).
 
         Args:
             tensors: list of float tensors of static shapes, or tf.IndexedSlices of such.
             grid: the `Grid` of all of them together.
-            quantile: as for `tfdp.noise.grid.release`.
+            law: as for `tfdp.noise.grid.release`.
             dtype: of the results.
             divisor: a number by which the release is divided.
 
@@ -120,7 +120,7 @@ class NoiseSource:
         """
         most = _LARGEST_DRAW if platform() == "TPU" else LARGEST_JOINED
         return in_joined_parts(
-            tensors, most, lambda values: self._release(values, grid, quantile, dtype, divisor)
+            tensors, most, lambda values: self._release(values, grid, law, dtype, divisor)
         )
 
     def release_any(self, values, grid, dtype=tf.float32):
@@ -133,22 +133,20 @@ class NoiseSource:
         release = release if tf.executing_eagerly() else release.python_function
         return release(values, grid.public, *state)
 
-    def _release(self, values, grid, quantile, dtype, divisor):
+    def _release(self, values, grid, law, dtype, divisor):
         """(n,) values of a static size."""
         size = values.shape[0]
         if platform() != "TPU":  # one loop that needs no memory but for values and results
             whole = size if is_compiling() else compiled_size(size)
             state = self._advance(on_grid.WORDS * whole)
             values = tf.pad(values, [[0, whole - size]]) if whole > size else values
-            drawn = on_grid.compiled_release(values, grid.public, *state, quantile, dtype, divisor)
+            drawn = on_grid.compiled_release(values, grid.public, *state, law, dtype, divisor)
             return drawn[:size]
 
         def draw(key, counter, start, count):
             part = tf.slice(values, [start], [count]) if count < size else values
             part = tf.ensure_shape(part, [count])
-            return on_grid.compiled_release(
-                part, grid.public, key, counter, quantile, dtype, divisor
-            )
+            return on_grid.compiled_release(part, grid.public, key, counter, law, dtype, divisor)
 
         return self._in_parts(draw, size, on_grid.WORDS, dtype)
 

@@ -14,7 +14,7 @@ from tfdp.data.provenance.origins import Origin
 from tfdp.data.releases.base import ChargedRelease
 from tfdp.data.sampling.periods import entered
 from tfdp.data.sampling.persons import Persons
-from tfdp.noise import NoiseSource, draws, grid_of_counts, laplace_of_tail
+from tfdp.noise import NoiseSource, draws, grid_of_counts, laplace_pair
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -244,7 +244,7 @@ def _noisy(counts, mechanism, scale, source, moved, n):
     if mechanism == "laplace":
         # Private as a whole: on a grid, of which whole numbers are a part.
         grid = grid_of_counts(scale, moved, n)
-        (noisy,) = source.release([tf.constant(counts)], grid, laplace_of_tail, tf.float64)
+        (noisy,) = source.release([tf.constant(counts)], grid, laplace_pair, tf.float64)
         return noisy.numpy()
     # Gumbel noise: only the choice is private, and only the choice is released.
     return counts - scale * np.log(_exponential(len(counts), source))

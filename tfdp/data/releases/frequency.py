@@ -17,7 +17,7 @@ from tfdp.data.releases.gaussian_cost import gaussian_cost
 from tfdp.data.sampling.arguments import check_sequences, known_num_items
 from tfdp.data.sampling.periods import entered
 from tfdp.data.sampling.persons import Persons
-from tfdp.noise import NoiseSource, grid_of_counts, laplace_of_tail, normal_of_tail
+from tfdp.noise import NoiseSource, grid_of_counts, laplace_pair, normal_pair
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -116,7 +116,7 @@ def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, detai
         sensitivity = math.sqrt(items_per_record)
         noise_multiplier, _ = gaussian_cost(epsilon, delta, None, n)
         event = dp_accounting.GaussianDpEvent(noise_multiplier)
-        quantile = normal_of_tail
+        law = normal_pair
         scale = stddev = noise_multiplier * sensitivity
     elif mechanism == "laplace":
         if delta is not None:
@@ -127,14 +127,14 @@ def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, detai
         delta = 0.0
         sensitivity = items_per_record
         event = dp_accounting.LaplaceDpEvent(1 / epsilon)
-        quantile, scale = laplace_of_tail, sensitivity / epsilon
+        law, scale = laplace_pair, sensitivity / epsilon
         stddev = math.sqrt(2) * scale
     else:
         raise ValueError(
             "Argument `mechanism` must be 'gaussian' or 'laplace'. "
             f"Received: mechanism={mechanism!r}"
         )
-    noisy = _noisy(counts, scale, quantile, items_per_record, n)
+    noisy = _noisy(counts, scale, law, items_per_record, n)
     probabilities = np.clip(noisy / n, 1 / n, 1.0)
     return FrequencyRelease(
         probabilities=np.concatenate([[1.0], probabilities]).astype(np.float32),
@@ -174,8 +174,8 @@ def distinct_items(items, num_items):
     return items[first]
 
 
-def _noisy(counts, scale, quantile, moved, n):
+def _noisy(counts, scale, law, moved, n):
     """float64 counts with noise, on a grid of which whole numbers are a part."""
     grid = grid_of_counts(scale, moved, n)
-    (noisy,) = NoiseSource().release([tf.constant(counts)], grid, quantile, tf.float64)
+    (noisy,) = NoiseSource().release([tf.constant(counts)], grid, law, tf.float64)
     return noisy.numpy()
