@@ -34,8 +34,9 @@ def load(path, max_length):
 def evaluate(model, data):
     ndcg, hit = NDCG(10), HitRate(10)
     x, y = data.test
+    score = tf.function(model.score_next)
     for start in range(0, len(x), 1024):
-        scores = model.score_next(x[start : start + 1024])
+        scores = score(x[start : start + 1024])
         for metric in (ndcg, hit):
             metric.update_state(y[start : start + 1024, -1], scores)
     return 100 * float(ndcg.result()), 100 * float(hit.result())

@@ -3,6 +3,7 @@
 import itertools
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -122,6 +123,32 @@ def test_a_renumbered_model_computes_what_it_did_and_differentiates(saved, tmp_p
     tf.saved_model.save(loaded, str(tmp_path))
     again = tf.saved_model.load(str(tmp_path))
     np.testing.assert_allclose(with_gradient(again.serve), expected, rtol=1e-6)
+
+
+def test_an_export_traces_a_model_once_and_finds_its_tables(tmp_path):
+    traces = []
+
+    class Traced(keras.layers.Layer):
+        def call(self, x):
+            traces.append(x)
+            return keras.ops.one_hot(x, 3)
+
+    inputs = keras.Input((), dtype="string")
+    look_up = keras.layers.StringLookup(vocabulary=["a", "b"])
+    network = keras.Model(inputs, keras.layers.Dense(1)(Traced()(look_up(inputs))))
+    private = tfdp.make_private(network)
+    traces.clear()
+    tfdp.serving.export(private, tmp_path / "export")
+    assert len(traces) == 1
+    words = tf.constant(["b", "other"])
+    exported = tf.saved_model.load(str(tmp_path / "export"))
+    served = exported.serve(words)
+    np.testing.assert_allclose(served, network(words), rtol=1e-6)
+    # Whoever saves the network by TensorFlow later finds its signature there, as ever.
+    tf.saved_model.save(network, str(tmp_path / "saved"))
+    saved = tf.saved_model.load(str(tmp_path / "saved"))
+    signed = saved.signatures["serving_default"](words)
+    np.testing.assert_allclose(signed["output_0"], served, rtol=1e-6)
 
 
 def test_debug_information_with_the_numbers_of_the_process_is_refused(tmp_path):

@@ -8,15 +8,21 @@ how many runs a tuning had, how many pairs of items somebody's record touched.
 Every SavedModel comes through one function of TensorFlow that builds its graph, before anything is
 written. It is wrapped, and gives new numbers, in the order in which the graph uses what they name.
 Keras lists variables by their places in memory; here, in the order in which functions read them.
+
+Keras and TensorFlow trace a model up to four times for one file. Here it is traced once.
 """
 
+import contextlib
 import copy
 import functools
 import re
+import threading
 
+import tensorflow as tf
+from keras.src.backend.tensorflow.layer import TFLayer
 from keras.src.export import saved_model_export_archive as archives
 from tensorflow.python.eager import context
-from tensorflow.python.saved_model import save
+from tensorflow.python.saved_model import save, save_context
 
 _GRADIENT = re.compile(r"(CustomGradient|PartitionedCall|StatefulPartitionedCall)-\d+")
 _NODE = re.compile(r"key_value_init\d+")  # the node that fills a table which was made eagerly
@@ -47,11 +53,40 @@ def install():
 
     @functools.wraps(list_variables)
     def _list_variables_used_by_fns(functions):
-        return tuple(_in_order_of_reading(v, functions) for v in list_variables(functions))
+        # A function that was traced outside of this context is traced again for the file.
+        with save_context.save_context(tf.saved_model.SaveOptions()):
+            return tuple(_in_order_of_reading(v, functions) for v in list_variables(functions))
+
+    signature = TFLayer._default_save_signature.fget
+
+    def _default_save_signature(self):
+        return None if _exporting.endpoints else signature(self)
 
     _build_meta_graph.renumbers = True
     save._build_meta_graph = _build_meta_graph
     archives._list_variables_used_by_fns = _list_variables_used_by_fns
+    TFLayer._default_save_signature = property(_default_save_signature)
+
+
+@contextlib.contextmanager
+def one_trace_per_endpoint():
+    """Lets Keras collect the tables of models without tracing the models.
+
+    It reads every attribute of a model. One of them, the signature that `tf.saved_model.save` would
+    give the model, is traced whenever it is read, and thrown away by an export.
+    """
+    _exporting.endpoints = True
+    try:
+        yield
+    finally:
+        _exporting.endpoints = False
+
+
+class _Exporting(threading.local):
+    endpoints = False
+
+
+_exporting = _Exporting()
 
 
 def _in_order_of_reading(variables, functions):

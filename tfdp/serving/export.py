@@ -9,6 +9,7 @@ import pathlib
 import keras
 
 from tfdp._compat.keras import all_layers
+from tfdp._compat.saved_model import one_trace_per_endpoint
 from tfdp.experimental.tpu import resident_models
 from tfdp.layers import PrivateAttention
 from tfdp.models import DPModel
@@ -74,10 +75,11 @@ def export(
     # An export that fails half way leaves no statement: certainly not that of another model.
     (path / STATEMENT).unlink(missing_ok=True)
     endpoint = model.serving_endpoint(k) if isinstance(model, DPModel) else None
-    if endpoint is None:
-        getattr(model, "model", model).export(str(path), verbose=False)
-    else:
-        _write(endpoint, path)
+    with one_trace_per_endpoint():
+        if endpoint is None:
+            getattr(model, "model", model).export(str(path), verbose=False)
+        else:
+            _write(endpoint, path)
     if releasing:
         statement |= inference_releases(releasing, getattr(model, "model", model), endpoint)
     written = path / f"{STATEMENT}.part"
