@@ -148,6 +148,26 @@ def test_noise_of_a_variable_is_divided_by_its_scale(how):
         assert np.std(found) * scale * N == pytest.approx(1.5 * C * split, rel=0.04)
 
 
+def test_a_selection_by_gradients_sees_them_as_they_are_clipped(monkeypatch):
+    seen, select = [], tfdp.selection.ExponentialSelection.select
+
+    def watched(self, tables, *args):
+        seen.append(max(float(np.max(table.relative_norms())) for table in tables))
+        return select(self, tables, *args)
+
+    monkeypatch.setattr(tfdp.selection.ExponentialSelection, "select", watched)
+    for scale in (1.0, 5.0):
+        keras.utils.set_random_seed(1)
+        model = made(
+            {"sparse/embeddings": scale}, model=wide(), loss="mse", noise_multiplier=1.0,
+            selection=tfdp.selection.ExponentialSelection(2, 1.0),
+            embedding_optimizer=tfdp.optimizers.RowSGD(0.0),
+        )  # fmt: skip
+        records = np.zeros((N, 2), np.int64), np.ones((N, 1000), np.float32)
+        model.fit(tfdp.data.poisson_batches(records, N, steps_per_epoch=1), verbose=0)
+    assert seen[1] == pytest.approx(5.0 * seen[0], rel=1e-4)
+
+
 def test_scales_cost_nothing_and_the_statement_lists_them(tmp_path):
     plain, scaled = made(None, noise_multiplier=1.0), made(noise_multiplier=1.0)
     for model in (plain, scaled):

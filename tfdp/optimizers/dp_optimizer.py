@@ -15,7 +15,7 @@ from tfdp.fixed_settings import FixedSettings
 from tfdp.noise import ChainSource, NoiseSource
 from tfdp.optimizers import arguments, from_data, logical_step, saved_state
 from tfdp.optimizers.charging import Charging
-from tfdp.optimizers.gradient_scales import checked_scales
+from tfdp.optimizers.gradient_scales import bounds_of, checked_scales
 from tfdp.optimizers.noise_correlation import BandedInverse, chained_tables, checked_correlation
 from tfdp.optimizers.rows.row_optimizer import RowOptimizer
 from tfdp.optimizers.run_charging import HistoryState
@@ -301,8 +301,9 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             with tf.init_scope():
                 self.build(variables)
         sigma = self._charging.noise_stddev() / self.clip_norm
+        bounds = bounds_of(variables, self.gradient_scales, self.clip_norm)
         return self._sparse.select(
-            activated, variables, example_mask, sigma, self.clip_norm, self._noise, static
+            activated, variables, example_mask, sigma, bounds, self._noise, static
         )
 
     def apply(self, grads, trainable_variables=None):

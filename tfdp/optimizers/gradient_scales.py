@@ -61,3 +61,14 @@ def scales_of(variables, scales):
             )
         found[places[0]] = scale
     return found
+
+
+def bounds_of(variables, scales, clip_norm):
+    """The longest gradient of each variable that clipping leaves whole, C/s.
+
+    Args:
+        variables, scales: as for `scales_of`.
+        clip_norm: C.
+    """
+    found = scales_of(variables, scales)
+    return [clip_norm / scale for scale in found or [1.0] * len(variables)]
