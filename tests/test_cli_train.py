@@ -225,7 +225,7 @@ def test_texts(tmp_path, capsys):
         (["--epsilon", "1", "--user", "buyer"], "'buyer'"),
         (["--epsilon", "1", "--items", "none.txt"], "none.txt"),
         (["--epsilon", "1", "--epochs", "0"], "--epochs must be positive"),
-        (["--epsilon", "1", "--compare"], "not private, on a terminal only"),
+        (["--epsilon", "1", "--compare"], "not private, so it works on a terminal only"),
         (["--epsilon", "1", "--model", "transitions", "--plot", "x.png"], "is charged once"),
         (["--epsilon", "1", "--model", "ctr", "--label", "x"], "--label needs --categories"),
         (["--epsilon", "1", "--model", "text"], "needs --text, --label, --vocabulary"),

@@ -91,9 +91,9 @@ class PrivacyMeter(keras.callbacks.Callback):
             self._allowed = self._charging.steps_within(self.max_epsilon, self._delta)
             if self._allowed < self.model.steps_per_execution:
                 raise ValueError(
-                    "Argument `max_epsilon` is already spent: the next step would end at ε = "
-                    f"{self._charging.epsilon_after(1, self._delta):.4g}. Raise it. Received: "
-                    f"max_epsilon={self.max_epsilon}"
+                    "Argument `max_epsilon` is already spent: the next step would raise ε to "
+                    f"{self._charging.epsilon_after(1, self._delta):.4g}. Raise `max_epsilon`. "
+                    f"Received: max_epsilon={self.max_epsilon}"
                 )
 
     def _steps(self):

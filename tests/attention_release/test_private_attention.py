@@ -380,7 +380,7 @@ def test_calls_must_match_what_was_built():
     for arguments in ((tf.ones([1, 9, 16]),), (tf.ones([1, 8, 16]), tf.ones([1, 8, 16]))):
         with pytest.raises(ValueError, match="called as it was built"):
             layer(*arguments)
-    with pytest.raises(ValueError, match="all but batch static"):
+    with pytest.raises(ValueError, match="All sizes except batch must be static"):
         PrivateAttention(BUDGET, 1.0, "feature").build((None, None, 16))
     with pytest.raises(ValueError, match="query's shape"):
         PrivateAttention(BUDGET, 1.0, "feature").build((None, 8, 16), (None, 9, 16))

@@ -147,7 +147,7 @@ def test_datasets_of_ones_own_are_declared_however_they_are_made(made):
 @pytest.mark.parametrize("longer", [lambda d: d.concatenate(d.take(1)), lambda d: d.repeat()])
 def test_a_pass_that_is_longer_than_its_records_cannot_be_declared(longer):
     dataset = tf.data.Dataset.from_tensor_slices(DATA).batch(10)
-    with pytest.raises(ValueError, match="one pass over the records"):
+    with pytest.raises(ValueError, match="each record once, in one pass"):
         tfdp.data.declare_sampling(longer(dataset), "shuffled", 40, 10)
     assert tfdp.data.sampling_of(tfdp.data.declare_sampling(dataset, "shuffled", 40, 10))
 

@@ -201,7 +201,7 @@ def test_batches_with_rows_are_validated(trained):
 
 def test_rows_chosen_for_another_optimizer_are_refused(replicas):
     model, other = compiled(replicas, None), compiled(replicas, None)
-    with pytest.raises(PrivacyError, match="not selected with this optimizer"):
+    with pytest.raises(PrivacyError, match="selected with another optimizer"):
         model.fit(select_on_host(batches(1), other, ids_of), verbose=0)
 
 

@@ -335,7 +335,7 @@ def test_rows_chosen_for_other_tables_are_refused_and_would_train_nothing_withou
         assert all((found != before).any() for found in tables(model))
         with (
             pytest.MonkeyPatch.context() as patch,
-            pytest.raises(PrivacyError, match="tables that it trains now"),
+            pytest.raises(PrivacyError, match="or for other tables"),
         ):
             patch.setattr(AdaFEST, "version", 99)
             model.fit(chosen, verbose=0)

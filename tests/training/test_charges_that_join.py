@@ -171,7 +171,7 @@ def test_a_loop_of_the_users_own_is_listed_as_trusted(small):
     for batch in model.training_batches(small.poisson(steps_per_epoch=1)):
         model.train_on_batch(*batch)
     (loop,) = (s for s in model.privacy_statement(DELTA).assumptions if "`training_batches`" in s)
-    assert "does not give the model weights" in loop
+    assert "does not give the model other weights" in loop
 
 
 def test_the_meter_serves_forward_noise_that_is_resumed(small, tmp_path):

@@ -200,9 +200,9 @@ def test_what_acts_on_weights_past_the_noise_is_listed():
     layer = keras.layers.Dense(2, kernel_regularizer=towards_public_values, bias_constraint=Kept())
     found = said(layer, Descent(Half()))
     for part in (
-        "regularizer towards_public_values knows no records",
-        "constraint Kept knows no records",
-        "optimizer Descent knows the records only through their noised gradients",
+        "regularizer towards_public_values does not use the records",
+        "constraint Kept does not use the records",
+        "optimizer Descent uses the records only through their noised gradients",
         "the schedule Half does not follow losses or metrics",
     ):
         assert part in found, found

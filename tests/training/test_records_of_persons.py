@@ -133,7 +133,8 @@ def test_statement_meter_and_budget_speak_of_persons(small):
     text = " ".join(str(statement).split())
     assert f"Unit of privacy: {PERSON}, of 300." in text
     assert "each record separately with probability 0.12 in each of 16 steps" in text
-    assert "60 of 500 records expected" in text and "at most 3 records take part" in text
+    assert "60 of 500 records expected" in text
+    assert "At most 3 records of each person take part" in text
     assert "0.36 on average, at most 3" in text
     assert "the number of records to sample from, 500, is public" in text
     assert "records. Larger draws are cut" in text

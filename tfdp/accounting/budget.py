@@ -11,7 +11,7 @@ class PrivacyBudget:
 
     Args:
         epsilon: positive and finite.
-        delta: strictly between 0 and 1; compared with 1/n where n is known (`check_delta`).
+        delta: strictly between 0 and 1; compared with 1/n if n is known (`check_delta`).
 
     Raises:
         ValueError: if either is out of range.

@@ -42,8 +42,8 @@ def calibrate_noise_multiplier(
 
     Formal guarantees: `other_events` composed with `steps` training steps at the result have
     epsilon at most `budget.epsilon` at `budget.delta - extra_delta`, by the same accountant that
-    states epsilon later. It exceeds 99.9% of the budget, unless less noise than representable
-    would do.
+    states epsilon later. This epsilon exceeds 99.9% of the budget, unless less noise than float64
+    can represent would do.
 
     Args:
         budget: a `PrivacyBudget`.
@@ -55,8 +55,8 @@ def calibrate_noise_multiplier(
         extra_delta: delta already promised elsewhere, e.g.
             `truncation_delta(budget.epsilon, steps, overflow_probability)`.
         mechanism: what a step is, as for `training_event`.
-        max_records_per_unit: k, if single records are sampled and the unit of privacy is a person,
-            of whom at most k records take part (MATH.md section 11).
+        max_records_per_unit: k, if single records are sampled and the unit of privacy is a person
+            with at most k records (MATH.md section 11).
 
     Returns:
         The noise multiplier: standard deviation of the noise on the *sum* of clipped gradients,
@@ -90,9 +90,9 @@ def calibrate_random_allocation(
     Args:
         budget: a `PrivacyBudget`.
         num_steps: T, the steps of an epoch.
-        epochs: number of epochs; an epoch that was begun counts.
-        accountant, adjacency, other_events, extra_delta: as for `calibrate_noise_multiplier`;
-            "rdp" knows no amplification by allocation.
+        epochs: number of epochs; an epoch counts as soon as it begins.
+        accountant, adjacency, other_events, extra_delta: as for `calibrate_noise_multiplier`; "rdp"
+            does not amplify by allocation.
 
     Returns:
         The noise multiplier.

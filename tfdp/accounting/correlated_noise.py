@@ -242,8 +242,7 @@ def check_chain(chain, sampling, mechanism):
         covered = covered and (most == 1 or apart >= chain.min_separation)
     if not covered or mechanism != "gaussian":
         raise ValueError(
-            "Noise that is correlated over steps is accounted for on batches of "
-            "`tfdp.data.stream_batches`, of as many steps and participations as its sensitivity "
-            "was computed for, and where a step is Gaussian. Received: "
+            "Correlated noise needs Gaussian steps on batches of `tfdp.data.stream_batches`, with "
+            "no more steps and participations than its sensitivity was computed for. Received: "
             f"correlation={chain}, sampling={sampling}, mechanism={mechanism!r}"
         )

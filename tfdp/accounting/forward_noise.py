@@ -27,10 +27,10 @@ def calibrate_forward_noise(
 ) -> float:
     """The smallest noise multiplier at which noisy copies of a record meet a budget.
 
-    Formal guarantees: `copies` releases of a vector clipped to C, each with its own
-    N(0, (noise_multiplier·C)² I), together with `other_events`, are (ε, δ)-private if the
-    record's features are blanked out ("zero_out", sensitivity C) or replaced by any others
-    ("replace_one", sensitivity 2C). Labels are not part of it.
+    Formal guarantees: `copies` releases of a vector clipped to C, each with its own N(0,
+    (noise_multiplier·C)² I), together with `other_events`, are (ε, δ)-private if the record's
+    features are blanked out ("zero_out", sensitivity C) or replaced by any others ("replace_one",
+    sensitivity 2C). Labels are not protected.
 
     Args:
         budget: a `PrivacyBudget`.

@@ -141,8 +141,9 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
         if len(query_shape) not in (3, 4) or None in tuple(query_shape[1:]):
             raise ValueError(
                 "Argument `query` must have shape (batch, length, width) or (batch, length, heads, "
-                "width), all but batch static, because the noise depends on them: pad to a fixed "
-                f"length and pass attention_mask. Received: shape {tuple(query_shape)}"
+                "width). All sizes except batch must be static, because the noise depends on them: "
+                "pad to a fixed length and pass attention_mask. Received: shape "
+                f"{tuple(query_shape)}"
             )
         if key_shape is not None and tuple(key_shape[1:]) != tuple(query_shape[1:]):
             raise ValueError(
@@ -282,9 +283,9 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
         if not same_form:
             form = "without" if self.release_plan.setting.symmetric else "with"
             raise ValueError(
-                f"Layer {self.name!r} must be called as it was built, because its noise depends "
-                f"on it: {form} a key, on shape (batch, "
-                f"{', '.join(map(str, self._built_shape))}). Use another layer for another form. "
+                f"Layer {self.name!r} must be called as it was built: {form} a key, on shape "
+                f"(batch, {', '.join(map(str, self._built_shape))}). Its noise depends on both. "
+                "Use another layer for another form. "
                 f"Received: query of shape {query.shape}, key "
                 f"{'None' if key is None else f'of shape {key.shape}'}"
             )

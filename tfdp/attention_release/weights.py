@@ -57,7 +57,7 @@ def combined_mask(attention_mask, causal, multi_head, length):
         if rank not in ((2, 3, 4) if multi_head else (2, 3)):
             raise ValueError(
                 "Argument `attention_mask` must have shape (length, length) or (batch, length, "
-                "length), for heads also (batch, heads, length, length). Received: shape "
+                "length), or (batch, heads, length, length) with heads. Received: shape "
                 f"{allowed.shape}"
             )
         if rank == 3:

@@ -31,8 +31,8 @@ def play(
     Args:
         name: a key of `GAMES` or of `CANARIES`.
         trials: runs of either kind, or canaries.
-        delta: δ of the claim. Default: 1e-3 for a game, 1e-5 for canaries, whose bound loses by
-            δ times their number, and whose claim asks for δ ≤ 1/n.
+        delta: δ of the claim. Default: 1e-3 for a game, and 1e-5 for canaries, because their bound
+            loses by δ times their number and their claim needs δ ≤ 1/n.
         confidence: of the bound.
 
     Raises:

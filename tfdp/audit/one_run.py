@@ -27,7 +27,8 @@ def one_run(
     Formal guarantees: those of `epsilon_of_guesses`. The only condition on `train` and `score` is
     that `score` sees only the model. A fair coin for each canary, from the operating system's
     entropy, decides whether it is in. The numbers of guesses of both kinds are fixed before the
-    training run. The scores determine whom they are about, before the coins are looked at.
+    training run. The scores determine which canaries the guesses are about, before anything reads
+    the coins.
 
     Args:
         train: function from a boolean array (canaries,) to a trained model, or to a release. It
@@ -39,8 +40,7 @@ def one_run(
         canaries: number of canaries; use hundreds for a bound near the claim.
         delta: δ of the claim.
         guesses: a pair, the numbers of guesses of "in" (for the highest scores) and of "out" (for
-            the lowest), or their sum, of which each gets half. Default: a tenth of the canaries
-            each.
+            the lowest), or their sum, which is halved. Default: a tenth of the canaries each.
         confidence: of the bound.
         name: for the table.
 

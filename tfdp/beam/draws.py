@@ -98,17 +98,17 @@ def draw_batches(
     person takes part with at most k records, drawn anew for each step, as in `poisson_batches` with
     `privacy_ids`. Write a person's key in the same way in all records: 7 and "7" are two persons.
 
-    The direct runner is the default. Choose others by Beam's own options:
+    The direct runner is the default. Choose another one with Beam's own options:
     `options=PipelineOptions(["--runner=DataflowRunner", ...])`.
 
     The manifest is written last. An interrupted run therefore leaves no draw, and the next run
-    starts anew beside its remains.
+    starts anew and ignores the remaining files.
 
     Formal guarantees: those of `poisson_batches`. The pipeline fails, and there is no draw, if n is
-    not the number of records or if two records have the same key: they would be drawn together. The
-    steps of a record follow from a secret of 32 bytes that is created here, sent to the workers
-    within the pipeline, and stored nowhere. The job data that the runner stores contain it, and the
-    files show its decisions: keep both as secret as the data.
+    not the number of records or if two records have the same key: they would be drawn together. A
+    secret of 32 bytes determines the steps of each record. The secret is created here, sent to the
+    workers within the pipeline, and stored nowhere. The job data that the runner stores contain it,
+    and the files show its decisions: keep both as secret as the data.
 
     Args:
         records: a `PTransform` that returns (key, record): `Indexed(source)`, or any other. Keys

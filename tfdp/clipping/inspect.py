@@ -72,8 +72,6 @@ def explain(model: keras.Model, x: Any = None) -> str:
         A table as text, with one line for each layer call: its rule, the number of variables that
             it covers, and the number of their parameters. A layer without a rule shows "exact
             fallback", and about how many times longer a step on a batch of 64 examples then takes.
-        covers, and how many parameters they have. Where there is no rule it says "exact
-        fallback", and about how often as long that makes a step on a batch of 64 examples.
 
     Raises:
         PrivacyError: as `make_private` does.

@@ -12,7 +12,7 @@ def add(subparsers) -> None:
         "audit",
         help="attacks on mechanisms: the claimed epsilon, and a lower bound on the true one",
         description="Attacks the mechanisms of this installation. In games, one worst-case "
-        "record is in the data or not, and a test must tell. In canary attacks, fair "
+        "record is in the data or not, and a test must tell which. In canary attacks, fair "
         "coins decide which records are in the data of a whole run, and the attack "
         "guesses which. Prints the claimed epsilon and the lower bound that the "
         "attack proves. Exits with 1 if a claim is refuted.",
@@ -20,13 +20,13 @@ def add(subparsers) -> None:
     )
     parser.add_argument("--mechanism", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument(
-        "--trials", type=int, default=2000, help="runs of either kind, or canaries of one run"
+        "--trials", type=int, default=2000, help="runs with and without the record, or canaries"
     )
-    parser.add_argument("--delta", type=float, default=1e-3, help="of games")
+    parser.add_argument("--delta", type=float, default=1e-3, help="delta of games")
     parser.add_argument(
-        "--canary-delta", type=float, default=1e-5, help="of canaries: at most 1/records"
+        "--canary-delta", type=float, default=1e-5, help="delta of canaries: at most 1/records"
     )
-    parser.add_argument("--confidence", type=float, default=0.95, help="of the bounds")
+    parser.add_argument("--confidence", type=float, default=0.95, help="confidence of the bounds")
     parser.add_argument("--json", metavar="FILE", help="also write the results")
     add_plot(parser, "bounds under claims")
     parser.set_defaults(run=_run)

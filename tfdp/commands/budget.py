@@ -34,7 +34,7 @@ def add(subparsers) -> None:
     parser.add_argument(
         "--adjacency",
         choices=["add_or_remove_one", "replace_one", "zero_out"],
-        help="default: add_or_remove_one; of a stream, zero_out",
+        help="default: add_or_remove_one; for a stream, zero_out",
     )
     add_plot(parser, "epsilon against steps")
     _add_stream(parser.add_argument_group(
@@ -44,19 +44,19 @@ def add(subparsers) -> None:
 
 
 def _add_stream(group):
-    group.add_argument("--stream", action="store_true", help="instead of Poisson-sampled batches")
+    group.add_argument("--stream", action="store_true", help="in place of Poisson batches")
     group.add_argument(
         "--fits", type=int, metavar="F",
-        help="chains that the same records or persons are in, crashed ones included (default 1)",
+        help="chains that contain the same records or persons, crashed ones included (default 1)",
     )  # fmt: skip
     group.add_argument(
-        "--max-participations", type=int, metavar="K", help="steps that one person is in, at most"
+        "--max-participations", type=int, metavar="K", help="most steps that one person is in"
     )
     group.add_argument(
-        "--min-separation", type=int, metavar="G", help="steps from one of them to the next"
+        "--min-separation", type=int, metavar="G", help="fewest steps between two of them"
     )
     group.add_argument(
-        "--num-persons", type=int, metavar="P", help="with these two: persons, for delta"
+        "--num-persons", type=int, metavar="P", help="with these two: number of persons, for delta"
     )
 
 

@@ -23,7 +23,7 @@ def add(subparsers) -> None:
     add_plot(parser, "both kinds of noise against the batch size")
     parser.add_argument(
         "--ways", action="store_true",
-        help="also compare ways to draw batches and to add noise, of the first batch size",
+        help="also compare ways to draw batches and to add noise, for the first batch size",
     )  # fmt: skip
     parser.set_defaults(run=_run)
 

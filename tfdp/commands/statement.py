@@ -28,7 +28,7 @@ def add(subparsers) -> None:
     form.add_argument("--markdown", action="store_true", help="as a section of a model card")
     parser.add_argument(
         "--about", metavar="FILE",
-        help="with --html: what you say in the card, as TOML (docs/statement.md)",
+        help="with --html: your own text for the card, as TOML (docs/statement.md)",
     )  # fmt: skip
     parser.set_defaults(run=_run)
 

@@ -63,7 +63,7 @@ def add(subparsers) -> None:
     training.add_argument(
         "--compare", action="store_true",
         help="also train the same model without privacy, show its quality on this terminal, and "
-        "keep nothing: neither is private",
+        "keep nothing: neither model nor quality is private",
     )  # fmt: skip
     training.add_argument("--epochs", type=int, help="default: dpformer 20, ctr 4, text 20")
     training.add_argument("--batch-size", type=int, help="default: dpformer n/8, ctr 2048")
@@ -155,12 +155,12 @@ def _check(arguments):
     if arguments.plot is not None and arguments.model not in _IN_STEPS:
         raise ValueError(
             f"--plot draws epsilon over steps, for --model {' and '.join(_IN_STEPS)}. The model "
-            f"{arguments.model!r} is charged once. Leave --plot out"
+            f"{arguments.model!r} is charged once, without steps. Leave --plot out"
         )
     if arguments.compare and not sys.stdout.isatty():
         raise ValueError(
-            "--compare shows figures that are not private, on a terminal only. Received: an "
-            "output that goes to a file or another program. Leave --compare out"
+            "--compare shows figures that are not private, so it works on a terminal only. "
+            "Received: an output that goes to a file or another program. Leave --compare out"
         )
     if not os.path.isfile(arguments.data):
         raise ValueError(f"--data must name a file. Received: {arguments.data}")

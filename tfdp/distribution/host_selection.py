@@ -66,8 +66,8 @@ def select_on_host(
 
     Args:
         batches: `tf.data.Dataset` from `tfdp.data`, of (x, y, sample_weight), not divided among
-            replicas yet, and for a strategy of one worker. Whatever caches must come before the
-            batches are drawn.
+            replicas yet, and for a strategy of one worker. Cache records before the batches are
+            drawn, not afterwards.
         model: a `DPModel` whose DPOptimizer has `selection=AdaFEST(..., capacity=...)`; built.
         ids: function of x that gives a dict of the name of each SparseEmbedding to the ids (B, T)
             that examples activate in it, negative for padding, in the order in which the model
@@ -176,8 +176,8 @@ def check_selected(dataset, model):
     known = choices and choices[0][0] is model.optimizer
     if not known or choices[0][1:] != _choice_of(model)[1:]:
         raise PrivacyError(
-            "The rows of these batches were not selected with this optimizer, whose σ is "
-            "charged, for the tables that it trains now. Call "
+            "The rows of these batches were selected with another optimizer or for other tables, "
+            "but the σ of this optimizer is charged. Call "
             "`tfdp.distribution.select_on_host(batches, model)` after `compile`, and pass the "
             "result to `fit`."
         )

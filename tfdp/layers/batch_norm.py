@@ -14,8 +14,8 @@ def replace_batch_norm(model: keras.Model, groups: int = 32) -> keras.Model:
 
     Batch normalization mixes the examples of a batch, so no gradient belongs to one of them, and
     private training refuses it. Group normalization computes mean and variance over one example (Wu
-    and He 2018, "Group Normalization"). All other weights are copied, and so are gains and shifts,
-    but the network computes something else than before and must be trained.
+    and He 2018, "Group Normalization"). Gains, shifts and all other weights are copied. But the
+    network now computes something else, so you must train it.
 
     Args:
         model: a functional or sequential Keras model, models nested in it included.

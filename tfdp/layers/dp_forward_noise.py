@@ -30,11 +30,12 @@ class DPForwardNoise(FixedSettings, keras.layers.Layer):
 
     Formal guarantees: in a `DPModel`, every step releases one noisy vector for each example of its
     batch, and each copy of a record costs. With `tfdp.data.shuffled_epochs` there is exactly one
-    copy for each epoch: E Gaussian mechanisms of noise multiplier `noise_multiplier` if a record's
-    features are blanked out ("zero_out"), and of half of it if they are replaced by others
-    ("replace_one"). Sampling does not amplify this, because it is visible who is in a batch. Labels
-    and sample weights are not covered. With `gradient="propagate"` the layers below are trained on
-    raw data: no ε holds for the whole model, and the statement names their variables.
+    copy for each epoch: the cost is that of E Gaussian mechanisms, of noise multiplier
+    `noise_multiplier` if a record's features are blanked out ("zero_out"), and of half of it if
+    they are replaced by others ("replace_one"). Sampling does not amplify this, because everybody
+    sees who is in a batch. Labels and sample weights are not covered. With `gradient="propagate"`
+    the layers below are trained on raw data: no ε holds for the whole model, and the statement
+    names their variables.
 
     | input | in training | in inference |
     |---|---|---|

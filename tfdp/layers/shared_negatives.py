@@ -40,27 +40,28 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
 
     whose last sum estimates that over all other items without bias.
 
-    Formal guarantees: a user's loss depends only on its own record, the weights and the draw,
-    and no record changes the draw: each gradient is clipped by itself (MATH.md section 14).
+    Formal guarantees: a user's loss depends only on their own record, the weights and the draw. No
+    record changes the draw, and each gradient is clipped separately (MATH.md section 14).
 
     Args:
         item_tower: layer or model from items to vectors (B, d): from ids (B,), or with
             `item_features` from a dict of their columns.
         num_items: number of items M; ids are integers in [0, M). Public.
         num_negatives: N; `None` takes all items as negatives, draws nothing, and corrects nothing.
-        frequencies: what negatives are drawn by, in proportion: (M,) numbers that the caller
+        frequencies: negatives are drawn in proportion to these: (M,) numbers that the caller
             declares public, or a `tfdp.data.private_frequency(...)` release of M − 1 items, which
-            is charged; item 0, its padding, is then never drawn. `None` draws uniformly.
+            is charged. With a release, item 0 (its padding) is never drawn. `None` draws uniformly.
         item_features: dict of name to array (M, ...) of numbers: columns that `item_tower` takes
             in place of ids. Public.
         similarity: "dot", or "cosine".
         temperature: τ, positive.
-        noise_at: where the gradients of the negatives' part are clipped and noised: "weights", as
-            all others; or "vectors" of the items, N·d numbers that then go through the item tower
-            without any example, in the time of a plain step, however deep it is. With
-            `num_negatives=None` those of the users' own items are noised there, too; otherwise at
-            the weights. What the tower knows of items but for its weights is then declared public.
-            Small towers train better with noise at their weights.
+        noise_at: where the negatives' part of the gradients is clipped and noised. "weights" does
+            so at the item tower's weights, like all other gradients. "vectors" does so at the
+            vectors of the items, N·d numbers. The item tower's own backward pass then reads no
+            example, and takes as long as in a plain step, however deep the tower is. The gradients
+            of the users' own items are noised at the vectors with `num_negatives=None`, and
+            otherwise at the weights. "vectors" declares public everything that the tower knows of
+            items apart from its weights. Small towers train better with noise at their weights.
         seed: of the draws, which are public.
 
     Call arguments:
@@ -142,8 +143,8 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
         ):
             raise ValueError(
                 f"Argument `frequencies` must hold {self.num_items} numbers of at least 0, one for "
-                "each item (of a release of num_items − 1 items, the first is padding), and not "
-                f"zeros alone. Received: shape {values.shape}, from {np.min(values)} to "
+                "each item (in a release of num_items − 1 items, the first is padding), with a "
+                f"positive sum. Received: shape {values.shape}, from {np.min(values)} to "
                 f"{np.max(values)}"
             )
         self.cumulative = self._constant("cumulative", np.cumsum(values / values.sum()), "float64")

@@ -86,9 +86,9 @@ class NoisedVectors(keras.layers.Layer):
         drawn = sorted({v.path for v in self.tower.variables if is_seed_state(v)})
         if drawn:
             raise ValueError(
-                'Argument `noise_at="vectors"` takes an item tower without random numbers: its '
-                "weights are trained by a pass of their own, which would draw others. Remove "
-                f"its dropout. Received: a tower with {drawn}"
+                'Argument `noise_at="vectors"` needs an item tower without random numbers: a '
+                "separate pass trains its weights and would draw different numbers. Remove its "
+                f"dropout. Received: a tower with {drawn}"
             )
         self._table = VectorTable(name, shape, self.vectors_of, self.tower, self.takes_all)
 

@@ -24,7 +24,7 @@ class SparseEmbedding(keras.layers.Layer):
     """Looks up rows of a table, and combines those of a multi-valued feature.
 
     Use it for tables that are too large for dense noise: a `DPOptimizer` with `selection=` selects
-    rows of it. Features that share a table call one layer several times.
+    rows of the table. Features that share a table call one layer several times.
 
     Args:
         input_dim: number of rows V; ids are integers in [0, V).
@@ -54,7 +54,6 @@ class SparseEmbedding(keras.layers.Layer):
             would change all V rows.
         tf.errors.InvalidArgumentError: at the step, for an id outside [0, V). XLA and accelerators
         cannot raise errors: there such an id is treated as padding.
-            accelerators nothing can be raised: there such an id is treated as padding.
 
     Example:
 

@@ -16,8 +16,8 @@ SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[UNK]", "[PAD]")
 class TextTokenizer(keras.layers.Layer):
     """Splits raw strings into WordPiece ids, with tensorflow-text, as BERT does.
 
-    The vocabulary is public: one that was counted on the private texts would be an uncharged
-    release.
+    The vocabulary must be public. A vocabulary that was counted on the private texts would be an
+    uncharged release.
 
     Args:
         vocabulary: path of a vocabulary file (one token a line), or the list of its tokens. It

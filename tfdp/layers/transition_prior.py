@@ -102,7 +102,7 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
         )
 
     def vote(self, share, popularity):
-        """What a pair (i, j) counts where i votes.
+        """The weight of a pair (i, j) in the vote of i.
 
         Args:
             share: float64 (S,): v(i, j) / (Σ_j v(i, j) + s).

@@ -32,8 +32,8 @@ class TwoTower(DPModel):
     """Retrieval from catalogues of any size: a tower for users, one for items, shared negatives.
 
     Trains on pairs of a user's features and the id of an item that it liked, by the softmax of
-    `tfdp.layers.SharedNegatives`, which has the formula. Features of users are what the user tower
-    takes: a tensor, or a dict of columns. Both towers may hold the same layers.
+    `tfdp.layers.SharedNegatives`, which has the formula. The features of users are the input of the
+    user tower: a tensor, or a dict of columns. Both towers may hold the same layers.
 
     Args:
         user_tower: layer or model from the features of users to vectors (B, d).
@@ -85,7 +85,7 @@ class TwoTower(DPModel):
             )  # fmt: skip
         elif num_items not in (None, item_tower.num_items):
             raise ValueError(
-                "Argument `num_items` must be that of the `SharedNegatives` that is given, "
+                "Argument `num_items` must equal that of the given `SharedNegatives`, "
                 f"{item_tower.num_items}. Received: num_items={num_items}"
             )
         self.user_tower = user_tower
@@ -122,7 +122,8 @@ class TwoTower(DPModel):
     def catalogue(self, part: int = PART) -> np.ndarray:
         """float32 (num_items, d): the vectors of all items, `part` of them at once.
 
-        They are made of the weights and of the item features, and may be published as those may.
+        They are computed from the weights and the item features. You may publish them if you may
+        publish both.
         """
         return vectors_of_all(self.item_vectors, self.num_items, part)
 
@@ -149,7 +150,7 @@ class TwoTower(DPModel):
     ) -> dict:
         """Recall and NDCG of the users' own items among all items of the catalogue.
 
-        Ties are broken at random, in expectation. What is seen here is not private.
+        Ties count as if they were broken at random, in expectation. The results are not private.
 
         Args:
             x: features of users, or a dataset of batches of (features, ids of items).
@@ -221,8 +222,9 @@ class TwoTower(DPModel):
         model = cls(**config)
         if sorted(layer.name for layer in model._shared_layers()) != shared:
             raise ValueError(
-                f"The towers share the layers {shared}, which Keras keeps in files alone: load the "
-                "model by `keras.models.load_model`, or make it anew in place of a copy."
+                f"The towers share the layers {shared}. Keras keeps layers shared in files, but "
+                "not in copies: save the model and load it with `keras.models.load_model`, or "
+                "build a new model."
             )
         return model
 

@@ -26,7 +26,7 @@ _PART = 1 << 20
 def entries_above(
     source: NoiseSource, places: ArrayLike, sums: ArrayLike, size: int, grid: Grid, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Those entries of a dense release of `size` sums that are at least `threshold`.
+    """The entries of a dense release of `size` sums that are at least `threshold`.
 
     Most sums are 0 and are not given. The result has the same distribution as this procedure:
     release all sums by `source.release`, and discard values below the threshold. It is therefore
@@ -34,10 +34,10 @@ def entries_above(
     given.
 
     Formal guarantees: an entry whose sum is 0 becomes r(z) + γ·w (`tfdp.noise.grid`), independent
-    of all others. It can only reach the threshold if z ≥ z₀, the threshold less the largest γ·w and
-    half a step. The number of candidates is therefore Binomial, each with probability Q(z₀/σ), at
-    uniform positions. Their z has the normal distribution above z₀, and w its own distribution;
-    values below the threshold are dropped.
+    of all others. It can only reach the threshold if z ≥ z₀, where z₀ is the threshold minus the
+    largest γ·w and minus half a step. The number of candidates is therefore Binomial, each with
+    probability Q(z₀/σ), at uniform positions. Their z has the normal distribution above z₀, and w
+    its own distribution; values below the threshold are dropped.
 
     Args:
         source: a `tfdp.noise.NoiseSource`.

@@ -17,20 +17,20 @@ _LOG_TURNS = 48
 
 
 class ChainSource(NoiseSource):
-    """Adds to each step's sums its own draw, and a part of the draws of the steps before it.
+    """Adds the step's own draw to its sums, and a part of the draws of earlier steps.
 
     y_t = r(x_t) + d_t + r(Σ_{i≥1} m_i·d_{t−i}), with d_t = r(z_t) + γ·w_t the draw of an
-    independent release. Earlier draws are not kept: they are drawn again from their counters, of
-    which the upper word is that of the step. So every step must release tensors of the same shapes
-    with the same σ.
+    independent release. Earlier draws are not kept: they are drawn again from their counters, whose
+    upper word is the number of the step. So every step must release tensors of the same shapes with
+    the same σ.
 
     Rows of tables that a step selected have chains of their own: row r's j-th selection in a chain
-    gets draw (r, j), and parts of the draws (r, j − 1), …. What is kept is a count for each row,
-    which is public, as selections are.
+    gets draw (r, j), and parts of the draws (r, j − 1), …. Only a count for each row is kept. It is
+    public, because selections are.
 
     Formal guarantees: the key is the operating system's, new for each chain, and in no variable
-    that is saved. The draws of no two steps share a counter. After the last step of a chain, and
-    outside of one, noise is independent, of the standard deviation of a chain's.
+    that is saved. No two steps share a counter. After the last step of a chain, and outside a
+    chain, noise is independent, with the standard deviation of a chain's noise.
 
     Args:
         bands: b, how many draws make the noise of a step.
@@ -162,9 +162,9 @@ class ChainSource(NoiseSource):
         layout = [(tuple(t.shape), isinstance(t, tf.IndexedSlices)) for t in tensors]
         if self._layout not in (None, layout):
             raise PrivacyError(
-                "Other weights are trained than when this DPOptimizer was first used: a step would "
-                "cancel other noise than was added. Compile with a new DPOptimizer. Received: "
-                f"{layout} after {self._layout}"
+                "The set of trained weights has changed since this DPOptimizer was first used: a "
+                "step would cancel noise that was never added. Compile with a new DPOptimizer. "
+                f"Received: {layout} after {self._layout}"
             )
         self._layout = layout
 

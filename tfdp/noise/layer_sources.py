@@ -86,7 +86,7 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
         return philox_bits(*self.advance(shape), shape)
 
     def release(self, values, grid, scale=None):
-        """Values with noise: what may be seen of them (`tfdp.noise.grid`).
+        """Adds noise to values; only the result may be released (`tfdp.noise.grid`).
 
         Args:
             values: float tensor of any shape, static or not.
@@ -147,7 +147,7 @@ class ReplicaNoiseSource:
         self._source = ServingNoiseSource(seed)
 
     def release(self, values, grid):
-        """Values with noise: what may be seen of them (`tfdp.noise.grid`).
+        """Adds noise to values; only the result may be released (`tfdp.noise.grid`).
 
         Args:
             values: float tensor.

@@ -105,7 +105,7 @@ class NoiseSource:
         return tf.reshape(self._in_parts(draw, math.prod(shape), 1, dtype), shape)
 
     def release(self, tensors, grid, quantile=normal_of_tail, dtype=tf.float32, divisor=1.0):
-        """Clipped sums with noise: what may be seen of them (`tfdp.noise.grid`).
+        """Adds noise to clipped sums; only the result may be released (`tfdp.noise.grid`).
 
         Args:
             tensors: list of float tensors of static shapes, or tf.IndexedSlices of such.

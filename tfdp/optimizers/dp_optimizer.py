@@ -54,8 +54,8 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             training uses no more examples.
         noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`. Exactly
             one of `budget` and `noise_multiplier` must be given.
-        num_examples: n, the number of training records (of persons, if they are the unit); public.
-            `None`: as in the batches of the first `fit`, which then also determine
+        num_examples: n, the number of training records (or of persons, if they are the unit);
+            public. `None`: as in the batches of the first `fit`, which then also determine
             `max_records_per_unit`, `num_records` and `period`.
         expected_batch_size: B̄, the divisor, which is n (or `num_records`) times the sampling
             probability. `None`: as in the batches of the first `fit`.
@@ -86,8 +86,8 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             the gradient of one record, of which a person has at most k; public.
             `expected_batch_size` and `microbatch_size` then count records, and `num_examples` still
             counts persons.
-        period: a `tfdp.data.Period`, that of the batches: the steps cost nothing for persons of
-            other periods.
+        period: the `tfdp.data.Period` of the batches. The steps cost nothing for persons of other
+            periods.
         per_example_reduction: "mean" or "sum" over the positions of one example.
         seed: integer that fixes the noise, for tests only; the statement lists it.
 
@@ -249,7 +249,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
 
     @property
     def noise_source(self):
-        """The `NoiseSource` of this optimizer's noise, but for that of a chain."""
+        """The `NoiseSource` of this optimizer's noise, except for the noise of a chain."""
         return self._noise
 
     @property

@@ -18,16 +18,16 @@ from tfdp.runtime.external_table import is_external
 
 @keras.saving.register_keras_serializable(package="tfdp")
 class BandedInverse:
-    """Noise of which each step adds a fresh draw and cancels a part of the b − 1 draws before it.
+    """Correlated noise: a step adds a fresh draw and cancels a part of the b − 1 draws before it.
 
-    Step t releases x_t + σ·C·s·Σ_{i<b} m_i·z_{t−i}. Earlier draws are drawn again, so that they
-    take no memory; b of them make the noise of a step. For one pass over a stream, and for a few in
-    one order.
+    Step t releases x_t + σ·C·s·Σ_{i<b} m_i·z_{t−i}. The noise of a step consists of b draws.
+    Earlier draws are drawn again, so they take no memory. Use it for one pass over a stream, or for
+    a few passes in the same order.
 
     Args:
         bands: b.
-        coefficients: (b,) m, m[0] = 1. `None`: those that leave the least noise in the weights, for
-            the number of steps and the two arguments below.
+        coefficients: (b,) m, m[0] = 1. `None`: the coefficients that leave the least noise in the
+            weights, given the number of steps and the next two arguments.
         momentum: of the wrapped optimizer. `None`: its own setting (`SGD`), else 0.
         learning_rates: (T,) learning rate of each step, up to a factor. `None`: those of the
             wrapped optimizer's schedule, or else a constant one.
@@ -132,9 +132,9 @@ def chained_tables(tables):
     if (tables and not alone) or any(is_external(table) for table in tables):
         raise PrivacyError(
             "With `noise_correlation`, rows of sparse tables can be trained on one device only, "
-            "which counts how often each row was selected, and vectors of items not at all. Train "
-            "on one device, or leave out `noise_correlation` or `selection` of the DPOptimizer, "
-            'or `noise_at="vectors"` of the negatives.'
+            "which counts how often each row was selected. Vectors of items cannot be trained. "
+            "Train on one device, or leave out `noise_correlation` or `selection` of the "
+            'DPOptimizer, or `noise_at="vectors"` of the negatives.'
         )
     return tables
 
@@ -149,7 +149,7 @@ def correlation_of(optimizer, sampling):
         return None
     if sampling.chain_steps is None:
         raise PrivacyError(
-            "The cost of noise that is correlated over steps depends on when a record comes "
+            "The cost of correlated noise depends on how many steps pass before a record comes "
             "again, and these batches do not state it. Make them with `tfdp.data.stream_batches`, "
             "or leave `noise_correlation` of the DPOptimizer out. Noise that is both correlated "
             "and amplified by sampling (banded matrices, cyclic Poisson samples) is not in tfdp. "

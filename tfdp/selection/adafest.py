@@ -39,14 +39,14 @@ class AdaFEST(RowSelection):
             exceeds τ/(σ₁·C₁).
         noise_ratio: σ₁/σ₂, positive. Large values spend the budget on gradients.
         contribution_norm: C₁, the largest ‖v_i‖₂ that counts fully. With p single-valued features,
-            √p lets every feature of an example count as one.
+            √p lets every feature of an example count fully.
         within: a `FEST`; only its rows may survive (DP-AdaFEST+). The v_i are restricted to them
             before they are clipped.
         capacity: the largest number of rows, over all tables, that a step may update. If there are
             more survivors, those with the largest V stay. The metric `capacity_reached` shows in
             which share of the steps the survivors filled the capacity. `jit_compile=True` needs a
-            capacity, because it compiles a step for a fixed number of rows; with a small one it is
-            the fastest way to train. `None` sets no limit.
+            capacity, because it compiles a step for a fixed number of rows. A compiled step with a
+            small capacity is the fastest way to train. `None` sets no limit.
 
     Raises:
         ValueError: for arguments out of range.

@@ -32,8 +32,8 @@ from tfdp.training.whole_passes import refuse_longer_epochs, whole_passes
 _NOTHING = Notes()
 _LOOP = Notes(
     assumptions=(
-        "the loop around `training_batches` does not give the model weights that learned from "
-        "these records",
+        "the loop around `training_batches` does not give the model other weights that learned "
+        "from these records",
     )
 )
 
@@ -173,7 +173,7 @@ def refuse_unknown_variables(model):
     new = [v for v in variables if not (is_external(v) or is_tracked(optimizer, v))]
     if optimizer.built and new:
         raise ValueError(
-            "Layers were unfrozen after the optimizer was built, and it would not train them. "
+            "Layers were unfrozen after the optimizer was built, so it would not train them. "
             "After every change of `trainable`, call `compile` again, with a new DPOptimizer. "
             f"Received: {[v.path for v in new]}"
         )
@@ -189,7 +189,7 @@ def refuse_other_variables(model):
     if run is not None and run.trained not in (None, _ids(trained_variables(model))):
         raise PrivacyError(
             "Layers were frozen or unfrozen during `fit`, but the forward noise was checked and "
-            "charged for the variables that were trainable when it began. End `fit`, change "
+            "charged for the variables that were trainable when `fit` began. End `fit`, change "
             "`trainable`, compile again and call `fit` again."
         )
 

@@ -70,10 +70,10 @@ def tune(
         train: function from a `HyperParameters` to a model that it built and trained. All settings
             must cost the same: the same noise multiplier, or budget, batch size and steps. Settings
             that differ between runs must come from the `HyperParameters`.
-        score: function from a model to a number; higher is better. A `PrivateMean` is a release,
-            and its cost is part of each run's (for errors e, return 1 - e). Any other function is
-            assumed to use public data only; the statement says so. A function that calls a
-            `PrivateMean` is refused. Releases behind the number are charged, too.
+        score: function from a model to a number; higher is better (for an error e, return 1 - e). A
+            `PrivateMean` is a release, and its cost is added to the cost of each run. Any other
+            function is assumed to use public data only; the statement says so. A function that
+            calls a `PrivateMean` is refused. Releases behind the number are charged, too.
         number_of_runs: a `NumberOfRuns`, or its mean.
 
     Returns:

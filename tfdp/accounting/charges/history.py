@@ -85,9 +85,9 @@ class ChargeHistory:
         if not has_rule(ledger.event(), ledger.adjacency):
             before = [run.in_words() for run, _ in self.runs] + [e.label for e in self.releases]
             raise PrivacyError(
-                "No accountant has a rule for these steps together with what these weights were "
-                f'charged before, under the adjacency of all of them, "{ledger.adjacency}": no ε '
-                "could be stated. Draw the batches of both in the same way (with "
+                "No accountant has a rule for these steps together with the earlier charges of "
+                f'these weights, under their common adjacency, "{ledger.adjacency}", so no ε could '
+                "be stated. Draw the batches of both in the same way (with "
                 "`tfdp.data.poisson_batches`), or train a new model. Received: "
                 f"{mechanism.in_words()} after {', '.join(before) or 'nothing'}"
             )

@@ -25,13 +25,13 @@ class Sampling:
     the capacity then count records; n still counts persons, the unit of privacy.
 
     Args:
-        kind: "poisson" (each record joins each batch independently with probability q),
-            "shuffled" (each record appears at most once per epoch), "allocated" (each record in
-            one of n/B batches of an epoch, independently and uniformly), "full_batch" (every
-            record in every batch), "microbatches" (M independent Poisson samples make one batch,
-            in which a record may appear several times), "stream" (each record once a pass, in an
-            order that stays), or "declared_poisson" / "declared_shuffled", where the user says so
-            and tfdp did not draw the batches itself.
+        kind: "poisson" (each record joins each batch independently with probability q), "shuffled"
+            (each record appears at most once per epoch), "allocated" (each record in one of n/B
+            batches of an epoch, independently and uniformly), "full_batch" (every record in every
+            batch), "microbatches" (M independent Poisson samples make one batch, in which a record
+            may appear several times), "stream" (each record once a pass, in an order that stays),
+            or "declared_poisson" / "declared_shuffled", if the user declares it and tfdp did not
+            draw the batches itself.
         num_examples: n, the number of records.
         expected_batch_size: q n; a float is allowed.
         max_batch_size: capacity at which a Poisson or allocated batch is cut off, or `None` if it
@@ -47,10 +47,10 @@ class Sampling:
         max_records_per_unit: k, for persons; None if each record is a unit of privacy.
         num_records: N, if single records are sampled and persons are the unit of privacy: a public
             upper bound on the number of records that can be sampled. q is B/N.
-        max_participations: of a stream of persons, the most steps of the pass that one person takes
-            part in, with one record in each; None for one.
-        min_separation: g, with `max_participations`: the fewest steps from one such step of a
-            person to the next.
+        max_participations: for a stream of persons, the largest number of steps of the pass that
+            one person takes part in, with one record in each; None for one.
+        min_separation: g, with `max_participations`: the smallest number of steps from one such
+            step of a person to the next.
         period: (name of a registry, name of a period in it), if no person has records in another of
             its periods; None for data that may overlap with any other data.
         draw: name of a draw that was made ahead and trains once; None if every pass draws again.
@@ -92,7 +92,7 @@ class Sampling:
             if self.max_records_per_unit is None:
                 raise ValueError(
                     "Argument `period` needs batches of persons (`max_records_per_unit`): tfdp "
-                    "checks for persons only that they are in no other period. Received: "
+                    "can check only for persons that they are in no other period. Received: "
                     "max_records_per_unit=None"
                 )
         if self.num_records is not None:
@@ -137,8 +137,8 @@ class Sampling:
         one = self.max_records_per_unit == 1 and (self.passes or 1) == 1
         if not (self.rule.keeps_order and both and one):
             raise ValueError(
-                "Arguments `max_participations` and `min_separation` are both for one pass over a "
-                "stream of persons, of whom each has one record in a step. Received: "
+                "Arguments `max_participations` and `min_separation` must be given together, for "
+                "one pass over a stream with one record of each person in a step. Received: "
                 f"max_participations={self.max_participations}, min_separation="
                 f"{self.min_separation}, kind={self.kind!r}, passes={self.passes}, "
                 f"max_records_per_unit={self.max_records_per_unit}"
@@ -178,7 +178,7 @@ class Sampling:
 
     @property
     def chain_steps(self):
-        """The steps of all passes over a stream; None where they are not known."""
+        """The steps of all passes over a stream; None if the number is unknown."""
         if not self.rule.keeps_order or self.steps_per_epoch is None:
             return None
         return self.steps_per_epoch * (self.passes or 1)

@@ -149,7 +149,7 @@ def _charts(statement, about):
 def _details(about):
     rows = [(name.capitalize(), getattr(about, name))
             for name in ("version", "owner", "contact", "license")]  # fmt: skip
-    rows.append(("Privacy", "trained with tfdp, whose ledger this card is computed from"))
+    rows.append(("Privacy", "trained with tfdp; this card is computed from its ledger"))
     return _table([(name, value) for name, value in rows if value])
 
 

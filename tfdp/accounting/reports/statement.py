@@ -58,7 +58,7 @@ class Statement:
             be stated (`unstated` lists the reasons).
         delta: the delta of this epsilon.
         adjacency: the adjacency under which it holds.
-        unit: what one record is, e.g. "one user".
+        unit: the unit of privacy, e.g. "one user".
         accountant: "pld" or "rdp".
         num_examples: n, of the largest data in the ledger.
         steps: steps of private training.
@@ -68,10 +68,10 @@ class Statement:
             it is not a guarantee for what ran.
         appearances: for shuffled batches, the largest number of uses of one record.
         overflow_delta: the part of delta spent on truncated batches.
-        budget: the budget that was asked for, if any.
+        budget: the requested budget, if any.
         unstated: reasons why no epsilon can be stated.
-        not_covered: what the guarantee does not cover.
-        assumptions: what the user vouched for.
+        not_covered: everything that the guarantee does not cover.
+        assumptions: facts that the user vouched for.
         remarks: anything else a reader must know.
     """
 
@@ -184,10 +184,10 @@ def privacy_statement(
         delta: a probability, at most 1/n of the largest data in the ledger.
         accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
         adjacency: as for `tfdp.accounting.epsilon`; stronger if a mechanism requires it.
-        unit: the unit of privacy: what one record is. If the ledger is about persons, they are the
+        unit: the unit of privacy, such as "one user". If the ledger is about persons, they are the
             unit.
         num_examples: n, if the ledger does not state it, or states a smaller one.
-        budget: the `PrivacyBudget` that was asked for.
+        budget: the requested `PrivacyBudget`.
         notes: the `Notes` of what ran, beside those of the ledger's entries.
 
     Returns:

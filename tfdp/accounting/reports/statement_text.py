@@ -79,7 +79,7 @@ def without_amplification(statement):
             f"This epsilon has no amplification by sampling: {one} was used at most {times} in "
             "shuffled batches, once per epoch. With Poisson sampling epsilon would be "
             f"{round_up(statement.assumed_epsilon)}. The pipeline did not sample in this way, so "
-            "that smaller epsilon is not a guarantee."
+            "the smaller epsilon is not a guarantee."
         )
     return lines
 
@@ -194,8 +194,8 @@ def _drawn(sampling, steps):
     if records is not None:
         return (
             f"Poisson sampled, each record separately with probability {probability}{in_each} "
-            f"({size} of {records} records expected). Of each person, at most {most} records take "
-            "part, which were chosen once. The accounting covers steps that contain several of "
+            f"({size} of {records} records expected). At most {most} records of each person take "
+            "part; they were chosen once. The accounting covers steps that contain several of "
             "them."
         )
     return sampling.rule.words.format(

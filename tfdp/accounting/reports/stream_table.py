@@ -58,8 +58,8 @@ class StreamPlan:
         of_persons = (*bounds, num_persons) != (None, None, None)
         if of_persons and (None in bounds or passes > 1):
             raise ValueError(
-                "Arguments `max_participations` and `min_separation` are both needed for persons "
-                "of several records, with one pass. Received: max_participations="
+                "Arguments `max_participations` and `min_separation` must be given together, for "
+                "persons with several records, and need one pass. Received: max_participations="
                 f"{max_participations}, min_separation={min_separation}, passes={passes}"
             )
         if bounds == (None, None):
@@ -126,7 +126,7 @@ def passes_of(steps, epochs):
     """
     if steps is not None or epochs != math.floor(epochs):
         raise ValueError(
-            "Argument `epochs` of a stream must be a whole number, in place of `steps`: a chain is "
-            f"charged for all steps of its passes. Received: steps={steps}, epochs={epochs}"
+            "A stream needs a whole number of `epochs` and no `steps`: a chain is charged for all "
+            f"steps of its passes. Received: steps={steps}, epochs={epochs}"
         )
     return int(epochs)

@@ -18,8 +18,9 @@ _HARMLESS = {
 class Rule:
     """Per-example gradients of one type of layer, without materialising them.
 
-    Subclass it, implement `variables` and `contributions` (and `call` if the gradient is needed
-    elsewhere than at the layer's output), and register it with `register_rule`.
+    Subclass it, implement `variables` and `contributions`, and register the subclass with
+    `register_rule`. Implement `call`, too, if the gradient is needed at another tensor than the
+    layer's output.
     """
 
     #: Whether outputs that lack the batch axis (shared by the whole batch) may be broadcast to it.

@@ -71,7 +71,7 @@ def _clicks(arguments):
         buckets = arguments.hash_buckets or tfdp.data.CRITEO_VOCABULARY_SIZES
         return tfdp.data.load_criteo(arguments.data, hash_buckets=buckets)
     if not arguments.categories:
-        raise ValueError("--label needs --categories, the columns of what an ad may depend on")
+        raise ValueError("--label needs --categories: name the columns that predict a click")
     buckets = arguments.hash_buckets or _BUCKETS
     return tfdp.data.load_clicks(
         arguments.data, arguments.label, dict.fromkeys(arguments.categories, buckets),

@@ -51,8 +51,8 @@ def delta_of(arguments, num_examples):
     """δ as given or 1/(10 n); what the statement would refuse is refused before any release."""
     if not num_examples:
         raise ValueError(
-            f"--data must leave records to train on; all of {arguments.data} are held out. Give a "
-            "file with more rows that differ"
+            f"--data must leave records to train on, but all records of {arguments.data} are held "
+            "out. Give a file with more distinct rows"
         )
     if arguments.delta is None:
         return 0.1 / num_examples

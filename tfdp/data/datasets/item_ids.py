@@ -39,7 +39,7 @@ def item_ids(
             raise ValueError(
                 "Argument `items` must be given if items are named by text, because the names "
                 "that occur in private data are private. Pass the public catalogue, items=[...]; "
-                "items that it lacks are left out. If the items that occur may be public, pass "
+                "items that it lacks are left out. If the names in the data may be public, pass "
                 'items="from_data"; the privacy statement lists that as assumed. (With `tfdp '
                 "train`: --items FILE, or --items from_data.)"
             )

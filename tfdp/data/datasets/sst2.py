@@ -27,8 +27,8 @@ class SST2Data:
 def load_sst2(folder: str | os.PathLike) -> SST2Data:
     """Reads `train.tsv` and `dev.tsv` (header `sentence<TAB>label`) of GLUE's SST-2.
 
-    One sentence is one record. SST-2's training part holds phrases cut from the same reviews, so
-    that a *review* appears in several records: a guarantee per record is not one per review.
+    One sentence is one record. SST-2's training part holds several phrases of the same review. A
+    guarantee for a record is therefore not a guarantee for a review.
 
     Args:
         folder: path of the folder that holds both files.

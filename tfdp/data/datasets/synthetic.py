@@ -38,7 +38,7 @@ def synthetic_sequences(
         num_items: number of items.
         max_length: positions of a record, as in `leave_one_out_split`.
         min_length: shortest sequence; lengths are uniform from there to `max_length` + 2, the
-            longest of which nothing is cut off.
+            largest length from which nothing is cut off.
         seed: non-negative integer; the same seed makes the same data. It protects nothing.
 
     Returns:

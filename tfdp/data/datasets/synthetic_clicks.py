@@ -29,9 +29,9 @@ def synthetic_clicks(
     """Generates impressions in the form of `load_criteo`. Nothing here is real data.
 
     Each categorical feature follows a Zipf law over its vocabulary, in an order unrelated to the
-    ids. Each of its values shifts the log-odds of a click by a normal effect, so that knowing
-    frequent values is worth something and rare ones little; the integers, log-normal counts,
-    shift it too.
+    ids. Each of its values shifts the log-odds of a click by a normal effect. Knowing frequent
+    values therefore helps to predict clicks, and knowing rare ones helps little. The integers are
+    log-normal counts, which shift the log-odds, too.
 
     Args:
         num_examples: number of impressions.

@@ -47,8 +47,9 @@ def load_clicks(
         data: path of a file, a DataFrame or a dict of columns, as for `load_sequences`, in
             chronological order.
         label: the column of 0 and 1.
-        categories: dict of column to the number of hash buckets, or to the list of its values. A
-            list is thereby declared public: ids are positions in it, from 1; 0 is for other values.
+        categories: dict of column to the number of hash buckets, or to the list of its values.
+            Passing a list declares it public: ids are positions in it, from 1; 0 is for other
+            values.
         counts: columns of numbers; missing values become 0.
         delimiter: as for `load_sequences`.
         test_fraction: share of the rows that are held out, in [0, 1); they are the last ones. The

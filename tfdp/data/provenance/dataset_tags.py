@@ -153,7 +153,7 @@ def _check_pass(dataset, sampling):
     too_long = count > longest or count == tf.data.INFINITE_CARDINALITY
     if sampling.rule.charged_by == "pass" and too_long:
         raise ValueError(
-            "Argument `dataset` must be one pass over the records, each once. Remove `repeat`, "
+            "Argument `dataset` must return each record once, in one pass. Remove `repeat`, "
             "and give `fit` the number of epochs. Received: a dataset of "
             f"{'endless' if count < 0 else count} batches, but {longest} batches hold all records"
         )

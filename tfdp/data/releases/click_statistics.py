@@ -137,8 +137,8 @@ def _checked(train, vocabulary_sizes):
     pair = isinstance(train, tuple) and len(train) == 2 and isinstance(train[0], dict)
     if not pair or not isinstance(vocabulary_sizes, dict):
         raise ValueError(
-            "Arguments `train` and `vocabulary_sizes` must be a pair (x, y), x a dict of features, "
-            "and a dict of feature name to vocabulary size. Received: "
+            "Argument `train` must be a pair (x, y) whose x is a dict of features, and "
+            "`vocabulary_sizes` a dict from feature name to vocabulary size. Received: "
             f"{type(train).__name__} and {type(vocabulary_sizes).__name__}"
         )
     x, labels = train[0], np.asarray(train[1])

@@ -63,7 +63,7 @@ def private_frequency(
     add-or-remove-one, the ℓ2 sensitivity is √(L+1) and the ℓ1 sensitivity is L + 1. The release is
     (ε, δ)-DP for `"gaussian"` and (ε, 0)-DP for `"laplace"`. n is public. The noise is fresh on
     every call: two calls are two releases, and both cost. With `privacy_ids` the guarantee is for a
-    person, that is for the at most k records that count, and k·(L + 1) replaces L + 1.
+    person with at most k records, and k·(L + 1) replaces L + 1.
 
     Args:
         train: `SequenceData.train`, or a pair `(x, y)` of integer arrays (n, L); 0 is padding.

@@ -47,15 +47,16 @@ def release_once(
     epoch would cost one more copy of every record each time.
 
     Formal guarantees: row i is clip(h_i) + N(0, (noise_multiplier·clip_norm)² I). The features of a
-    record are (ε, δ)-private as one Gaussian mechanism of `noise_multiplier` if they are blanked
-    out, and of half of it if they are replaced. The labels are *not* private, and are passed on.
+    record are (ε, δ)-private as under one Gaussian mechanism: of `noise_multiplier` if they are
+    blanked out, and of half of it if they are replaced. The labels are *not* private, and are
+    passed on.
 
     Args:
         representations: float array (n, k), row i from record i only, by an encoder that was
             not trained on these records.
         labels: array (n,) or (n, ...).
         clip_norm: C.
-        noise_multiplier: σ/C. Exactly one of it and `budget` must be given.
+        noise_multiplier: σ/C. Exactly one of `noise_multiplier` and `budget` must be given.
         budget: `tfdp.PrivacyBudget`, all of which is spent on the release.
         adjacency: "zero_out" or "replace_one".
         path: file to save to at once, so that the draw is never lost; must not exist.
@@ -129,7 +130,7 @@ def release_mixtures(
         clip_norm: C.
         expected_size: mean number of records of a mixture.
         num_mixtures: T.
-        noise_multiplier: σ. Exactly one of it and `budget` must be given.
+        noise_multiplier: σ. Exactly one of `noise_multiplier` and `budget` must be given.
         budget: `tfdp.PrivacyBudget`, all of which is spent on the release.
         label_share: the share of the squared sensitivity for the labels, in (0, 1).
         path: file to save to at once; must not exist.

@@ -108,9 +108,8 @@ def private_transitions(
         most_survivors: bounds the memory.
         source: a `tfdp.noise.NoiseSource` for tests; default: fresh entropy.
         privacy_ids, max_records_per_unit: as for `poisson_batches`: the person of each sequence,
-            and the number of a person's sequences that count. The transitions of a person are those
-            within its sequences, all of them together a vector of norm 1: the release is private
-            for persons.
+            and the largest number of sequences used per person. The transitions within a person's
+            sequences together have norm 1: the release is private for persons.
         period: as for `private_frequency`.
 
     Returns:

@@ -32,11 +32,11 @@ def microbatches(
 ) -> tf.data.Dataset:
     """Batches made of M independent Poisson samples, of B/M records each in expectation.
 
-    This is the sampling of the paper on DP forward propagation, to reproduce its tables. A record
-    may be in several micro-batches of one batch. Under forward noise this amplifies nothing,
-    because the draw is visible (MATH.md section 5). A model trained on these batches is charged the
-    true cost; `tfdp.accounting.literature.paper_forward_noise_claim` shows it beside the paper's
-    number. A `DPOptimizer` refuses these batches.
+    The paper on DP forward propagation samples in this way; use it to reproduce the paper's tables.
+    A record may be in several micro-batches of one batch. Under forward noise this amplifies
+    nothing, because the draw is visible (MATH.md section 5). A model trained on these batches is
+    charged the true cost; `tfdp.accounting.literature.paper_forward_noise_claim` shows it beside
+    the paper's number. A `DPOptimizer` refuses these batches.
 
     Args:
         data: as for `poisson_batches`.

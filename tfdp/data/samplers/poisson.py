@@ -57,10 +57,10 @@ def poisson_batches(
 ) -> tf.data.Dataset:
     """Batches in which every record takes part independently with probability q.
 
-    This is the sampling that privacy amplification assumes; fixed-size shuffled batches are not
-    (`shuffled_epochs`). Every batch has the same static shape: first the drawn records, then rows
-    of zeros with sample weight 0. A batch may be empty: it is noised and charged like any other.
-    The size of a draw is private; only the padded shape is visible.
+    This is the sampling that amplification assumes. Shuffled batches of a fixed size
+    (`shuffled_epochs`) do not meet this assumption. Every batch has the same static shape: first
+    the drawn records, then rows of zeros with sample weight 0. A batch may be empty: it is noised
+    and charged like any other. The size of a draw is private; only the padded shape is visible.
 
     Each pass over the dataset (each epoch of `fit`) draws again, from a generator keyed by the
     operating system. No draw is repeated in another epoch, after a resume or in another process.
@@ -76,9 +76,9 @@ def poisson_batches(
     With `privacy_ids` the unit of privacy is a person. Persons are sampled, each independently with
     probability q, and a sampled person takes part with at most k records, chosen uniformly and anew
     each time. n, B and `max_batch_size` then count persons. A batch has k rows for each of
-    `max_batch_size` persons; rows that a person does not need are padding. Give the `DPOptimizer`
-    the number of persons as `num_examples=`, and the same `max_records_per_unit`: a person's
-    gradient is the sum over their records.
+    `max_batch_size` persons; rows that a person does not need are padding. A person's gradient is
+    the sum over their records. Give the `DPOptimizer` the number of persons as `num_examples=`, and
+    the same `max_records_per_unit`.
 
     ```python
     batches = tfdp.data.poisson_batches(

@@ -35,44 +35,46 @@ def stream_batches(
 ) -> tf.data.Dataset:  # fmt: skip
     """Batches of the records in the order in which they are given, each record once a pass.
 
-    Nothing is drawn, and privacy is not amplified. Noise that later steps partly cancel makes up
-    for it: `DPOptimizer(..., noise_correlation="auto")`. It needs to know when a record can come
-    again, and this order determines it. The last batch is filled with rows of zeros of weight 0.
+    Nothing is sampled, so privacy is not amplified. Noise that later steps partly cancel makes up
+    for this: `DPOptimizer(..., noise_correlation="auto")`. Such noise depends on when a record can
+    come again, and this order determines it. The last batch is filled with rows of zeros of weight
+    0.
 
     ```python
     batches = tfdp.data.stream_batches((x, y), batch_size=512)
     model.fit(batches, epochs=1)
     ```
 
-    Persons who have several records take part in several steps, and the noise grows with how many
-    and how close they are. `max_participations` and `min_separation` bound both: of each person the
-    first records that keep to them are trained on, and rows of weight 0 stand for the others. How
-    many those are is private.
+    Persons who have several records take part in several steps. The noise grows with the number of
+    these steps, and with their closeness. `max_participations` and `min_separation` bound both. The
+    model trains on the first records of each person that keep within the bounds; rows of weight 0
+    replace the others. The number of replaced records is private.
 
     ```python
     batches = tfdp.data.stream_batches(
         (x, y), batch_size=512, privacy_ids=user_ids, max_participations=4, min_separation=50)
     ```
 
-    Formal guarantees: a record is in at most `passes` steps of one `fit`, each as many steps after
-    the one before as a pass has; a person in at most `max_participations`, `min_separation` steps
-    or more apart, whatever others do.
+    Formal guarantees: a record is in at most `passes` steps of one `fit`, and these steps are one
+    pass apart. A person is in at most `max_participations` steps, which are at least
+    `min_separation` apart, whatever the records of others are.
 
     Args:
         data: as for `poisson_batches`.
         batch_size: rows of every batch, at most the number of records.
         parse: as for `poisson_batches`.
-        passes: how often a `fit` may go through the records, at most: its `epochs`. All of them
+        passes: the largest number of passes (`epochs`) over the records in one `fit`. All of them
             are charged when it begins.
-        privacy_ids: (n,) integers or strings: whose record each one is, distinct unless the two
-            arguments below are given. None where each record is a unit of privacy by itself.
-        max_participations: the most records of one person that are trained on, in one pass.
-        min_separation: the fewest steps from one of them to the next; the more, the less noise.
-        period: a `tfdp.data.Period`, with `privacy_ids`: whoever is in it is in no other one, so
-            that a stream which goes on with new records costs nobody more.
-        num_examples: for a `tf.data.Dataset` of records that is read once, as it comes, and whose
-            end is not known: a public bound of their number, from which the steps of the chain
-            follow. Later records are left out. None reads a dataset into memory first.
+        privacy_ids: (n,) integers or strings: the person of each record, distinct unless the next
+            two arguments are given. None if each record is a unit of privacy by itself.
+        max_participations: the largest number of records of one person to train on, in one pass.
+        min_separation: the smallest number of steps from one of them to the next; a larger one
+            needs less noise.
+        period: a `tfdp.data.Period`, with `privacy_ids`. Its persons are in no other period, so
+            later records of other persons cost them nothing more.
+        num_examples: for a `tf.data.Dataset` of records of unknown length that is read once, as the
+            records arrive: a public bound on their number, which determines the steps of the chain.
+            Records beyond the bound are left out. With None, a dataset is first read into memory.
 
     Returns:
         `tf.data.Dataset` of one pass, `(x, y, sample_weight)`, with a known cardinality, tagged for
@@ -80,8 +82,7 @@ def stream_batches(
 
     Raises:
         ValueError: an argument is out of its range, or `data` is not a tuple of matching arrays.
-        PrivacyError: a person has several records and nothing bounds them, or is in another period,
-            too.
+        PrivacyError: a person has several records without bounds, or is also in another period.
     """
     bounds = (max_participations, min_separation)
     if bounds != (None, None):
@@ -137,8 +138,8 @@ def _check_read_once(data, parse, passes, privacy_ids, num_examples):
     if not (alone and isinstance(data, tf.data.Dataset)):
         raise ValueError(
             "Argument `num_examples` is for a `tf.data.Dataset` of records that is read once, in "
-            "its own order: without `parse` and `privacy_ids`, and with passes=1. Of all other "
-            "data tfdp knows the number of records. Leave it out. Received: "
+            "its own order: without `parse` and `privacy_ids`, and with passes=1. For all other "
+            "data, tfdp knows the number of records: leave the argument out. Received: "
             f"num_examples={num_examples}, data of type {type(data).__name__}, passes={passes}"
         )
 
@@ -160,10 +161,10 @@ def _refuse_several_records(ids):
     if several:
         raise PrivacyError(
             "Argument `privacy_ids` names some persons more than once. Such a person would take "
-            "part in several steps of a pass, but is charged for one. Bound their number and "
-            "distance with `max_participations` and `min_separation`, keep one record of each, or "
-            f"draw by person with `tfdp.data.poisson_batches`. Received: {several} of {len(ids)} "
-            "records of persons who have an earlier one"
+            "part in several steps of a pass, but is charged for one. Bound the number and "
+            "distance of these steps with `max_participations` and `min_separation`, keep one "
+            "record of each person, or draw by person with `tfdp.data.poisson_batches`. Received: "
+            f"{len(ids)} records, {several} of them from persons with an earlier record"
         )
 
 

@@ -57,9 +57,9 @@ def check_rows_of_persons(persons, max_records_per_unit):
     if rows > _MOST_ROWS:
         raise ValueError(
             "Argument `max_records_per_unit` is too large: each person takes that many rows, "
-            f"however few records they have, so {persons} persons would take {rows} rows of at "
-            f"most {_MOST_ROWS}. Give the largest number of records of one person that should "
-            f"count. Received: max_records_per_unit={max_records_per_unit}"
+            f"however few records they have, so {persons} persons would take {rows} rows. At most "
+            f"{_MOST_ROWS} rows are possible. Give the largest number of records to use for one "
+            f"person. Received: max_records_per_unit={max_records_per_unit}"
         )
 
 

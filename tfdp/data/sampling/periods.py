@@ -19,10 +19,10 @@ _CLAIMING = threading.Lock()  # of registries in memory; a file has a lock of it
 
 
 class DisjointPeriods:
-    """Registers whose records are in which period, and refuses a person who is in two.
+    """Registers the persons of each period, and refuses a person who is in two.
 
-    Training on one period learns nothing about the persons of other periods. For disjoint periods
-    the ledger therefore states the cost of the costliest, not the sum (parallel composition).
+    Training on one period learns nothing about the persons of other periods. For disjoint periods,
+    the ledger therefore states the largest cost, not the sum (parallel composition).
 
     Example, of weeks that are trained on one after the other:
 

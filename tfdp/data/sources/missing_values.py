@@ -68,7 +68,7 @@ def _warn(names):
     if names:
         warnings.warn(
             f"There are values that are not a number (NaN) in {names}. A record with NaN gets no "
-            "gradient: it trains nothing, and epsilon is no smaller for it. Replace NaN by values "
+            "gradient: it trains nothing, and it does not lower epsilon. Replace NaN by values "
             "that do not come from the data, or remove these records.",
             stacklevel=3,
         )

@@ -48,7 +48,7 @@ def records_of(data, parse=None, privacy_ids=None):
 def batched(parse: Callable) -> Callable:
     """Marks a `parse` of many records at once: a list of records in, arrays with as many rows out.
 
-    Otherwise each record needs one call of Python. The result for a record must depend on that
+    Without it, tfdp calls `parse` once for each record. The result for a record must depend on that
     record alone: a batch normalised by its own mean would mix its examples. The samplers parse a
     few records together and one by one, and refuse the function if the results differ.
 

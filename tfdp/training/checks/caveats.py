@@ -28,7 +28,7 @@ def of_optimizer(optimizer):
     schedule = schedule_of(inner)
     if not _is_known(inner):
         name = type(inner).__name__
-        assumptions += (f"optimizer {name} knows the records only through their noised gradients",)
+        assumptions += (f"optimizer {name} uses the records only through their noised gradients",)
     if schedule is not None and not _is_known(schedule):
         name = getattr(schedule, "__name__", type(schedule).__name__)
         assumptions += (f"the schedule {name} does not follow losses or metrics",)
@@ -56,7 +56,7 @@ def _of_weights(model):
             one = getattr(variable, kind, None)
             if one is not None and not _is_known(one):
                 name = getattr(one, "__name__", type(one).__name__)
-                found[f"{kind} {name} knows no records"] = None
+                found[f"{kind} {name} does not use the records"] = None
     return tuple(found)
 
 

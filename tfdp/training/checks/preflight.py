@@ -106,10 +106,10 @@ def sampling_of_data(x, kwargs):
     else:
         raise PrivacyError(
             "Argument `x` must be arrays or a tf.data.Dataset made by tfdp.data; tfdp does not "
-            "know how other batches are drawn. In place of a generator or a PyDataset, pass its "
-            "data to `tfdp.data.poisson_batches`: arrays, or an object with `__len__` and a "
-            "`__getitem__` that returns single records, and a `parse`. Received: x of type "
-            f"{type(x)}"
+            "know how other batches are drawn. Replace a generator or a PyDataset by "
+            "`tfdp.data.poisson_batches` on its data: on arrays, or with `parse` on an object "
+            "whose `__getitem__` returns single records and that has `__len__`. Received: x of "
+            f"type {type(x)}"
         )
     return sampling
 
