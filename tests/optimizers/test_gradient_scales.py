@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 
 import tfdp
@@ -11,6 +12,7 @@ from tfdp.errors import PrivacyError
 
 N, C = 6, 0.3
 SCALES = {"table/embeddings": 0.25, "shared/kernel": 3.0, "last/bias": 0.01}
+XLA = {"jit_compile": True}
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -33,7 +35,7 @@ def data(n=N):
 
 def made(scales=SCALES, inner=None, model=None, loss=LOSS, compile_kwargs=None, **kwargs):
     keras.utils.set_random_seed(0)
-    model = tfdp.make_private(base() if model is None else model)
+    model = tfdp.make_private(base() if model is None else model, validate=False)
     settings = {"noise_multiplier": 0.0, "clip_norm": C, **kwargs}
     optimizer = tfdp.optimizers.DPOptimizer(
         keras.optimizers.SGD(1.0) if inner is None else inner, gradient_scales=scales, **settings
@@ -80,8 +82,11 @@ def by_hand(model, clipping):
 
 @pytest.mark.parametrize(
     "clipping, compile_kwargs, microbatch_size",
-    [("flat", {"jit_compile": True}, 2), ("normalized", None, None), ("automatic", None, 4),
-     ("per_layer", None, None)],
+    slow.cases(
+        [("flat", None, 2), ("normalized", None, None), ("automatic", None, 4),
+         ("per_layer", None, None), ("flat", XLA, 2)],
+        slow=[("flat", XLA, 2)],
+    ),
 )  # fmt: skip
 def test_a_step_sums_gradients_clipped_by_their_scaled_norms(
     clipping, compile_kwargs, microbatch_size
@@ -100,7 +105,7 @@ def test_the_scaled_gradient_of_one_record_is_at_most_as_long_as_the_clip_norm()
             found.extend(g.numpy().astype(np.float64) for g in gradients)
             super().apply(gradients, variables)
 
-    for scale in (1e-6, 3e-3, 1.7, 1e6):
+    for scale in (1e-6, 1e6):
         model = made({"table/embeddings": scale, "last/kernel": 0.7}, inner=Keep(1.0))
         found.clear()
         moved(model, tuple(part[:1] for part in data()))
