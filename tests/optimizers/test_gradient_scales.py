@@ -213,3 +213,15 @@ def test_layers_that_correct_for_the_noise_refuse_scales():
     )  # fmt: skip
     with pytest.raises(PrivacyError, match="`gradient_scales`"):
         model.compile(optimizer)
+
+
+def test_a_popularity_prior_allows_scales():
+    model = tfdp.models.SequenceBaseline(
+        20, 4, cell="gru", dim=4, popularity_prior=np.full(21, 0.1), num_blocks=None
+    )
+    model.compile(
+        tfdp.optimizers.DPOptimizer(
+            keras.optimizers.SGD(1.0), noise_multiplier=1.0, num_examples=N, expected_batch_size=N,
+            gradient_scales={"items/embeddings": 2.0},
+        )
+    )  # fmt: skip
