@@ -288,9 +288,9 @@ def separation_forgotten():
 
 
 def records_of_a_stream_twice():
-    from tfdp.data.samplers import stream
+    from tfdp.data.sampling import kept_order
 
-    stream.refuse_more_passes = lambda sampling, epochs, steps_per_epoch: None
+    kept_order.refuse_more_passes = lambda sampling, epochs, steps_per_epoch: None
 
 
 def keys_of_chains_saved():
@@ -310,3 +310,30 @@ def turns_shared_by_tables():
 
     true = chain_source._compiled_rows
     chain_source._compiled_rows = lambda bands, place, dtype: true(bands, 0, dtype)
+
+
+def bands_of_sampler_and_noise_differ():
+    from tfdp.accounting.banded_noise import BandedCorrelation
+    from tfdp.optimizers import BandedMatrix
+
+    BandedMatrix.check_batches = lambda self, sampling: None
+    BandedCorrelation.check = lambda self, sampling, mechanism: None
+
+
+def parts_drawn_anew_in_each_round():
+    from tfdp.data.samplers import cyclic_poisson
+
+    class Anew(list):
+        """Parts that are drawn again as soon as the first one is asked for."""
+
+        def __init__(self, arguments):
+            super().__init__(true(*arguments))
+            self._arguments = arguments
+
+        def __getitem__(self, place):
+            if place == 0:
+                self[:] = true(*self._arguments)
+            return super().__getitem__(place)
+
+    true = cyclic_poisson._parts
+    cyclic_poisson._parts = lambda *arguments: Anew(arguments)

@@ -17,6 +17,7 @@ import sys
 import time
 
 from breakages import (
+    bands_of_sampler_and_noise_differ,
     chains_not_charged_again,
     charges_dropped_by_arithmetic,
     charges_of_scores_dropped,
@@ -38,6 +39,7 @@ from breakages import (
     not_a_number_let_through,
     padding_counted,
     participations_not_counted,
+    parts_drawn_anew_in_each_round,
     records_of_a_stream_twice,
     releases_not_charged,
     runs_named_one_after_another,
@@ -82,6 +84,11 @@ BROKEN = {
         chains_not_charged_again, "tests/training/test_chains.py::test_two_chains", 0),
     "records of a stream twice": (
         records_of_a_stream_twice, "tests/training/test_chains.py::test_a_record", 0),
+    "bands of sampler and noise differ": (
+        bands_of_sampler_and_noise_differ, "tests/training/test_bands.py::test_batches_and_noise",
+        0),
+    "parts drawn anew in each round": (
+        parts_drawn_anew_in_each_round, "tests/data/test_cyclic_poisson.py", 0),
     "keys of chains saved": (
         keys_of_chains_saved, "tests/training/test_chains.py::test_no_key", 0),
     "untouched rows never survive": (untouched_rows_never_survive, "step with AdaFEST", 2000),

@@ -54,9 +54,9 @@ def one_pass():
         "",
         f"`benchmarks/criteo_stream.py`: logistic regression on {recipe['weights']:,} hashed "
         f"weights, batches of {recipe['batch']}, one pass over Criteo's first 72,000 rows, δ = "
-        f"1/n; the learning rate was chosen on the {held_out} rows before the last {held_out}; AUC "
-        f"is measured on the last {held_out}.{without} ± is half the width of the 95% interval of "
-        "the mean over runs.",
+        f"1/n; the learning rate was chosen, without a charge, on the {held_out} rows before the "
+        f"last {held_out}; AUC is measured on the last {held_out}.{without} ± is half the width of "
+        "the 95% interval of the mean over runs.",
         "",
     ]
 

@@ -13,9 +13,9 @@ def in_short():
     return [
         *table("private step", "time"),
         row("nine models: the fastest of TF Privacy, Opacus and JAX-Privacy",
-            f"{min(factors):.1f} to {max(factors):.1f} times tfdp's"),
-        row("transformers", f"{min(ratios):.1f} to {max(ratios):.1f} times plain Keras' without "
-            "privacy"),
+            f"{min(factors):.1f} to {max(factors):.1f} times as long as tfdp"),
+        row("transformers: tfdp",
+            f"{min(ratios):.1f} to {max(ratios):.1f} times as long as Keras without privacy"),
         row(f"a table of {largest:,} rows",
             f"{sparse['adafest', largest]:.1f} ms by AdaFEST, {sparse['dense', largest]:,.0f} ms "
             "with noise on all rows"),

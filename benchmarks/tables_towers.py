@@ -35,10 +35,10 @@ def movielens():
     lines = table("model", "ε", "runs", "NDCG@10 %", "HIT@10 %")
     rows = [(one["model"], one["epsilon"], one["runs"]) for one in released["rows"]]
     rows = [r for r in rows if r[1] in (8.0, None)]
-    rows += [
-        ("two towers" if one["epsilon"] else "two towers, no privacy", one["epsilon"], one["runs"])
-        for one in found["rows"]
-    ]
+    for one in sorted(found["rows"], key=lambda r: r["all_items"]):
+        name = "two towers, full softmax" if one["all_items"] else "two towers"
+        name += "" if one["epsilon"] else ", no privacy"
+        rows.append((name, one["epsilon"], one["runs"]))
     for name, epsilon, runs in rows:
         means = (statistics.mean(r[m] for r in runs) for m in ("ndcg_10", "hit_10"))
         shown = f"{epsilon:g}" if epsilon else "∞"

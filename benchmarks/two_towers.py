@@ -11,15 +11,18 @@ of width 64, one million items. Item towers:
 The table is a `SparseEmbedding`: plain steps scatter its rows by Keras' SGD, private ones train the
 rows that AdaFEST selects, and those of the negatives, by RowSGD. Each kind of step is timed over
 epochs of `fit`, with the data pipeline it would have, in rounds by turns, in one process; wall time
-and processor time, which other processes of the machine do not move.
+and processor time, which other processes of the machine do not move. Peak memory is that of a fresh
+process for each kind: of all of it, and of a few steps once the model is made (on Linux).
 
     python benchmarks/two_towers.py [--items 1000000] [--rounds 3] [--out FILE]
 """
 
 import argparse
+import concurrent.futures
 import json
+import multiprocessing
 import os
-import resource
+import pathlib
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -32,6 +35,7 @@ import tensorflow as tf
 import tfdp
 
 WIDTH, BATCH, NEGATIVES, EXAMPLES = 64, 1024, 1024, 100_000
+STEPS_FOR_MEMORY = 10
 TOWERS = {"table": 0, "dense": 1, "deep": 2, "public": 3}
 # σ₁ = √2·σ at noise ratio 1, times the normal quantile of 1 - 1e-6.
 SELECTION = {"threshold": 2**0.5 * 4.753, "noise_ratio": 1.0}
@@ -109,11 +113,41 @@ class _Timer(keras.callbacks.Callback):
         self.ends.append((time.perf_counter(), time.process_time()))
 
 
-def measure(tower, items, steps, rounds):
+def data_of(items):
     generator = np.random.default_rng(0)
     features = generator.normal(size=(EXAMPLES, WIDTH)).astype("float32")
     rank = np.exp(generator.uniform(0, np.log(items), EXAMPLES)).astype(np.int64) - 1
-    data = ((features, rank * 2_654_435_761 % items), np.zeros(EXAMPLES, "int32"))
+    return (features, rank * 2_654_435_761 % items), np.zeros(EXAMPLES, "int32")
+
+
+def peak_bytes(tower, items, private):
+    """The peak memory of this process: of all of it, and of its steps."""
+    model, data = model_of(tower, items, private), data_of(items)
+    before = _peak()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is then what is used now
+    model.fit(batches(data, private, STEPS_FOR_MEMORY), steps_per_epoch=STEPS_FOR_MEMORY, verbose=0)
+    return max(before, _peak()), _peak()
+
+
+def _peak():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
+
+def peaks(tower, items):
+    found = {}
+    for kind in ("plain", "private"):
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(1, context) as fresh:
+            found[kind] = fresh.submit(peak_bytes, tower, items, kind == "private").result()
+    return {
+        name: {"plain bytes": plain, "private bytes": private, "private / plain": private / plain}
+        for name, plain, private in zip(("process", "steps"), *found.values(), strict=True)
+    }
+
+
+def measure(tower, items, steps, rounds):
+    data = data_of(items)
     models = {kind: model_of(tower, items, kind == "private") for kind in ("plain", "private")}
     timers = {kind: _Timer() for kind in models}
     found = {kind: [] for kind in models}
@@ -134,7 +168,7 @@ def measure(tower, items, steps, rounds):
                 np.median(seconds["private"]) / np.median(seconds["plain"])
             ),
         }  # fmt: skip
-    result["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result["peak memory"] = peaks(tower, items)
     return result
 
 
@@ -144,7 +178,7 @@ def main():
     parser.add_argument("--items", type=int, default=10**6)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
-    args = record.parse(parser, items=10**5, deep_items=10**3, steps=5, rounds=1)
+    args = record.parse(parser, items=10**5, steps=5, rounds=1)
     result = record.Result(args.out, users=BATCH, negatives=NEGATIVES, width=WIDTH, measured=[])
     for tower in args.towers:
         result["measured"].append(measure(tower, args.items, args.steps, args.rounds))

@@ -1,6 +1,9 @@
 """Two towers with shared negatives on DPFormer's protocol, one user being the unit of privacy.
 
     python benchmarks/two_towers_movielens.py --data ml-1m.txt [--epsilons 8] [--runs 1]
+        [--all-items]
+
+Runs are added to those that the results have. With --all-items the softmax is over all items.
 
 The last item of each user is the test target, ranked among all items; δ = 1/n. A user has its last
 pairs of a history and the item after it, clipped together. The user tower is the mean of the
@@ -39,18 +42,19 @@ def pairs_of(data):
     return np.stack(histories), np.array(items), np.array(users)
 
 
-def model_of(num_items):
+def model_of(num_items, all_items):
     start = keras.initializers.RandomNormal(stddev=0.05)
     table = keras.layers.Embedding(num_items + 1, WIDTH, start, mask_zero=True)
     history = keras.Input((LENGTH,), dtype="int64")
     mean = keras.layers.GlobalAveragePooling1D()(table(history))
     users = keras.Model(history, keras.layers.Dense(WIDTH, kernel_initializer="identity")(mean))
-    return tfdp.models.TwoTower(users, table, num_items + 1, SETTINGS["negatives"])
+    negatives = None if all_items else SETTINGS["negatives"]
+    return tfdp.models.TwoTower(users, table, num_items + 1, negatives)
 
 
-def run(data, epsilon):
+def run(data, epsilon, all_items):
     histories, items, users = pairs_of(data)
-    model, steps = model_of(data.num_items), SETTINGS["steps"]
+    model, steps = model_of(data.num_items, all_items), SETTINGS["steps"]
     model.privacy_unit = "one user"
     optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(
         SETTINGS["rate"], steps))  # fmt: skip
@@ -87,19 +91,23 @@ def main():
         "--epsilons", type=float, nargs="*", default=[8.0, 0.0], help="0 is without privacy"
     )
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--all-items", action="store_true")
     args = parser.parse_args()
     data = tfdp.data.load_sequences(args.data, max_length=LENGTH + PAIRS)
     result = {"settings": {**SETTINGS, "length": LENGTH, "pairs": PAIRS, "width": WIDTH},
               "num_users": data.num_users, "num_items": data.num_items, "rows": []}  # fmt: skip
-    if OUT.exists():  # rows of other ε stay, if the settings are the same
+    if OUT.exists():  # earlier runs stay, if the settings are the same
         before = json.loads(OUT.read_text())
         if before["settings"] == result["settings"]:
-            result["rows"] = [r for r in before["rows"] if r["epsilon"] not in args.epsilons]
+            result["rows"] = before["rows"]
     for epsilon in args.epsilons:
-        row = {"epsilon": epsilon, "runs": []}
-        result["rows"].append(row)
+        kind = {"epsilon": epsilon, "all_items": args.all_items}
+        row = next((r for r in result["rows"] if r.items() >= kind.items()), None)
+        if row is None:
+            row = {**kind, "runs": []}
+            result["rows"].append(row)
         for _ in range(args.runs):
-            row["runs"].append(run(data, epsilon))
+            row["runs"].append(run(data, epsilon, args.all_items))
             print(epsilon, {k: v for k, v in row["runs"][-1].items() if k != "statement"})
             OUT.write_text(json.dumps(result, indent=1))
 

@@ -1,5 +1,6 @@
 """`tfdp budget` prints the library's own numbers, without TensorFlow."""
 
+import itertools
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import sys
 
 import dp_accounting
 import pytest
+import slow
 
 from tfdp import cli
 from tfdp.accounting import (
@@ -48,13 +50,29 @@ def test_epsilons_become_noise_multipliers(capsys):
         assert 0.998 * target < reached <= target
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
+WAYS = list(itertools.product(["pld", "rdp"], ["add_or_remove_one", "replace_one"]))
+
+
+# dp_accounting's own rule of the last takes 20 s.
+@pytest.mark.parametrize("accountant, adjacency", slow.cases(WAYS, slow=[("pld", "replace_one")]))
 def test_noise_multipliers_become_epsilons(capsys, accountant, adjacency):
     options = ["--accountant", accountant, "--adjacency", adjacency, "--epochs", "3"]
     assert cli.main(["budget", "--noise-multiplier", "1.5", *_COMMON, *options]) == 0
     expected = epsilon(compose([(step(1.5, 0.05), 60)]), 1e-4, accountant, adjacency)
     assert _rows(capsys.readouterr().out)[0] == (pytest.approx(expected, abs=1e-4), 1.5)
+
+
+def test_bands_make_rounds_of_steps(capsys):
+    # 20 steps a pass make 21, of 3 each.
+    options = ["--bands", "3", "--epochs", "2"]
+    assert cli.main(["budget", "--noise-multiplier", "1.5", *_COMMON, *options]) == 0
+    out = capsys.readouterr().out
+    expected = epsilon(compose([(step(1.5, 0.15), 14)]), 1e-4)
+    assert _rows(out)[0] == (pytest.approx(expected, abs=1e-4), 1.5)
+    assert "steps = 42" in out and "cyclic Poisson sampling of 3 parts" in out
+    wrong = ["--bands", "21", "--steps", "20"]
+    assert cli.main(["budget", "--epsilon", "1", *_COMMON, *wrong]) == 2
+    assert "bands=21" in capsys.readouterr().err
 
 
 def test_no_figure_is_rounded_down():
@@ -143,7 +161,7 @@ def test_a_stream_of_persons_has_the_noise_of_its_participations(capsys):
 
 @pytest.mark.parametrize("wrong", [
     ["--adjacency", "zero_out"], ["--epochs", "1.5"], ["--max-participations", "2"],
-    ["--num-persons", "20"], ["--plot", "x.png"],
+    ["--num-persons", "20"], ["--plot", "x.png"], ["--bands", "2"],
     ["--max-participations", "2", "--min-separation", "2", "--epochs", "2"],
     ["--max-participations", "2", "--min-separation", "2", "--num-persons", "20000"],
 ])  # fmt: skip

@@ -61,7 +61,7 @@ def check_readme(page, out, short=False):
     assert short or printed.strip() in out
     for folder in ("exported", "exported_recommender"):
         assert (page.folder / folder / "privacy_statement.json").is_file()
-    statement = page.names["model"].privacy_statement(1e-4)
+    statement = page.names["model"].privacy_statement(1e-5)
     assert 7.99 < statement.epsilon <= 8 and "user" in statement.unit
 
 

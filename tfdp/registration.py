@@ -10,7 +10,8 @@ from tfdp.training.weights import initial_values, keras_files
 #: Every class that tfdp registers with Keras, and where it lives.
 CLASSES = {
     "AdaFEST": "tfdp.selection.adafest",
-    "BandedInverse": "tfdp.optimizers.noise_correlation",
+    "BandedInverse": "tfdp.optimizers.bands",
+    "BandedMatrix": "tfdp.optimizers.bands",
     "Catalogue": "tfdp.models.catalogue",
     "ClickOdds": "tfdp.layers.click_odds",
     "DPFormer": "tfdp.models.dpformer",

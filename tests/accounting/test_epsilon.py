@@ -7,6 +7,7 @@ import dp_accounting
 import pytest
 import slow
 from dp_accounting.pld import privacy_loss_distribution
+from scipy import stats
 
 from tfdp.accounting import Ledger, LedgerEntry, accountants, epsilon
 from tfdp.accounting.events.adjacency import double_sensitivity
@@ -90,6 +91,18 @@ def test_doubled_sensitivity_dominates_the_exact_replace_one_rule(q, sigma, step
         assert exact <= epsilon(double_sensitivity(event), delta) + 1e-3
         found = epsilon(event, delta, adjacency="replace_one")
         assert exact <= found <= exact * (1 + 1e-7)  # above by the bound of PLD's rounding
+
+
+@pytest.mark.parametrize("sigma, steps, delta", [(2.0, 1, 1e-5), (10.0, 3, 1e-3)])
+def test_gaussians_without_sampling_cost_the_exact_epsilon_under_replace_one(sigma, steps, delta):
+    event = compose([(training_event(sigma, 1.0), steps)])
+    found = epsilon(event, delta, adjacency="replace_one")
+    mu = 2 * steps**0.5 / sigma  # the distance of neighbouring sums, in standard deviations
+    low, high = (
+        stats.norm.cdf(mu / 2 - e / mu) - math.exp(e) * stats.norm.cdf(-mu / 2 - e / mu)
+        for e in (found, found * (1 - 1e-7))
+    )
+    assert low <= delta <= high
 
 
 def test_no_noise_is_not_private():

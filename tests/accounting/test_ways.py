@@ -1,14 +1,20 @@
 """Ways to spend one ε, side by side: the numbers are those of each way by itself."""
 
+import functools
 import math
 
 import dp_accounting
 import numpy as np
 import pytest
 
-from tfdp.accounting import ways
+from tfdp.accounting import PrivacyBudget, banded_noise, calibrate_noise_multiplier, ways
 
 N, SIZE, DELTA = 51_200, 512, 1e-6
+
+
+@functools.cache
+def compared(epochs):
+    return ways.compare_ways(N, epochs, 3.0, DELTA, SIZE)
 
 
 def of(name, found):
@@ -16,7 +22,7 @@ def of(name, found):
 
 
 def test_one_pass_in_order_has_the_gaussian_of_its_epsilon_and_less_noise_in_the_weights():
-    found = ways.compare_ways(N, 1, 3.0, DELTA, SIZE)
+    found = compared(1)
     chain, shuffled = of("in order", found), of("shuffled", found)
     sigma = dp_accounting.get_sigma_gaussian(3.0, DELTA)
     assert chain.noise_multiplier == pytest.approx(sigma, rel=2e-3)
@@ -26,10 +32,29 @@ def test_one_pass_in_order_has_the_gaussian_of_its_epsilon_and_less_noise_in_the
     assert shuffled.noise_in_weights == pytest.approx(alone, rel=2e-3)
     assert 2.4 < shuffled.noise_in_weights / chain.noise_in_weights < 3.2
     assert found[0].noise_in_weights == min(one.noise_in_weights for one in found)
-    assert ways.table(found).count("\n") == 4
+    assert ways.table(found).count("\n") == 5
 
 
 def test_passes_in_one_order_pay_for_all_of_their_participations():
-    one, two = (of("in order", ways.compare_ways(N, e, 3.0, DELTA, SIZE)) for e in (1, 2))
+    one, two = (of("in order", compared(epochs)) for epochs in (1, 2))
     assert one.noise_multiplier == two.noise_multiplier
     assert two.noise_in_weights > 1.3 * one.noise_in_weights
+
+
+def test_bands_are_the_fewest_that_leave_nearly_the_least_noise(n=4000, size=100, steps=200):
+    budget = PrivacyBudget(4.0, 1e-5)
+
+    def left(bands):
+        sigma = calibrate_noise_multiplier(budget, bands * size / n, steps // bands)
+        chain = banded_noise.BandedCorrelation(banded_noise.optimized_strategy(bands, steps), steps)
+        return sigma * chain.noise_in_weights() / size
+
+    noise = {bands: left(bands) for bands in (1, 2, 4, 8)}
+    nearly = min(b for b, one in noise.items() if one <= 1.05 * min(noise.values()))
+    found = ways.banded_way(budget, n, steps, size)
+    assert found.name == f"cyclic Poisson, correlated ({nearly} bands)"
+    assert found.noise_in_weights == pytest.approx(noise[nearly])
+    assert found.memory == f"{4 * (nearly - 1)} bytes a weight"
+    # One band is Poisson batches, whose independent noise adds up.
+    sigma = calibrate_noise_multiplier(budget, size / n, steps)
+    assert noise[1] == pytest.approx(sigma / size * math.sqrt(np.mean(np.arange(1, steps + 1))))

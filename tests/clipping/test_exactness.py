@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from keras import layers
 
@@ -230,7 +231,7 @@ def test_einsum_equations(brute_force, shape):
     brute_force(functional(make, shape), normal(3, *shape), losses).check()
 
 
-@pytest.mark.parametrize("calls", [1, 2, 3])
+@pytest.mark.parametrize("calls", slow.cases([1, 2, 3], slow=[2]))
 def test_shared_layer_adds_up_before_the_norm(brute_force, mean_loss, calls):
     # Fault 11: neither sqrt(k) too large, nor each call by its own norm.
     def make(x):
@@ -394,7 +395,7 @@ def test_several_inputs_and_outputs(brute_force):
     brute_force(build, x, losses).check()
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", slow.cases([True, False], slow=[False]))
 def test_batch_of_one(brute_force, mean_loss, tied):
     # Fault 2: no axis of size 1 is taken for another.
     x, y = ids(1, LENGTH), ids(1, LENGTH)

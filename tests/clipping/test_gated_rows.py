@@ -13,15 +13,17 @@ ITEMS = 12
 @pytest.mark.parametrize("positions", [1, 2])
 def test_beyond_a_gate_no_example_is_clipped_to_more_than_the_norm(positions):
     """A search: scales from 1e-9 to 1e9, repeated ids, kernels that cancel what the gates pass."""
-    count, hidden, width, size = 9, 6, 4, 200
+    count, hidden, width, size = 9, 20, 4, 200  # more hidden units than a block has
     rng = np.random.default_rng(positions)
     drawn = rng.integers(0, ITEMS, count)
+    drawn[2] = -1  # no row
     gate = rng.normal(size=(ITEMS, hidden)).astype(np.float32)[drawn]
     kernel = rng.normal(size=(width, hidden)).astype(np.float32)
     kernel[:, -1] = -kernel[:, 0] * (1 + 1e-6)  # two units that cancel, where gate and factors do
     gate[:, -1] = gate[:, 0]
     scales = 10.0 ** rng.uniform(-9, 9, (size, 1, 1))
     left = (rng.normal(size=(size, positions, count)) * scales**0.5).astype(np.float32)
+    left[-3:] = 0.0  # as of padding
     right = (rng.normal(size=(size, positions, hidden)) * scales**0.5).astype(np.float32)
     right[: size // 2, :, 1:-1] = 0.0
     right[: size // 2, :, -1] = right[: size // 2, :, 0]
@@ -29,7 +31,7 @@ def test_beyond_a_gate_no_example_is_clipped_to_more_than_the_norm(positions):
     at_gate = np.einsum("btn,bth->bnh", left.astype(np.float64), right) * gate
     true, each = np.zeros((size, ITEMS, width)), at_gate @ kernel.T.astype(np.float64)
     for n, item in enumerate(drawn):
-        true[:, item] += each[:, n]
+        true[:, item] += each[:, n] * (item >= 0)
     values = (rng.normal(size=(size, 3, width)) * scales).astype(np.float32)
     for t in range(3):
         true[np.arange(size), ids[:, t]] += values[:, t]

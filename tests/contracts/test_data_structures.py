@@ -1,8 +1,11 @@
 """Whatever Keras takes as x, y and weights, every sampler draws, pads and trains on."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 
 import tfdp
@@ -87,9 +90,14 @@ SAMPLERS = (poisson, of_source, of_batched_source, of_dataset, of_persons, shuff
             microbatches)  # fmt: skip
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("y", Y_KINDS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+STRUCTURES = list(itertools.product(SAMPLERS, Y_KINDS, WEIGHTS))
+# One sampler takes all of them here; the others the plainest, the deepest, and what tf.data reads
+# as a tensor.
+FEW = {("array", "none"), ("nested", "each"), ("list", "one")}
+SLOW = [case for case in STRUCTURES if case[0] is not poisson and case[1:] not in FEW]
+
+
+@pytest.mark.parametrize("sampler, y, weights", slow.cases(STRUCTURES, slow=SLOW))
 def test_batches_have_the_structure_of_the_data_and_padding_has_no_weight(sampler, y, weights):
     x = list(X_KINDS.values())[list(Y_KINDS).index(y)]
     given = WEIGHTS[weights](Y_KINDS[y])

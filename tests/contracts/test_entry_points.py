@@ -174,6 +174,7 @@ ROWS = {
     "data.poisson_batches": sampled(tfdp.data.poisson_batches, 2, **PERSONS),
     "data.shuffled_epochs": sampled(tfdp.data.shuffled_epochs, 2, **PERSONS),
     "data.allocated_epochs": sampled(tfdp.data.allocated_epochs, 2, **PERSONS),
+    "data.cyclic_poisson_batches": sampled(tfdp.data.cyclic_poisson_batches, 1, 2, **PERSONS),
     "data.stream_batches": lambda give: tfdp.data.stream_batches(
         (give("data", VALUES), give("data", LABELS), give("data", np.ones(N))), 2,
         privacy_ids=give("privacy_ids", np.arange(N)),

@@ -44,6 +44,7 @@ INSIDE = {
     "accounting": (
         "budget",
         "correlated_noise",
+        "banded_noise",
         "rounding",
         "losses",
         "events",

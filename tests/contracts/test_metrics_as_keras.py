@@ -161,8 +161,9 @@ WEIGHTED = [[lambda: m.BinaryAccuracy(name="b")], [m.SparseCategoricalAccuracy]]
 
 @pytest.mark.parametrize(
     "settings",
-    [{"jit_compile": True}, {"jit_compile": False}, {"microbatch_size": 4},
-     {"jit_compile": True, "steps_per_execution": 2}, {"run_eagerly": True}],
+    [pytest.param({"jit_compile": True}, marks=pytest.mark.evidence), {"jit_compile": False},
+     {"microbatch_size": 4}, {"jit_compile": True, "steps_per_execution": 2},
+     {"run_eagerly": True}],
     ids=str,
 )  # fmt: skip
 def test_fit_and_evaluate_show_what_keras_shows_however_steps_are_made(settings):

@@ -41,6 +41,12 @@ ROWS = {
         "a stream in its order, 15 of 60 in each of 10 steps; each at most 3 times, once a pass.",
         GAUSSIAN, 3,
     ),
+    "cyclic_poisson": (
+        dp_accounting.PoissonSampledDpEvent(0.5, GAUSSIAN), 5, ADDED,
+        "cyclic Poisson sampled: each record is in one of 2 parts, drawn at random. Steps sample "
+        "the parts in turn, each record of a part with probability 0.5 (15 of 60 expected in a "
+        "step), 10 steps.", GAUSSIAN, 5,
+    ),
     "full_batch": (
         GAUSSIAN, 10, ADDED, "every record in every one of 10 steps.", GAUSSIAN, 10,
     ),
@@ -51,7 +57,8 @@ TRAINED = [kind for kind, (event, *_) in ROWS.items() if event is not None]
 def drawn(kind, **changes):
     size = N if kind == "full_batch" else B
     passes = 3 if kind == "stream" else None
-    return Sampling(kind, N, size, steps_per_epoch=4, passes=passes, **changes)
+    bands = 2 if kind == "cyclic_poisson" else None
+    return Sampling(kind, N, size, steps_per_epoch=4, passes=passes, bands=bands, **changes)
 
 
 def trained(kind, **changes):
@@ -100,7 +107,8 @@ def test_batches_that_repeat_a_record_train_nothing():
 def test_only_draws_of_random_size_are_cut(kind):
     size = N if kind == "full_batch" else 20
     cut = drawn(kind, max_batch_size=size).overflow_probability
-    assert (cut > 0) == (kind.removeprefix("declared_") in ("poisson", "microbatches", "allocated"))
+    vary = ("poisson", "microbatches", "allocated", "cyclic_poisson")
+    assert (cut > 0) == (kind.removeprefix("declared_") in vary)
 
 
 @pytest.mark.parametrize("kind", ROWS)

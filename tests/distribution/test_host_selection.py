@@ -86,6 +86,11 @@ def test_without_noise_the_numbers_are_those_of_the_step(trained, in_step, count
         np.testing.assert_allclose(history[name], value, rtol=1e-6)
 
 
+def test_batches_with_rows_are_validated(trained):
+    model, _, _ = trained(2, "auto")
+    assert model.examined
+
+
 def drawn_rows(batch):
     """Joint rows of a batch."""
     found = batch.survivors.ravel()
@@ -192,11 +197,6 @@ def test_what_is_shown_is_of_all_four_replicas(replicas):
         shown.append(history)
     for name, value in shown[0].items():
         np.testing.assert_allclose(shown[1][name], value, rtol=1e-6)
-
-
-def test_batches_with_rows_are_validated(trained):
-    model, _, _ = trained(2, "auto")
-    assert model.examined
 
 
 def test_rows_chosen_for_another_optimizer_are_refused(replicas):

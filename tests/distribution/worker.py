@@ -23,17 +23,19 @@ def sequences():
 
 
 def former(**kwargs):
-    """A small DPFormer, compiled; call it inside the strategy's scope."""
+    """A table and a dense layer, compiled; call it inside the strategy's scope."""
     import tfdp
 
     keras.utils.set_random_seed(0)
-    model = tfdp.models.DPFormer(ITEMS, T, dim=4, num_blocks=1, dropout=0.0)
-    model.build((None, T))
+    ids, logits = keras.Input((T,), dtype="int32"), keras.layers.Dense(ITEMS + 1)
+    table = keras.layers.Embedding(ITEMS + 1, 4)
+    model = tfdp.make_private(keras.Sequential([ids, table, logits]))
     model.compile(
         tfdp.optimizers.DPOptimizer(
             keras.optimizers.Adam(0.01), noise_multiplier=0.0, num_examples=N,
             expected_batch_size=N, clip_norm=0.1, **kwargs,
-        )
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )  # fmt: skip
     return model
 

@@ -204,6 +204,7 @@ def sparse(threshold, **kwargs):
     return model, items
 
 
+@pytest.mark.filterwarnings("ignore:No row can survive AdaFEST's threshold")  # none is to
 def test_rows_of_negatives_are_noised_and_no_others_without_survivors():
     model, items = sparse(threshold=1e6)  # no row survives
     histories, next_items = data()

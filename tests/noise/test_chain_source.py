@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from scipy import stats
+from noise_over_steps import SIZE, assert_standard, releases
 
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.errors import PrivacyError
@@ -12,7 +12,6 @@ from tfdp.runtime import xla
 
 M = (1.0, -0.39, -0.13, -0.44)
 IDENTITY = (1.0, 0.0, 0.0, 0.0)
-SIZE = 20_000
 
 
 def chain_of(m, steps, bands=4, seed=None):
@@ -21,36 +20,12 @@ def chain_of(m, steps, bands=4, seed=None):
     return source
 
 
-def releases(source, steps, grid, sizes=(SIZE,), sums=0.0):
-    """(steps, n) what is released of constant sums, in float64: the grid itself."""
-    found = []
-    for _ in range(steps):
-        tensors = [tf.fill([size], np.float32(sums)) for size in sizes]
-        found.append(np.concatenate(source.release(tensors, grid, dtype=tf.float64)))
-    return np.array(found)
-
-
 def whitened(y, m, scale):
     """C₀y over the standard deviation of a draw: independent standard normal, if all holds."""
     steps = len(y)
     rows = np.arange(steps)[:, None] - np.arange(steps)[None]
     column = np.concatenate([m, np.zeros(steps)])[:steps]
     return np.linalg.solve(np.where(rows >= 0, column[np.abs(rows)], 0.0), y) / scale
-
-
-def assert_standard(z, alarms=1e-9):
-    """Mean and covariance over steps of independent standard normal values.
-
-    Each entry is off by more than its bound with probability `alarms` at most; of 8 steps there are
-    44 entries: the test fails by chance with probability below 5e-8.
-    """
-    steps, number = z.shape
-    bound = stats.norm.isf(alarms / 2)
-    covariance = z @ z.T / number
-    off = covariance - np.eye(steps)
-    deviation = np.where(np.eye(steps, dtype=bool), np.sqrt(2.0 / number), number**-0.5)
-    assert np.all(np.abs(off) < bound * 1.1 * deviation), np.round(covariance, 3)
-    assert np.all(np.abs(z.mean(1)) < bound * number**-0.5)
 
 
 def test_the_covariance_over_steps_is_that_of_the_matrix(steps=8):

@@ -141,6 +141,12 @@ def test_steps_are_known_or_not(small):
     assert steps_of(sampling, None) is None
 
 
+def test_a_fit_of_no_epochs_is_not_warned_of(small):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The model will learn nothing")
+        small.model(inner=keras.optimizers.Adam(0.01)).fit(small.poisson(), epochs=0, verbose=0)
+
+
 class Head(keras.layers.Layer):
     """Logits from another layer's table."""
 

@@ -112,5 +112,5 @@ def endless():
 
 @pytest.mark.parametrize("x", [endless(), keras.utils.PyDataset()], ids=["generator", "PyDataset"])
 def test_batches_of_unknown_origin_name_the_way_out(small, x):
-    with pytest.raises(PrivacyError, match="Replace a generator or a PyDataset.*`parse`"):
+    with pytest.raises(PrivacyError, match="Instead of a generator or a PyDataset.*`parse`"):
         small.model().fit(x, steps_per_epoch=2, verbose=0)

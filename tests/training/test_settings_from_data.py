@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.errors import BudgetError, PrivacyError
+from tfdp.optimizers import calibrating
 
 BUDGET = tfdp.PrivacyBudget(epsilon=0.5, delta=1e-3)
 
@@ -226,3 +227,21 @@ def test_before_the_first_fit_there_is_no_noise_and_no_epsilon(small):
     with pytest.raises(ValueError, match="delta"):
         made(small, tfdp.PrivacyBudget(3, 0.5)).fit(small.poisson(), verbose=0)
     assert model.optimizer.steps_taken == 0
+
+
+class AddsALoss(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(tf.reduce_sum(x))
+        return x
+
+
+def test_a_fit_that_is_refused_calibrates_no_noise(small, monkeypatch):
+    calls = []
+    monkeypatch.setattr(calibrating, "noise_multiplier", lambda *args: calls.append(1) or 1.0)
+    model = small.model(
+        keras.Sequential([keras.Input((3,)), AddsALoss(), keras.layers.Dense(2)]),
+        budget=BUDGET, num_examples=None, expected_batch_size=None,
+    )  # fmt: skip
+    with pytest.raises(PrivacyError, match="add_loss"):
+        model.fit(small.poisson(), verbose=0)
+    assert model.optimizer.num_examples == small.n and not calls

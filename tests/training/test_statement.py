@@ -6,6 +6,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from dp_accounting import pld, rdp
 from eager_steps import EAGER, eager_model, fit_steps
@@ -136,8 +137,11 @@ def test_passes_that_end_by_an_exception_are_not_begun_anew(
     assert sum(entry.count for entry in model.ledger.entries) == 1
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 4])
-@pytest.mark.parametrize("steps_per_epoch", [None, 3, 4])  # more are refused
+@pytest.mark.parametrize(
+    "at_once, steps_per_epoch",  # more of the latter are refused
+    slow.cases(CUTS := [(a, s) for a in (1, 3, 4) for s in (None, 3, 4)],
+               slow=[c for c in CUTS if c not in [(1, 3), (3, None), (4, 3)]]),
+)  # fmt: skip
 def test_passes_that_epochs_cut_elsewhere_go_on(small, at_once, steps_per_epoch):
     model = eager_model()
     model.steps_per_execution = at_once

@@ -239,15 +239,14 @@ class _PldAccountant(PldAccountant):
         return super().get_epsilon(left) if left > 0 else math.inf
 
     def take(self, event, count, do_compose):
-        if do_compose and self.neighboring_relation != _REPLACE_ONE:
-            known = _sampled_gaussian(event)
-            if known is not None:
-                self._compose_gaussian(*known, count)
-                return True, None
-            if _is_mixture(event):
-                self._composed += count
-                self.add(mixture_losses(event, self.interval).self_compose(count))
-                return True, None
+        known = self._gaussian(event) if do_compose else None
+        if known is not None:
+            self._compose_gaussian(*known, count)
+            return True, None
+        if do_compose and self.neighboring_relation != _REPLACE_ONE and _is_mixture(event):
+            self._composed += count
+            self.add(mixture_losses(event, self.interval).self_compose(count))
+            return True, None
         if not hasattr(event, "pld"):
             if do_compose:
                 self._composed += count
@@ -259,6 +258,17 @@ class _PldAccountant(PldAccountant):
             self._composed += count
             self.add(with_arrays(event.pld(self.interval)).self_compose(count))
         return True, None
+
+    def _gaussian(self, event):
+        """(noise multiplier, sampling probability) of a Gaussian whose losses tfdp knows, or None.
+
+        A record that is replaced moves a sum twice as far. Of samples dp_accounting has a rule.
+        """
+        known = _sampled_gaussian(event)
+        if known is None or self.neighboring_relation != _REPLACE_ONE:
+            return known
+        sigma, q = known
+        return (sigma / 2, 1) if q == 1 else None
 
     def _compose_gaussian(self, sigma, q, count):
         if q == 1:  # T Gaussians are one

@@ -19,8 +19,8 @@ from tfdp import _validate
 
 # So many columns of a longer chain stand for all of them where the learning rate changes.
 _COLUMNS = 256
-# What coefficients may add up to: more would not fit into the exact sums on the grid.
-_LARGEST_SUM = 16.0
+#: What coefficients may add up to: more would not fit into the exact sums on the grid.
+LARGEST_SUM = 16.0
 # Of so many participations of a record the bound of each is computed, of more that of earlier ones.
 _LENGTHS = 64
 # What a Fourier transform of 10⁸ numbers is off by, at most, relative to the sum of squares.
@@ -71,10 +71,10 @@ class Correlation:
             object.__setattr__(self, name, _validate.count(name, getattr(self, name)))
         m = tuple(float(one) for one in self.coefficients)
         object.__setattr__(self, "coefficients", m)
-        if not m or m[0] != 1.0 or not math.fsum(map(abs, m)) <= _LARGEST_SUM:
+        if not m or m[0] != 1.0 or not math.fsum(map(abs, m)) <= LARGEST_SUM:
             raise ValueError(
                 "Argument `coefficients` must begin with 1, and their absolute values must add up "
-                f"to at most {_LARGEST_SUM:g}. Received: coefficients={self.coefficients}"
+                f"to at most {LARGEST_SUM:g}. Received: coefficients={self.coefficients}"
             )
         if not math.isfinite(self.sensitivity):
             raise ValueError(
@@ -82,6 +82,9 @@ class Correlation:
                 "inverse grows from step to step. Take smaller ones, or leave them out. Received: "
                 f"coefficients={self.coefficients}"
             )
+
+    #: Whether all steps of a chain cost as much as its first one.
+    is_one_event = True
 
     @property
     def bands(self):
@@ -97,13 +100,43 @@ class Correlation:
         """‖C₀‖₁·√T: what roundings of at most 1 in every step move C₀x by, at most."""
         return float(np.abs(inverse(self.coefficients, self.steps)).sum()) * self.steps**0.5
 
+    def noise_in_weights(self, workload=PREFIX_SUMS):
+        """As the function `noise_in_weights`, times s."""
+        return self.sensitivity * noise_in_weights(self.coefficients, self.steps, workload)
+
+    def check(self, sampling, mechanism):
+        """Refuses a chain in which a record could take part more often than it is charged for.
+
+        Args:
+            sampling: the `Sampling` of its steps, or None.
+            mechanism: what a step is, as for `training_event`.
+
+        Raises:
+            ValueError: if the batches do not state when a record comes again, or it comes too
+                often.
+        """
+        steps = None if sampling is None else sampling.chain_steps
+        covered = steps is not None and steps <= self.steps and sampling.bands is None
+        if covered:
+            most, apart = sampling.participations
+            covered = most <= self.participations
+            covered = covered and (most == 1 or apart >= self.min_separation)
+        if not covered or mechanism != "gaussian":
+            raise ValueError(
+                "Correlated noise needs Gaussian steps on batches of `tfdp.data.stream_batches`, "
+                "with no more steps and participations than its sensitivity was computed for. "
+                "Received: "
+                f"correlation={self}, sampling={sampling}, mechanism={mechanism!r}"
+            )
+
 
 def inverse(m, steps):
     """(steps,) first column of C₀ = M⁻¹."""
-    return _filtered(np.eye(1, steps)[0], [1.0], m)
+    return filtered(np.eye(1, steps)[0], [1.0], m)
 
 
-def _filtered(x, numerator, denominator):
+def filtered(x, numerator, denominator):
+    """What a filter makes of x, as `scipy.signal.lfilter`."""
     from scipy import signal  # takes 0.3 s to load
 
     with np.errstate(all="ignore"):
@@ -165,7 +198,7 @@ def noise_in_weights(m, steps, workload=PREFIX_SUMS):
     """
     m = np.asarray(m, float)[:steps]
     if workload.momentum:
-        h = _filtered(np.eye(1, steps)[0], m, [1.0, -workload.momentum])
+        h = filtered(np.eye(1, steps)[0], m, [1.0, -workload.momentum])
     else:
         h = np.concatenate([m, np.zeros(steps - len(m))])
     if workload.learning_rates is None:
@@ -221,28 +254,3 @@ def _starts(bands):
     full = root.copy()
     full[-1] -= 0.9 * (1.0 + root.sum())
     yield full
-
-
-def check_chain(chain, sampling, mechanism):
-    """Refuses a chain in which a record could take part more often than it is charged for.
-
-    Args:
-        chain: a `Correlation`.
-        sampling: the `Sampling` of its steps, or None.
-        mechanism: what a step is, as for `training_event`.
-
-    Raises:
-        ValueError: if the batches do not state when a record comes again, or it comes too often.
-    """
-    steps = None if sampling is None else sampling.chain_steps
-    covered = steps is not None and steps <= chain.steps
-    if covered:
-        most, apart = sampling.participations
-        covered = most <= chain.participations
-        covered = covered and (most == 1 or apart >= chain.min_separation)
-    if not covered or mechanism != "gaussian":
-        raise ValueError(
-            "Correlated noise needs Gaussian steps on batches of `tfdp.data.stream_batches`, with "
-            "no more steps and participations than its sensitivity was computed for. Received: "
-            f"correlation={chain}, sampling={sampling}, mechanism={mechanism!r}"
-        )

@@ -36,6 +36,10 @@ def add(subparsers) -> None:
         choices=["add_or_remove_one", "replace_one", "zero_out"],
         help="default: add_or_remove_one; for a stream, zero_out",
     )
+    parser.add_argument(
+        "--bands", type=int, metavar="B",
+        help="for cyclic Poisson samples of B parts, with noise of a matrix of B bands",
+    )  # fmt: skip
     add_plot(parser, "epsilon against steps")
     _add_stream(parser.add_argument_group(
         "a stream in order, with noise correlated over steps (--stream)"
@@ -87,6 +91,7 @@ def _poisson(arguments):
         delta=arguments.delta,
         accountant=arguments.accountant,
         adjacency=arguments.adjacency or "add_or_remove_one",
+        bands=1 if arguments.bands is None else arguments.bands,
     )
 
 
@@ -94,7 +99,7 @@ def _stream(arguments):
     from tfdp.accounting.reports import stream_table
 
     # A chain has one adjacency, and costs the same after every number of steps.
-    _refuse(arguments, "cannot be used with --stream", "adjacency", "plot")
+    _refuse(arguments, "cannot be used with --stream", "adjacency", "plot", "bands")
     return stream_table.StreamPlan.of(
         num_examples=arguments.num_examples,
         batch_size=_whole(arguments.batch_size),

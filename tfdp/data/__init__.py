@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for editors and the documentation
     from tfdp.data.releases.representations import release_mixtures, release_once
     from tfdp.data.releases.transitions import TransitionRelease, private_transitions
     from tfdp.data.samplers.allocated import allocated_epochs
+    from tfdp.data.samplers.cyclic_poisson import cyclic_poisson_batches
     from tfdp.data.samplers.drawn_batches import load_batches
     from tfdp.data.samplers.microbatched import microbatches
     from tfdp.data.samplers.poisson import poisson_batches
@@ -45,6 +46,7 @@ __all__ = [
     "TransitionRelease",
     "allocated_epochs",
     "batched",
+    "cyclic_poisson_batches",
     "declare_sampling",
     "leave_one_out_split",
     "load_batches",
@@ -81,6 +83,7 @@ __getattr__ = on_demand(
         ".datasets.synthetic": ["synthetic_sequences"],
         ".datasets.synthetic_clicks": ["synthetic_clicks"],
         ".datasets.tables": ["TextData", "load_clicks", "load_texts"],
+        ".samplers.cyclic_poisson": ["cyclic_poisson_batches"],
         ".samplers.drawn_batches": ["load_batches"],
         ".releases.frequency": ["FrequencyRelease", "private_frequency"],
         ".releases.frequent_items": ["FrequentItems"],

@@ -1,4 +1,4 @@
-"""Layers that release, select, or correct for noise. They know neither optimizers nor models."""
+"""Layers that hold releases, look up rows, correct for noise. No optimizers, no models."""
 
 from typing import TYPE_CHECKING
 

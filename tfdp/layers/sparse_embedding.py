@@ -270,10 +270,12 @@ class SparseEmbeddingRule(Rule):
 
     def shared_contributions(self, layer, args, kwargs, gradient):
         ids, weights = layer.dense(args[0], args[1] if len(args) > 1 else kwargs.get("weights"))
-        factors = layer.coefficients(ids, weights)  # (N,), or (N, values)
-        left = gradient.left
-        if len(ids.shape) == 2:
-            left = left[..., tf.newaxis]
-        left = tf.reshape(left * factors, [-1, left.shape[1], ids.shape.num_elements()])
-        gradient = dataclasses.replace(gradient, left=left)
-        return [(layer.embeddings, gradient.at_rows(tf.reshape(layer.rows_read(ids), [-1])))]
+        rows = layer.rows_read(ids)
+        if len(ids.shape) == 2 or weights is not None:
+            factors = layer.coefficients(ids, weights)  # (N,), or (N, values)
+            left = gradient.left
+            if len(ids.shape) == 2:
+                left = left[..., tf.newaxis]
+            left = tf.reshape(left * factors, [-1, left.shape[1], ids.shape.num_elements()])
+            gradient, rows = dataclasses.replace(gradient, left=left), tf.reshape(rows, [-1])
+        return [(layer.embeddings, gradient.at_rows(rows))]

@@ -9,13 +9,15 @@ A sampler is part of a privacy guarantee (MATH.md section 1). This one
 
 It runs under eager execution, `tf.function` and XLA alike, from stateless operations only.
 `NoiseSource` draws in training, `PipelineNoiseSource` in input pipelines (`training_source.py`);
-`ChainSource` in training whose noise is correlated over steps (`chain_source.py`);
+`ChainSource` and `BandedSource` in training whose noise is correlated over steps
+(`chain_source.py`, `banded_source.py`);
 `ServingNoiseSource` in layers at inference and `ReplicaNoiseSource` in layers in training
 (`layer_sources.py`). What is released with noise in it is a `release` of one of them, or
 `entries_above`: those entries of a release that exceed a threshold (`above.py`).
 """
 
 from tfdp.noise.above import entries_above, probability_above
+from tfdp.noise.banded_source import BandedSource
 from tfdp.noise.chain_source import ChainSource
 from tfdp.noise.gaussian import (
     normal_of_tail,
@@ -27,6 +29,7 @@ from tfdp.noise.layer_sources import ReplicaNoiseSource, ServingNoiseSource
 from tfdp.noise.training_source import NoiseSource, PipelineNoiseSource
 
 __all__ = [
+    "BandedSource",
     "ChainSource",
     "Grid",
     "NoiseSource",

@@ -2,21 +2,20 @@
 
 import functools
 
-import numpy as np
 import tensorflow as tf
 
-from tfdp.errors import PrivacyError
 from tfdp.noise import grid as on_grid
-from tfdp.noise.gaussian import fused_block_words, later, words_of_blocks
+from tfdp.noise.correlated_source import CorrelatedSource, hidden
+from tfdp.noise.gaussian import block_counters, later, words_of_blocks
 from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
-from tfdp.noise.training_source import ADVANCING, FEW, SMALL_DRAW, NoiseSource, compiled_size
+from tfdp.noise.training_source import ADVANCING, FEW, SMALL_DRAW, compiled_size
 from tfdp.runtime.xla import is_compiling, platform
 
 # Turns of one table, or steps, in the upper words of counters.
 _LOG_TURNS = 48
 
 
-class ChainSource(NoiseSource):
+class ChainSource(CorrelatedSource):
     """Adds the step's own draw to its sums, and a part of the draws of earlier steps.
 
     y_t = r(x_t) + d_t + r(Σ_{i≥1} m_i·d_{t−i}), with d_t = r(z_t) + γ·w_t the draw of an
@@ -40,95 +39,40 @@ class ChainSource(NoiseSource):
     _purpose = "chain/"
 
     def __init__(self, bands: int, seed: int | None = None):
-        super().__init__(seed)
-        self._bands, self._tables, self._layout = bands, [], None
-
-        def hidden(value, dtype, name):
-            return tf.Variable(value, dtype=dtype, trainable=False, name=name)
-
+        super().__init__(bands, seed)
+        self._tables = []
         with tf.init_scope():
             self._position = hidden(0, tf.int64, "step_of_chain")
             self._length = hidden(0, tf.int64, "steps_of_chain")
-            self._numbers = hidden(np.eye(1, bands + 2)[0], tf.float64, "noise_of_chain")
         self.end()
 
     @property
     def variables(self):
         counts = [count for _, count in self._tables]
-        return [*super().variables, self._position, self._length, self._numbers, *counts]
+        return [*super().variables, self._position, self._length, *counts]
 
     def build(self, tables):
-        """Makes the counts of the rows of tables.
-
-        Args:
-            tables: list of variables, (V, d) each.
-        """
         for table in tables:
             zeros = tf.zeros([table.shape[0]], tf.int32)
             self._tables.append((table, tf.Variable(zeros, trainable=False, name="turns_of_rows")))
 
     def begin(self, correlation, strategy=None):
-        """Called eagerly: the next step is the first one of a chain.
-
-        Args:
-            correlation: a `tfdp.accounting.correlated_noise.Correlation` of at most as many bands.
-            strategy: as for `rekey`.
-        """
-        self.rekey(strategy)
-        missing = self._bands - correlation.bands
-        s = correlation.sensitivity
         # What is taken back is off by a unit at most in each of two runs, and by as many as its
         # coefficients where another program has drawn earlier steps, and rounded otherwise.
         units = 1.0 + sum(map(abs, correlation.coefficients[1:]))
-        carried = 2.0 * units * correlation.carried / s
-        self._numbers.assign([*correlation.coefficients, *[0.0] * missing, s, carried])
+        carried = 2.0 * units * correlation.carried
+        self._begin(correlation.coefficients, correlation.sensitivity, carried, strategy)
         self._position.assign(0)
         self._length.assign(correlation.steps)
         for _, count in self._tables:
             count.assign(tf.zeros_like(count))
 
     def end(self):
-        """Called eagerly: no further step belongs to the chain; its key is gone."""
-        self.rekey()
+        super().end()
         self._length.assign(0)
-        self._numbers.assign([1.0, *[0.0] * (self._bands - 1), 1.0, 0.0])
-
-    def grid(self, stddev, sensitivity, coordinates, rounding):
-        """The `Grid` of a step.
-
-        Args:
-            stddev: σ·C, a scalar tensor.
-            sensitivity: C.
-            coordinates, rounding: as for `Grid`.
-        """
-        s, carried = tf.unstack(self._numbers.read_value()[self._bands :])
-        stddev = tf.cast(stddev, tf.float64) * s
-        return on_grid.Grid(stddev, sensitivity, coordinates, rounding, carried)
 
     def release(self, tensors, grid, divisor=1.0, dtype=tf.float32, rows=()):
-        """One step's clipped sums with noise; called once in each step, with all of its tensors.
-
-        Args:
-            tensors: list of float tensors of static shapes, or tf.IndexedSlices of such.
-            grid: from `grid`.
-            divisor: a number by which what is released is divided.
-            dtype: of the results.
-            rows: list of (table, (S,) int64 distinct rows, (S, d) sums), of tables that `build` was
-                given; rows beyond the table hold nothing.
-
-        Returns:
-            List of tensors of the same shapes, those of rows first.
-
-        Raises:
-            PrivacyError: on a TPU, where float64 is too short for it; if tensors of other shapes
-                or kinds were released before.
-        """
-        if platform() == "TPU":
-            raise PrivacyError(
-                "Noise that is correlated over steps is not drawn on TPUs: leave "
-                "`noise_correlation` of the DPOptimizer out."
-            )
-        self._check_layout(tensors)
+        self._check(tensors)
         step, coefficients = self._next()
         key = tf.bitcast(self._key.read_value(), tf.uint64)
         first = tf.bitcast(self._counter.read_value(), tf.uint64)
@@ -156,17 +100,6 @@ class ChainSource(NoiseSource):
             return draw(values, grid.public, key, counters, own, divisor)[:size]
 
         return noisy_rows + in_joined_parts(tensors, LARGEST_JOINED, one_part)
-
-    def _check_layout(self, tensors):
-        """Refuses tensors in whose places other ones were drawn, by this or another program."""
-        layout = [(tuple(t.shape), isinstance(t, tf.IndexedSlices)) for t in tensors]
-        if self._layout not in (None, layout):
-            raise PrivacyError(
-                "The set of trained weights has changed since this DPOptimizer was first used: a "
-                "step would cancel noise that was never added. Compile with a new DPOptimizer. "
-                f"Received: {layout} after {self._layout}"
-            )
-        self._layout = layout
 
     def _next(self):
         """Moves on a step: the number of this one, and the coefficients of its draws."""
@@ -204,6 +137,28 @@ def _drawn(draw, coefficients, bands):
     return draw(0) + tf.round(tf.add_n(earlier)) if earlier else draw(0)
 
 
+def _units(numbers, key, low, high):
+    """A draw in units of the grid: one for each block of Philox, whose counters are low and high.
+
+    In a trace of its own, made once: a step has a draw for each of its bands, tables and sizes.
+    """
+    units = _traced_units(platform(), is_compiling())(*numbers, key, low, high)
+    units.set_shape(low.shape)
+    return units
+
+
+@functools.cache
+def _traced_units(*_):
+    """`drawn_units` of blocks, for a platform and whether XLA compiles them: `log` differs."""
+    number, words = tf.TensorSpec([], tf.float64), tf.TensorSpec(None, tf.uint64)
+
+    @tf.function(input_signature=[*[number] * 3, *[words] * 3], autograph=False)
+    def units(step, stddev, window, key, low, high):
+        return on_grid.drawn_units(step, stddev, window, words_of_blocks(key, low, high))
+
+    return units
+
+
 def _released(values, drawn, numbers, public, divisor, dtype):
     step, stddev, _ = numbers
     noisy = on_grid.on_grid(values, drawn, step, stddev, dtype)
@@ -219,8 +174,7 @@ def _compiled(bands, dtype):
         numbers = on_grid.numbers_of(*public)
 
         def draw(i):
-            words = fused_block_words(key, counters[i], values.shape.as_list())
-            return on_grid.drawn_units(*numbers, words)
+            return _units(numbers, key, *block_counters(counters[i], values.shape.as_list()))
 
         drawn = _drawn(draw, coefficients, bands)
         return _released(values, drawn, numbers, public, divisor, dtype)
@@ -244,7 +198,7 @@ def _compiled_rows(bands, place, dtype):
 
         def draw(i):
             upper = high + tf.cast(turns - i, tf.uint64)[:, tf.newaxis]
-            return on_grid.drawn_units(*numbers, words_of_blocks(key, low, upper))
+            return _units(numbers, key, low, upper)
 
         drawn = _drawn(draw, tf.unstack(own[:, :, tf.newaxis], axis=1), bands)
         return _released(values, drawn, numbers, public, divisor, dtype)

@@ -62,7 +62,7 @@ def fused_block_words(key, counter, shape):
     Source: Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3",
     Philox-4x32-10.
     """
-    return words_of_blocks(key, *_block_counters(counter, shape))
+    return words_of_blocks(key, *block_counters(counter, shape))
 
 
 def words_of_blocks(key, low, high):
@@ -84,7 +84,7 @@ def words_of_blocks(key, low, high):
     return [_low(word) for word in x]
 
 
-def _block_counters(counter, shape):
+def block_counters(counter, shape):
     """The two words of the counters of as many blocks, from `counter` on."""
     places = tf.reshape(tf.range(math.prod(shape), dtype=tf.int64), shape)
     low = counter[0] + tf.cast(places, tf.uint64)

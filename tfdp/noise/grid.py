@@ -45,6 +45,8 @@ _FINEST = 2.0**-20  # γ·√d in units of C
 _CARRIED = 2.0**-7  # of a chain: what earlier roundings may add up to, in units of 2⁻²⁰·C
 _LARGEST_SUM = 2.0**51  # in units of γ
 _LARGEST_STDDEV = 2.0**43  # in units of γ; a normal draw is at most 12 of them, a Laplace one 66
+#: What a normal draw and its w are together, at most, in standard deviations.
+LARGEST_DRAW = 12.0
 _WINDOW = 2.0**-6  # W in standard deviations, at most
 _LOG_LARGEST_WINDOW = 31
 #: Values of Philox' counter for each coordinate.
@@ -76,10 +78,11 @@ class Grid:
         rounding: how far one record may move the release beyond C, relative to C.
         carried: None, or a float64 scalar of a chain of steps: what roundings in all of its steps
             move it by, in units of γ·√d, where the one of the record's own step moves it by 1.
+        largest: the most units of γ that a standard deviation σ·C may have; γ is raised beyond.
 
     Attributes:
-        step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > 2⁴³·γ, and finer
-            by `carried`/2⁷ where that is more than 1.
+        step: γ, a float64 scalar: a power of two, at most 2⁻²⁰·C/√d unless σ·C > `largest`·γ, and
+            finer by `carried`/2⁷ where that is more than 1.
         stddev: float64 scalar, σ·(C·(1 + rounding) + γ·√d·(1 + carried)).
         window: float64 scalar, the number of values of w, a power of two.
         public: float64 scalars from which the three follow.
@@ -92,6 +95,7 @@ class Grid:
         coordinates: int,
         rounding: float = CLIPPED,
         carried: tf.Tensor | None = None,
+        largest: float | tf.Tensor = _LARGEST_STDDEV,
     ):
         root = math.sqrt(max(coordinates, 1))
         # frexp: x = m·2^e with m in [1/2, 1), so that 2^(e−1) is the power of two below x.
@@ -101,7 +105,7 @@ class Grid:
         if carried is not None:
             known[0] /= _power_of_two(carried * _CARRIED, 32)
             known[2] *= 1.0 + carried
-        self.public = (stddev, *known)
+        self.public = (stddev, *known, tf.cast(largest, tf.float64))
         # One call instead of thirty small ones, each of which costs as much.
         numbers = _numbers_at_once if tf.executing_eagerly() else numbers_of
         self.step, self.stddev, self.window = numbers(*self.public)
@@ -138,9 +142,9 @@ def grid_of_counts(stddev, moved, largest):
     return grid
 
 
-def numbers_of(stddev, finest, rounding, root):
+def numbers_of(stddev, finest, rounding, root, largest):
     """(step, stddev, window) of a `Grid`; `root` is √d/C."""
-    step = finest * _power_of_two(stddev / (finest * _LARGEST_STDDEV), 64)
+    step = finest * _power_of_two(stddev / (finest * largest), 64)
     stddev *= 1.0 + rounding + step * root
     window = _power_of_two(stddev * (_WINDOW / step), _LOG_LARGEST_WINDOW + 1, above=True)
     return step, stddev, tf.maximum(0.5 * window, 1.0)

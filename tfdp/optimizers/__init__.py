@@ -1,10 +1,10 @@
 """DPOptimizer: charges, adds noise, calls the wrapped optimizer. Gradients arrive clipped."""
 
+from tfdp.optimizers.bands import BandedInverse, BandedMatrix
 from tfdp.optimizers.dp_optimizer import DPOptimizer
-from tfdp.optimizers.noise_correlation import BandedInverse
 from tfdp.optimizers.rows import LazyAdam, RowAdagrad, RowSGD
 
-__all__ = ["BandedInverse", "DPOptimizer", "LazyAdam", "RowAdagrad", "RowSGD"]
+__all__ = ["BandedInverse", "BandedMatrix", "DPOptimizer", "LazyAdam", "RowAdagrad", "RowSGD"]
 
 
 def __dir__():

@@ -83,8 +83,8 @@ def check_data(num_examples, expected_batch_size, max_records_per_unit, num_reco
         )
     elif period is not None:
         raise ValueError(
-            "Argument `period` needs `max_records_per_unit`: tfdp can check only for persons that "
-            "they are in no other period. Pass the value that you gave to the sampler. "
+            "Argument `period` needs `max_records_per_unit`: tfdp can check only for ids of "
+            "persons that periods are disjoint. Pass the value that you gave to the sampler. "
             f"Received: period={period!r}, max_records_per_unit=None"
         )
 

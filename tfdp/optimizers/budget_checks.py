@@ -33,8 +33,8 @@ def refuse_beyond(budget, remaining, ledger):
     if epsilon > budget.epsilon * (1 + 1e-9):
         raise BudgetError(
             f"The remaining {remaining} steps would end at epsilon={epsilon:.6g}, beyond the "
-            f"budget's {budget.epsilon} at delta={budget.delta}. Either more was charged to these "
-            "weights than when the noise was calibrated (every `fit` begins a new pass of "
+            f"budget's {budget.epsilon} at delta={budget.delta}. Either these weights were "
+            "charged again after the noise was calibrated (every `fit` begins a new pass of "
             "shuffled or allocated batches), or draws exceed `max_batch_size` too often. Compile "
             "again with a new DPOptimizer, which calibrates to the rest of the budget, or raise "
             "`max_batch_size` of `poisson_batches` (num_examples always suffices)."

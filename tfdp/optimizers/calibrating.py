@@ -32,9 +32,14 @@ def noise_multiplier(budget, setting, steps, ledger):
         return accounting.calibrate_random_allocation(
             budget, setting.sampling.allocation_steps, setting.count(steps), **beside
         )
+    probability = {
+        "poisson": lambda sampling: sampling.sampling_probability,
+        "cyclic": lambda sampling: sampling.part_probability,
+        "gaussian": lambda sampling: 1.0,
+    }[event]
     return accounting.calibrate_noise_multiplier(
         budget,
-        {"poisson": setting.sampling.sampling_probability, "gaussian": 1.0}[event],
+        probability(setting.sampling),
         setting.count(steps),
         mechanism=setting.mechanism,
         max_records_per_unit=setting.draws_per_unit,

@@ -11,7 +11,7 @@ from tfdp import accounting
 from tfdp.accounting.charges.notes import Notes
 from tfdp.accounting.charges.sampling import PERSON
 from tfdp.optimizers import budget_checks, calibrating
-from tfdp.optimizers.noise_correlation import correlation_of, planned
+from tfdp.optimizers.noise_correlation import correlation_of
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime.replicas import of_first_replica
 
@@ -120,13 +120,8 @@ class Charging(RunCharging):
             PrivacyError: if these weights were trained with persons and without, or in a way that
                 has no ε together with these steps.
         """
-        self._counter.end()
-        self._limit.assign(0)  # what is refused below leaves no step that nobody would charge
-        self._cap = self.mechanism = None
-        chain = self._optimizer.noise_chain
-        if chain is not None:
-            chain.end()
-        budget = self._optimizer.budget
+        self._stop()  # what is refused below leaves no step that nobody would charge
+        budget, chain = self._optimizer.budget, self._optimizer.noise_chain
         if not self._optimizer.from_data.is_complete:
             self._stddev.assign(float("nan"))
             return
@@ -151,6 +146,23 @@ class Charging(RunCharging):
         for variable in (self._stddev, self._host_stddev):
             if variable is not None:
                 variable.assign(sigma * self._optimizer.clip_norm)
+
+    def end(self):
+        """Called eagerly after a run, or what was left of it: nobody knows what batches follow.
+
+        Under a budget none may, so that there is no σ to calibrate.
+        """
+        if self._optimizer.budget is None:
+            self.begin(None)
+        else:
+            self._stop()
+
+    def _stop(self):
+        self._counter.end()
+        self._limit.assign(0)
+        self._cap = self.mechanism = None
+        if self._optimizer.noise_chain is not None:
+            self._optimizer.noise_chain.end()
 
     def note(self, notes, in_place_of):
         """Called eagerly where a step is traced: gives the run other notes."""
@@ -272,8 +284,11 @@ class Charging(RunCharging):
         )  # fmt: skip
 
     def planned(self):
-        """How batches will be drawn if nobody says otherwise: Poisson, or one pass of a stream."""
-        return planned(self._optimizer.noise_correlation, self.poisson())
+        """How batches will be drawn if nobody says otherwise: Poisson, or as the noise needs."""
+        noise_correlation, poisson = self._optimizer.noise_correlation, self.poisson()
+        if noise_correlation is None:
+            return poisson
+        return noise_correlation.planned(poisson, self._optimizer.steps)
 
     def _noise_multiplier_for(self, sampling):
         """σ of the budget's runs on such batches, or calibrated to what is left."""

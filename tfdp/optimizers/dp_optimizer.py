@@ -12,11 +12,12 @@ from tfdp.clipping.losses import REDUCTIONS
 from tfdp.data.sampling.periods import Period
 from tfdp.errors import PrivacyError
 from tfdp.fixed_settings import FixedSettings
-from tfdp.noise import ChainSource, NoiseSource
+from tfdp.noise import NoiseSource
 from tfdp.optimizers import arguments, from_data, logical_step, saved_state
+from tfdp.optimizers.bands import BandedInverse, BandedMatrix
 from tfdp.optimizers.charging import Charging
 from tfdp.optimizers.gradient_scales import bounds_of, checked_scales
-from tfdp.optimizers.noise_correlation import BandedInverse, chained_tables, checked_correlation
+from tfdp.optimizers.noise_correlation import chained_tables, checked_correlation
 from tfdp.optimizers.rows.row_optimizer import RowOptimizer
 from tfdp.optimizers.run_charging import HistoryState
 from tfdp.optimizers.sparse_training import SparseTraining
@@ -73,9 +74,9 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             change. `None` noises every row of every table, at the cost of dense gradients.
         embedding_optimizer: `RowSGD`, `RowAdagrad` or `LazyAdam` for those tables; needed with
             `selection`. `optimizer` then trains everything else.
-        noise_correlation: None for independent noise. "auto", or a `BandedInverse`: later steps
-            cancel a part of the noise of earlier ones, for batches of
-            `tfdp.data.stream_batches`. All steps are then one mechanism, charged with the first.
+        noise_correlation: None for independent noise. "auto" or a `BandedInverse`, on batches of
+            `tfdp.data.stream_batches`, or a `BandedMatrix`, on batches of
+            `tfdp.data.cyclic_poisson_batches`: later steps cancel a part of the earlier noise.
         microbatch_size: number of examples processed at once inside a step; bounds memory and
             changes nothing else. `None` processes the whole batch at once. With `AdaFEST` it needs
             rows that come with the batches, from `tfdp.distribution.select_on_host`.
@@ -121,7 +122,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         clipping: str = "flat", layer_shares: dict[str, float] | None = None,
         gradient_scales: dict[str, float] | None = None,
         selection: RowSelection | None = None, embedding_optimizer: RowOptimizer | None = None,
-        noise_correlation: str | BandedInverse | None = None,
+        noise_correlation: str | BandedInverse | BandedMatrix | None = None,
         microbatch_size: int | None = None, max_records_per_unit: int | None = None,
         num_records: int | None = None, period: Period | None = None,
         per_example_reduction: str = "mean", seed: int | None = None, name: str | None = None,
@@ -161,7 +162,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         self.from_data = from_data.FromData(self)
         self._noise, self._chain = NoiseSource(seed), None
         if self.noise_correlation is not None:
-            self._chain = ChainSource(self.noise_correlation.bands, seed)
+            self._chain = self.noise_correlation.source(seed)
         self._charging = Charging(self, noise_multiplier)
         # tf.train.Checkpoint keeps Python state of this kind.
         self.history_state = HistoryState(self._charging)
@@ -231,14 +232,14 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         if self.built:
             return
         dense = own = [v for v in variables if not is_external(v)]
+        tables = []
         if self._sparse is not None:
             tables, dense = self._sparse.split(variables)
             dense = [v for v in dense if not is_external(v)]
             self.embedding_optimizer.build([t for t in tables if not is_external(t)])
-            if self._chain is not None:
-                self._chain.build(chained_tables(tables))
         if self._chain is not None:
             chained_tables(list(vector_tables(variables).values()))  # refuses any
+            self._chain.build(chained_tables(tables))
         self.inner_optimizer.build(dense)
         super().build(own)
 
@@ -254,7 +255,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
 
     @property
     def noise_chain(self):
-        """The `ChainSource` of noise that is correlated over steps, or None."""
+        """The `CorrelatedSource` of noise that is correlated over steps, or None."""
         return self._chain
 
     @property

@@ -66,8 +66,8 @@ def _with_towers(optimizer, means, variables, vectors):
                 raise PrivacyError(
                     f"Table {table_name(variable)!r} is in a tower whose gradients are noised at "
                     'its vectors (`noise_at="vectors"`), so that a step moves rows which the '
-                    "`selection` did not select. Use keras.layers.Embedding there, or leave one "
-                    "of the two out."
+                    "`selection` did not select. Use keras.layers.Embedding there, or leave out "
+                    '`selection` or `noise_at="vectors"`.'
                 )
             found.setdefault(place[id(variable)], []).append(gradient)
     return {

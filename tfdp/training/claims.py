@@ -1,5 +1,6 @@
 """Which run of which model goes on, and in whose run an optimizer is."""
 
+import contextlib
 import threading
 
 from tfdp.errors import PrivacyError
@@ -16,6 +17,7 @@ class Run:
         model: the model that is trained.
         charging: of its `DPOptimizer`, or None: what charges the steps.
         batch: what `training_batches` gave last; None beside `fit`.
+        batch_is_trained: whether the step on that batch came to its end.
         is_fit: whether it is a `fit`.
         rows_are_checked: whether a `fit` gives batches from the model's own `select_on_host`.
         trained: ids of the variables that forward noise was found to protect, or not, by tracing;
@@ -26,6 +28,7 @@ class Run:
         self.model = model
         self.charging = _charging_of(model)
         self.batch = None
+        self.batch_is_trained = True
         self.is_fit = True
         self.rows_are_checked = False
         self.trained = None
@@ -34,6 +37,15 @@ class Run:
 def run_of(model):
     """The `Run` of a model that goes on, or None."""
     return vars(model).get(_RUN)
+
+
+@contextlib.contextmanager
+def trained_batch(model):
+    """Around the step on a batch of `training_batches`: notes where it comes to its end."""
+    yield
+    run = run_of(model)
+    if run is not None:
+        run.batch_is_trained = True
 
 
 def claim(model):

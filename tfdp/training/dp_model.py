@@ -219,7 +219,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
         refuse_unchecked_rows(self, host_selection.unpack(x)[1])
         run.refuse_unknown_batch(self, x, y, sample_weight)
         try:
-            with explained(self):
+            with explained(self), claims.trained_batch(self):
                 if isinstance(self.optimizer, DPOptimizer):
                     preflight.check_rules(self, x, y, sample_weight)
                 build_ahead(self, x, y)

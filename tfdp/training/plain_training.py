@@ -75,9 +75,9 @@ def refuse_beyond_budget(model, mechanism, kwargs):
     if spent > budget.epsilon:
         raise BudgetError(
             f"After {epochs} more epochs, ε would be {spent:.4g} at δ = {budget.delta:.3g}, "
-            "beyond the budget. Fit for fewer epochs, or give a new model `copies=`, its total "
-            f"number of epochs. Received: budget={budget}, {len(model.ledger)} mechanisms charged "
-            "before"
+            "beyond the budget. Fit for fewer epochs, or make a new model with `copies=` set to "
+            f"the total number of epochs. Received: budget={budget}, {len(model.ledger)} "
+            "mechanisms charged before"
         )
 
 

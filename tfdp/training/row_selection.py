@@ -131,10 +131,10 @@ def _refuse_several_draws(model, result):
     if any(tables) and (model.optimizer.microbatch_size is not None or count > 1):
         raise PrivacyError(
             f"Tables {[name for name in tables if name]} are looked up for negatives that all "
-            "examples share. Each micro-batch and each replica draws its own negatives, but a step "
-            "that noises some rows of a table has one set of rows. Leave `microbatch_size` out and "
-            'train on one device. Or leave out `selection` and `noise_at="vectors"`, or take all '
-            "items as negatives (`num_negatives=None`). "
+            "examples share. Each micro-batch and each replica draws its own negatives, but noise "
+            "on selected rows needs one set of rows for the whole step. Leave out "
+            "`microbatch_size` and train on one device. Or leave out `selection` and "
+            '`noise_at="vectors"`, or take all items as negatives (`num_negatives=None`). '
             f"Received: {count} replicas, microbatch_size={model.optimizer.microbatch_size}"
         )
 

@@ -12,7 +12,8 @@ from tfdp.accounting.charges.notes import Notes
 from tfdp.clipping.recording import trained_variables
 from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.origins import Origin
-from tfdp.data.samplers import drawn_batches, stream
+from tfdp.data.samplers import drawn_batches
+from tfdp.data.sampling import kept_order
 from tfdp.data.sources.missing_values import warn_of_nan
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
@@ -84,8 +85,8 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     drawn_batches.refuse_used_draw(sampling, model.charge_history)
     epochs = (kwargs.get("epochs") or 1) - (kwargs.get("initial_epoch") or 0)
     drawn_batches.refuse_second_pass(sampling, epochs, kwargs.get("steps_per_epoch"))
-    stream.refuse_more_passes(sampling, epochs, kwargs.get("steps_per_epoch"))
-    stream.refuse_other_order(sampling, x)
+    kept_order.refuse_more_passes(sampling, epochs, kwargs.get("steps_per_epoch"))
+    kept_order.refuse_other_order(sampling, x)
     refuse_longer_epochs(sampling, kwargs.get("steps_per_epoch"))
     refuse_unknown_variables(model)
     checks.check_strategy(strategy, optimizer)
@@ -158,7 +159,7 @@ def end(model):
     model.join_histories()  # variables may have been made by the run
     model.weight_origin.end()
     if run.charging is not None:
-        run.charging.begin(None)  # not with the other workers: one may be gone
+        run.charging.end()  # not with the other workers: one may be gone
     else:
         model.plain_charging.begin(plain_training.mechanism_outside_fit(model))
 
@@ -223,10 +224,11 @@ def single_batches(model, batches):
                 return
             if private:
                 model.optimizer.charging.look_again()
-                # A step that raised has not taken the batch either, whoever was given it.
-                if model.charging.steps_of_run == steps:
-                    stream.refuse_left_out(model.charging.mechanism.sampling)
-            run.batch, steps = batch, model.charging.steps_of_run
+                # A step that raised has not taken the batch either, wherever it did.
+                if not run.batch_is_trained:
+                    kept_order.refuse_left_out(model.charging.mechanism.sampling)
+            run.batch, run.batch_is_trained = batch, False
+            steps = model.charging.steps_of_run
             yield batch
     finally:
         if run_of(model) is run:  # and not what began since

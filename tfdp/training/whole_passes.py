@@ -50,7 +50,7 @@ class WholePasses(keras.callbacks.Callback):
     def _refuse(self, what):
         raise PrivacyError(
             f"{what} continued `fit`. tfdp counts passes over shuffled or allocated batches by "
-            "their steps, and would count too few after a pass that was cut. For shorter epochs "
+            "their steps, so after an incomplete pass it would count too few. For shorter epochs "
             "give `fit` the batches' `take(steps)`, or sample with `tfdp.data.poisson_batches`."
         )
 

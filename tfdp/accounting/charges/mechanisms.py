@@ -9,11 +9,12 @@ import json
 
 import dp_accounting
 
+from tfdp.accounting.banded_noise import BandedCorrelation
 from tfdp.accounting.charges.ledger_entry import LedgerEntry
 from tfdp.accounting.charges.notes import Notes
 from tfdp.accounting.charges.sampled_events import sampled_event
 from tfdp.accounting.charges.sampling import PERSON, Sampling
-from tfdp.accounting.correlated_noise import Correlation, check_chain
+from tfdp.accounting.correlated_noise import Correlation
 from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEvent
 
 UNKNOWN_BATCHES = (
@@ -73,9 +74,14 @@ class _Mechanism:
         if fields.get("sampling") is not None:
             fields["sampling"] = Sampling.from_dict(fields["sampling"])
         if fields.get("correlation") is not None:
-            fields["correlation"] = Correlation(**fields["correlation"])
+            fields["correlation"] = correlation_from_dict(fields["correlation"])
         fields["notes"] = Notes(**{k: tuple(v) for k, v in fields.get("notes", {}).items()})
         return cls(**{k: _frozen(v) for k, v in fields.items()})
+
+
+def correlation_from_dict(fields):
+    """The `Correlation` or `BandedCorrelation` of which these are the fields."""
+    return (BandedCorrelation if "strategy" in fields else Correlation)(**fields)
 
 
 def _frozen(value):
@@ -99,6 +105,8 @@ class PrivateTraining(_Mechanism):
       zero-out adjacency, since who is in a batch may be seen.
     - a stream, with noise that is correlated over steps: one Gaussian for the whole chain, from
       its first step on, under zero-out adjacency (MATH.md section 13).
+    - cyclic Poisson samples: each round of b steps that was begun is one Gaussian, amplified by the
+      sampling of a part, with noise of a matrix of b bands or without.
     - unknown: nothing can be said, and ε is infinite.
 
     Args:
@@ -111,7 +119,8 @@ class PrivateTraining(_Mechanism):
         mechanism: "gaussian" or "concentrated", as for `training_event`.
         clipping: how clip factors follow from norms.
         selection: description of the selection of rows, or None.
-        correlation: the `Correlation` of a chain; None for independent noise.
+        correlation: the `Correlation` or `BandedCorrelation` of a chain; None for independent
+            noise.
         budget: (ε, δ, steps) that the run was begun for, or None.
         notes: the `Notes` of the run.
     """
@@ -124,7 +133,7 @@ class PrivateTraining(_Mechanism):
     mechanism: str = "gaussian"
     clipping: str = "flat"
     selection: dict | None = None
-    correlation: Correlation | None = None
+    correlation: Correlation | BandedCorrelation | None = None
     budget: tuple | None = None
     notes: Notes = Notes()
 
@@ -139,7 +148,7 @@ class PrivateTraining(_Mechanism):
                 f"max_records_per_unit={drawn.max_records_per_unit}"
             )
         if self.correlation is not None:
-            check_chain(self.correlation, drawn, self.mechanism)
+            self.correlation.check(drawn, self.mechanism)
         self.event()  # refuses what cannot be accounted for, before there is a step
 
     @property
@@ -162,14 +171,15 @@ class PrivateTraining(_Mechanism):
         return max(steps - paid, 0) if by_step else super().unpaid(steps, paid)
 
     def event(self, noise_multiplier=None):
-        """What `count` counts: a step, or an epoch; for calibration at another noise multiplier."""
+        """What `count` counts: a step, a round, or an epoch; for calibration at another σ."""
         sigma = self.noise_multiplier if noise_multiplier is None else noise_multiplier
         return sampled_event(sigma, self.sampling, self.mechanism)
 
     def count(self, steps):
         """How many such events `steps` steps are."""
-        whole = self.sampling is None or self.correlation is not None
-        return 1 if whole else self.sampling.appearances(steps)  # a chain, however far it went
+        if self.sampling is None or getattr(self.correlation, "is_one_event", False):
+            return 1  # a chain, however far it went
+        return self.sampling.appearances(steps)
 
     def same_setting(self, other):
         """Whether another run differs in its noise, batches and notes at most."""

@@ -11,6 +11,10 @@ def _poisson(noise_multiplier, sampling, mechanism):
     return training_event(noise_multiplier, q, mechanism, sampling.draws_per_unit)
 
 
+def _cyclic(noise_multiplier, sampling, mechanism):
+    return training_event(noise_multiplier, sampling.part_probability, mechanism)
+
+
 def _gaussian(noise_multiplier, sampling, mechanism):
     return training_event(noise_multiplier, 1.0, mechanism)
 
@@ -25,11 +29,13 @@ def _allocation(noise_multiplier, sampling, mechanism):
     return allocation_event(noise_multiplier, sampling.allocation_steps)
 
 
-EVENTS = {"poisson": _poisson, "gaussian": _gaussian, "allocation": _allocation}
+EVENTS = {
+    "poisson": _poisson, "cyclic": _cyclic, "gaussian": _gaussian, "allocation": _allocation,
+}  # fmt: skip
 
 
 def sampled_event(noise_multiplier, sampling, mechanism="gaussian"):
-    """One step or one pass of private training, as the batches' rule says.
+    """One step, round or pass of private training, as the batches' rule says.
 
     Args:
         noise_multiplier: σ, over the clip norm.

@@ -1,6 +1,7 @@
 """How batches were drawn: a description that travels with the data."""
 
 import dataclasses
+import math
 
 from tfdp import _validate
 from tfdp.accounting.charges.sampling_rules import RULES
@@ -9,7 +10,7 @@ from tfdp.accounting.losses import truncation
 _COUNTS = ("num_examples", "microbatches", "workers")
 _COUNTS_OR_NONE = (
     "max_batch_size", "steps_per_epoch", "passes", "max_records_per_unit", "num_records",
-    "max_participations", "min_separation",
+    "max_participations", "min_separation", "bands",
 )  # fmt: skip
 #: The unit of privacy where batches are drawn by whose records they are.
 PERSON = "one person with all of its records"
@@ -30,8 +31,9 @@ class Sampling:
             batches of an epoch, independently and uniformly), "full_batch" (every record in every
             batch), "microbatches" (M independent Poisson samples make one batch, in which a record
             may appear several times), "stream" (each record once a pass, in an order that stays),
-            or "declared_poisson" / "declared_shuffled", if the user declares it and tfdp did not
-            draw the batches itself.
+            "cyclic_poisson" (each record in one of b parts, which are sampled in turn, each record
+            of a part independently with probability b·q), or "declared_poisson" /
+            "declared_shuffled", if the user declares it and tfdp did not draw the batches itself.
         num_examples: n, the number of records.
         expected_batch_size: q n; a float is allowed.
         max_batch_size: capacity at which a Poisson or allocated batch is cut off, or `None` if it
@@ -39,8 +41,8 @@ class Sampling:
         seeded: whether a fixed seed chose the batches; for tests only.
         steps_per_epoch: batches in one pass over the data, or `None` if that is not known.
         passes: the largest number of passes over shuffled or allocated data that a run begins, if
-            the number of batches of a pass is unknown; of a stream, the largest number that a run
-            may begin.
+            the number of batches of a pass is unknown; of a stream and of cyclic Poisson samples,
+            the largest number that a run may begin.
         microbatches: M, for kind "microbatches".
         workers: number of workers that draw a Poisson batch together, each from its own share of
             the records and with its own share of the capacity.
@@ -51,6 +53,7 @@ class Sampling:
             one person takes part in, with one record in each; None for one.
         min_separation: g, with `max_participations`: the smallest number of steps from one such
             step of a person to the next.
+        bands: b, for cyclic Poisson samples: the number of parts, and the steps of a round.
         period: (name of a registry, name of a period in it), if no person has records in another of
             its periods; None for data that may overlap with any other data.
         draw: name of a draw that was made ahead and trains once; None if every pass draws again.
@@ -74,6 +77,7 @@ class Sampling:
     num_records: int | None = None
     max_participations: int | None = None
     min_separation: int | None = None
+    bands: int | None = None
 
     def __post_init__(self):
         _validate.one_of("kind", self.kind, tuple(RULES))
@@ -92,7 +96,7 @@ class Sampling:
             if self.max_records_per_unit is None:
                 raise ValueError(
                     "Argument `period` needs batches of persons (`max_records_per_unit`): tfdp "
-                    "can check only for persons that they are in no other period. Received: "
+                    "can check only for ids of persons that periods are disjoint. Received: "
                     "max_records_per_unit=None"
                 )
         if self.num_records is not None:
@@ -106,12 +110,23 @@ class Sampling:
             self._check_participations()
         if self.rule.event == "allocation":
             self._check_allocation()
+        if (self.bands is None) == (self.rule.event == "cyclic") or self._is_beyond_parts():
+            raise ValueError(
+                'Argument `bands` is the number of parts of kind="cyclic_poisson", at most '
+                "num_examples / expected_batch_size: a record of the part that is sampled is drawn "
+                "with probability bands·expected_batch_size/num_examples. Received: "
+                f"bands={self.bands}, kind={self.kind!r}, expected_batch_size="
+                f"{self.expected_batch_size}, num_examples={self.num_examples}"
+            )
         if self.kind == "full_batch" and self.expected_batch_size != self.num_examples:
             raise ValueError(
                 'Argument `expected_batch_size` must equal `num_examples` for kind="full_batch". '
                 f"Received: expected_batch_size={self.expected_batch_size}, "
                 f"num_examples={self.num_examples}"
             )
+
+    def _is_beyond_parts(self):
+        return self.bands is not None and self.bands * self.expected_batch_size > self.num_examples
 
     def _check_records(self):
         drawn = (self.kind, self.workers, self.draw)
@@ -135,7 +150,7 @@ class Sampling:
     def _check_participations(self):
         both = None not in (self.max_participations, self.min_separation)
         one = self.max_records_per_unit == 1 and (self.passes or 1) == 1
-        if not (self.rule.keeps_order and both and one):
+        if not (self.rule.keeps_order and self.bands is None and both and one):
             raise ValueError(
                 "Arguments `max_participations` and `min_separation` must be given together, for "
                 "one pass over a stream with one record of each person in a step. Received: "
@@ -177,15 +192,24 @@ class Sampling:
         return self.sampling_probability / self.microbatches
 
     @property
+    def part_probability(self):
+        """b·q, the probability of a record of the part that a step samples."""
+        # In this order: b·q of a part that is drawn whole is 1 and not more.
+        return self.bands * self.expected_batch_size / self.num_examples
+
+    @property
     def chain_steps(self):
-        """The steps of all passes over a stream; None if the number is unknown."""
+        """The steps of all passes, whose order stays; None if the number is unknown."""
         if not self.rule.keeps_order or self.steps_per_epoch is None:
             return None
         return self.steps_per_epoch * (self.passes or 1)
 
     @property
     def participations(self):
-        """(k, g): the most steps of a run over a stream that a unit is in, g or more apart."""
+        """(k, g): the most steps of a run that a unit may be in, g or more apart."""
+        if self.bands is not None:
+            steps = self.chain_steps
+            return math.inf if steps is None else self.appearances(steps), self.bands
         if self.max_participations is not None:
             return self.max_participations, self.min_separation
         passes = self.passes or 1
@@ -219,12 +243,13 @@ class Sampling:
 
         It is a bound for both neighbours; the larger one has one more unit of privacy. For several
         workers it is the sum over their shares, an upper bound. For batches that are charged by
-        passes it is the probability for a pass: the sum over its steps, whose sizes are binomial
-        and not independent.
+        passes or rounds it is the probability for one: the sum over its steps, whose sizes are
+        binomial and not independent.
         """
         if not self.rule.sizes_vary or self.max_batch_size is None:
             return 0.0
-        parts = self.allocation_steps if self.rule.charged_by == "pass" else self.workers
+        steps = {"allocation": self.allocation_steps, "cyclic": self.bands}
+        parts = steps.get(self.rule.event, self.workers)
         of_one = truncation.overflow_probability(
             -(-self.most_drawn_from // self.workers) * self.microbatches,
             self.draw_probability,
@@ -244,10 +269,15 @@ class Sampling:
 
         For batches that are charged by passes, this is once in each pass that was begun, or
         `max_participations` times. If the number of batches of a pass is unknown, each step may
-        begin a pass, up to `passes`.
+        begin a pass, up to `passes`. For batches that are charged by rounds, it is once in each
+        round that was begun; a pass begins with a round.
         """
         if self.rule.charged_by == "step":
             return steps * self.microbatches
+        if self.rule.charged_by == "round":
+            of_pass = self.steps_per_epoch or 1
+            whole, rest = divmod(steps, of_pass)
+            return whole * -(-of_pass // self.bands) + -(-rest // self.bands)
         of_pass = self.max_participations or 1
         if self.steps_per_epoch is None:
             return steps if self.passes is None else min(steps, self.passes * of_pass)

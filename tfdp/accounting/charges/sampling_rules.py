@@ -10,13 +10,16 @@ class SamplingRule:
     """What is true of all batches of one kind. No field has a default: a new kind states them all.
 
     Args:
-        charged_by: "step", or "pass": then a pass costs as a whole as soon as it was begun.
-        event: what is counted: "poisson" (a step, amplified by sampling), "allocation" (a pass,
-            amplified as a whole) or "gaussian" (one Gaussian, without amplification). The
-            functions are in `sampled_events`.
+        charged_by: "step", "pass" or "round" (as many steps as there are parts of the records): a
+            pass or a round costs as a whole as soon as it was begun.
+        event: what is counted: "poisson" (a step, amplified by sampling), "cyclic" (a round, in
+            which each record has one chance to be sampled), "allocation" (a pass, amplified as a
+            whole) or "gaussian" (one Gaussian, without amplification). The functions are in
+            `sampled_events`.
         adjacency: the adjacency under which this event is the cost.
-        keeps_order: whether every pass has the same order. Noise that is correlated over steps is
-            then one event, whatever `charged_by` says, from its first step on.
+        keeps_order: whether every pass has the same order, of the records or of the parts that they
+            are sampled from. It is then known after how many steps a record can come again, and
+            noise may be correlated over steps.
         sizes_vary: whether sizes of batches are random, so that a capacity cuts some of them.
         repeats_records: whether one batch may hold a record several times.
         is_declared: whether the user vouches for the kind, and tfdp did not draw the batches.
@@ -38,7 +41,7 @@ class SamplingRule:
     words: str
 
     def __post_init__(self):
-        _validate.one_of("charged_by", self.charged_by, ("step", "pass"))
+        _validate.one_of("charged_by", self.charged_by, ("step", "pass", "round"))
 
 
 _POISSON = SamplingRule(
@@ -64,6 +67,13 @@ _STREAM = SamplingRule(
     sizes_vary=False, repeats_records=False, is_declared=False, saves_as_poisson=False,
     words="a stream in its order, {size} of {number}{in_each}{with_most}; {passes}.",
 )  # fmt: skip
+_CYCLIC = SamplingRule(
+    charged_by="round", event="cyclic", adjacency="add_or_remove_one", keeps_order=True,
+    sizes_vary=True, repeats_records=False, is_declared=False, saves_as_poisson=False,
+    words="cyclic Poisson sampled: each {one} is in one of {bands} parts, drawn at random. Steps "
+    "sample the parts in turn, each {one} of a part with probability {part_probability}{with_most} "
+    "({size} of {number} expected in a step){among}.",
+)  # fmt: skip
 _FULL_BATCH = SamplingRule(
     charged_by="step", event="gaussian", adjacency="add_or_remove_one", keeps_order=False,
     sizes_vary=False, repeats_records=False, is_declared=False, saves_as_poisson=False,
@@ -79,5 +89,6 @@ RULES = {
     "declared_shuffled": dataclasses.replace(_SHUFFLED, is_declared=True),
     "allocated": _ALLOCATED,
     "stream": _STREAM,
+    "cyclic_poisson": _CYCLIC,
     "full_batch": _FULL_BATCH,
 }

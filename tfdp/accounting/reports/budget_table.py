@@ -5,6 +5,7 @@ import math
 
 from tfdp import _validate
 from tfdp.accounting.accountants import epsilon
+from tfdp.accounting.banded_noise import steps_of_pass
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.events.composition import compose, training_event
@@ -15,7 +16,7 @@ from tfdp.accounting.rounding import round_down, round_up_to
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """A training run with Poisson sampling, before it runs.
+    """A training run with Poisson sampling, of all records or of parts in turn, before it runs.
 
     Args:
         num_examples: n.
@@ -24,6 +25,8 @@ class TrainingPlan:
         delta: at most 1/n.
         accountant: "pld" or "rdp".
         adjacency: as for `tfdp.accounting.epsilon`.
+        bands: b, the parts of the records that are sampled in turn (cyclic Poisson sampling), each
+            with probability b·q; b steps are one event then.
     """
 
     num_examples: int
@@ -32,20 +35,26 @@ class TrainingPlan:
     delta: float
     accountant: str
     adjacency: str
+    bands: int = 1
 
     @classmethod
-    def of(cls, *, num_examples, batch_size, steps, epochs, delta, accountant, adjacency):
+    def of(
+        cls, *, num_examples, batch_size, steps, epochs, delta, accountant, adjacency, bands=1
+    ):  # fmt: skip
         """A plan from a batch size and either `steps` or `epochs` (the other is `None`)."""
         num_examples = _validate.count("num_examples", num_examples)
         batch_size = _validate.positive("batch_size", batch_size)
-        if batch_size > num_examples:
+        if batch_size * _validate.count("bands", bands) > num_examples:
             raise ValueError(
-                "Argument `batch_size` must be at most `num_examples`. Received: "
-                f"batch_size={batch_size}, num_examples={num_examples}"
+                "Argument `batch_size` must be at most `num_examples`, or a part of them, where "
+                f"there are several (`bands`). Received: batch_size={batch_size}, "
+                f"num_examples={num_examples}, bands={bands}"
             )
         if steps is None:
             epochs = _validate.positive("epochs", epochs)
-            steps = math.ceil(epochs * num_examples / batch_size - 1e-9)
+            of_pass = num_examples / batch_size
+            of_pass = of_pass if bands == 1 else steps_of_pass(num_examples, batch_size, bands)
+            steps = math.ceil(epochs * of_pass - 1e-9)
         check_delta(delta, num_examples)
         return cls(
             num_examples,
@@ -54,12 +63,30 @@ class TrainingPlan:
             delta,
             accountant,
             adjacency,
+            bands,
         )
+
+    @property
+    def _probability(self):
+        """Of a record, in an event."""
+        return min(1.0, self.bands * self.sampling_probability)
+
+    def _events(self, steps):
+        return -(-steps // self.bands)
 
     def epsilon(self, noise_multiplier, steps):
         """epsilon after some of the steps."""
-        event = compose([(training_event(noise_multiplier, self.sampling_probability), steps)])
+        event = training_event(noise_multiplier, self._probability)
+        event = compose([(event, self._events(steps))])
         return epsilon(event, self.delta, self.accountant, self.adjacency)
+
+    def _sampling(self):
+        if self.bands == 1:
+            return "Poisson sampling"
+        return (
+            f"cyclic Poisson sampling of {self.bands} parts: {self.bands} steps are one event of "
+            f"probability {self._probability:.6g}"
+        )
 
     def over_steps(self, noise_multiplier, points):
         """Two lists: at most so many numbers of steps, evenly up to all, and their epsilons."""
@@ -74,8 +101,8 @@ class TrainingPlan:
         """(epsilon really reached, noise multiplier calibrated for `target`)."""
         sigma = calibrate_noise_multiplier(
             PrivacyBudget(target, self.delta),
-            self.sampling_probability,
-            self.steps,
+            self._probability,
+            self._events(self.steps),
             self.accountant,
             self.adjacency,
         )
@@ -86,7 +113,7 @@ class TrainingPlan:
         lines = [
             f"n = {self.num_examples}, q = {self.sampling_probability:.6g}, "
             f"steps = {self.steps}, delta = {self.delta:g}",
-            f"accountant {self.accountant}, adjacency {self.adjacency}, Poisson sampling",
+            f"accountant {self.accountant}, adjacency {self.adjacency}, {self._sampling()}",
             "",
             f"{'epsilon':>12}  {'noise multiplier':>16}  epsilon over the steps",
         ]

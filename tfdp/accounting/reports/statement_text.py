@@ -4,8 +4,8 @@ import math
 import textwrap
 
 from tfdp.accounting.charges.ledger_entry import period_of
+from tfdp.accounting.charges.mechanisms import correlation_from_dict
 from tfdp.accounting.charges.sampling import PERSON, Sampling
-from tfdp.accounting.correlated_noise import Correlation
 from tfdp.accounting.events.registry import event_from_dict
 from tfdp.accounting.rounding import round_down, round_up
 
@@ -209,6 +209,8 @@ def _drawn(sampling, steps):
         one_of_steps="step" if steps is None else f"one of {steps} steps",
         steps_of_pass=sampling.allocation_steps,
         passes=_passes(sampling),
+        bands=sampling.bands,
+        part_probability="" if sampling.bands is None else round_up(sampling.part_probability, 6),
     )
 
 
@@ -227,11 +229,19 @@ def _correlated(correlation):
     """What the epsilon of a chain of correlated noise covers."""
     if correlation is None:
         return ""
-    chain = Correlation(**correlation)
-    return (
+    chain = correlation_from_dict(correlation)
+    cancelled = (
         f" The noise of a step cancels part of the noise of up to {chain.bands - 1} steps before "
-        f"it. All steps, up to {chain.steps}, are one mechanism: from the first step on, epsilon "
-        "covers all of them. A training run that ends early has the same epsilon."
+        "it."
+    )
+    if not chain.is_one_event:
+        return (
+            f"{cancelled} Each {chain.bands} steps are one mechanism; epsilon counts all that were "
+            "begun."
+        )
+    return (
+        f"{cancelled} All steps, up to {chain.steps}, are one mechanism: from the first step on, "
+        "epsilon covers all of them. A training run that ends early has the same epsilon."
     )
 
 

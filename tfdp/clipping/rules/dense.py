@@ -15,6 +15,7 @@ from tfdp.clipping.sums.contributions import (
     flatten_time,
     reduce_to_shape,
 )
+from tfdp.clipping.sums.products import product_of_present
 
 # Activations of which each output depends on one input.
 _ELEMENTWISE = [
@@ -111,7 +112,7 @@ class DenseRule(KernelAndBias):
         if gradient.gate is not None:
             return self._gated_contributions(layer, inputs, gradient)
         left, right = gradient.left, gradient.right
-        pairs = [(layer.kernel, OuterProduct(left @ inputs, right))]
+        pairs = [(layer.kernel, OuterProduct(tf.tensordot(left, inputs, 1), right))]
         if layer.bias is not None:
             totals = tf.reduce_sum(left, axis=2, keepdims=True)
             values = tf.reduce_sum(totals * right, axis=1)
@@ -123,9 +124,9 @@ class DenseRule(KernelAndBias):
         left, right, gate = gradient.left, gradient.right, gradient.gate
         (count, rows), columns = inputs.shape, gate.shape[1]
         products = tf.reshape(inputs[:, :, tf.newaxis] * gate[:, tf.newaxis], [count, -1])
-        sums = tf.reshape(tf.reshape(left, [-1, count]) @ products, [-1, rows, columns])
-        sums = tf.reshape(sums, [-1, left.shape[1], rows, columns])
-        kernel = tf.reduce_sum(sums * right[:, :, tf.newaxis], axis=1)
+        sums = product_of_present(tf.reshape(left, [-1, count]), products)
+        sums = tf.reshape(sums, [-1, left.shape[1], rows, columns]) * right[:, :, tf.newaxis]
+        kernel = sums[:, 0] if left.shape[1] == 1 else tf.reduce_sum(sums, axis=1)
         pairs = [(layer.kernel, PerExampleGradients(kernel))]
         if layer.bias is not None:
             values = tf.reduce_sum(tf.tensordot(left, gate, 1) * right, axis=1)
@@ -136,7 +137,7 @@ class DenseRule(KernelAndBias):
         kernel = tf.cast(tf.convert_to_tensor(layer.kernel.value), tf.float32)
         if gradient.gate is not None:
             return dataclasses.replace(gradient, kernel=kernel)
-        right = tf.matmul(gradient.right, kernel, transpose_b=True)
+        right = tf.tensordot(gradient.right, kernel, [[2], [1]])
         return dataclasses.replace(gradient, right=right)
 
 

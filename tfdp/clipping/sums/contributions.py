@@ -70,7 +70,7 @@ class SharedRows:
     Rows that all examples look up, as negatives that are drawn once a step.
 
     Attributes:
-        ids: (N,) integers, N known.
+        ids: (N,) integers, N known; what has a negative one is no row.
         left: (B, T, N).
         right: (B, T, d).
     """
@@ -88,7 +88,7 @@ class GatedRows:
     derivative is the gate (MATH.md section 14). Equal ids have equal gates.
 
     Attributes:
-        ids: (N,) integers, N known.
+        ids: (N,) integers, N known; what has a negative one is no row.
         left: (B, T, N).
         right: (B, T, h).
         gate: (N, h).

@@ -206,14 +206,20 @@ class Tied(Gradient):
     ‖g‖² = ‖look-up‖² + ‖head‖² + 2 Σ_{t,t'} z[t', id_t]·⟨s_t, h_t'⟩: no array of the table's size
     for each example. Where sequences are longer than the table is wide, the head's own matrix is
     formed for one example at a time instead, which is less work than the grams.
+
+    Args:
+        rows: `RowGradients`.
+        outer: `Outer`.
+        of_head: (B, T) bool, which of the rows the head has; None: all. Any id stands for others.
     """
 
     is_product = True
 
-    def __init__(self, rows, outer):
+    def __init__(self, rows, outer, of_head=None):
         self.variable = rows.variable
         self.rows = rows
         self.outer = outer
+        self.of_head = of_head
         self.parts = (*rows.parts, *outer.parts)
 
     def squared_norm(self):
@@ -223,7 +229,7 @@ class Tied(Gradient):
             return self._beside_one_product()
         exact = affords_float64(z, h)
         if outer.strategy in ("looped", "per_example") and not exact:
-            return squared_norms_one_by_one(z, h, (rows.ids, rows.values))
+            return self._one_by_one()
         if exact:
             z, h = tf.cast(z, tf.float64), tf.cast(h, tf.float64)
         lengths = lengths_of_products(z, h)
@@ -231,7 +237,7 @@ class Tied(Gradient):
         h_gram = gram(h, length=lengths[1])
         head = tf.reduce_sum(tf.cast(z_gram * h_gram, tf.float64), axis=[1, 2])
         inner = tf.matmul(h, tf.cast(rows.values, h.dtype), transpose_b=True)  # (B, T', T)
-        cross = tf.reduce_sum(tf.cast(z_at_ids * inner, tf.float64), axis=[1, 2])
+        cross = self._total(tf.reduce_sum(tf.cast(z_at_ids * inner, tf.float64), axis=1))
         looked_up, rows_bound = rows.squared_norm()
         if exact:
             looked_up = tf.reduce_sum(sum_of_squares_of_rows(rows.values), axis=1)
@@ -251,9 +257,24 @@ class Tied(Gradient):
         values = tf.cast(self.rows.values, tf.float64)
         inner = tf.matmul(values, tf.cast(h, tf.float64), transpose_b=True)[:, :, 0]
         met = tf.cast(tf.gather(z[:, 0], self.rows.ids, axis=1, batch_dims=1), tf.float64)
-        cross = tf.reduce_sum(met * inner, axis=1)
+        cross = self._total(met * inner)
         looked_up = tf.reduce_sum(sum_of_squares_of_rows(self.rows.values), axis=1)
         return looked_up + head + 2.0 * cross, bound
+
+    def _one_by_one(self):
+        values, others = self.rows.values, 0.0
+        if self.of_head is not None:
+            squares = sum_of_squares_of_rows(values)
+            others = tf.reduce_sum(tf.where(self.of_head, 0.0, squares), axis=1)
+            values = tf.where(self.of_head[..., tf.newaxis], values, 0.0)
+        found = squared_norms_one_by_one(*self.outer.parts, (self.rows.ids, values))
+        return found[0] + others, found[1]
+
+    def _total(self, cross):
+        """(B,), from (B, T) products of the rows with those of the head."""
+        if self.of_head is not None:
+            cross = tf.where(self.of_head, cross, 0.0)
+        return tf.reduce_sum(cross, axis=1)
 
     def sum_of(self, parts, factors):
         values, *outer = parts

@@ -30,25 +30,22 @@ class SharedRowGradients(Gradient):
         self._sorted, self._order = ordering.sort_with_order(self.ids + 1, variable.shape[0] + 1)
         left, right = _beside([c.left for c in shared]), join([c.right for c in shared])
         # An id that was drawn twice is one row: of equal ones, the first has the sum.
-        first = self._places(self.ids)
-        left = _summed_at_first(left, first)
-        # What is not shared stands at a last place, which is always zero.
-        left = tf.pad(left, [[0, 0], [0, 0], [0, 1]])
-        self.outer = self._outer(left, right)
+        first = tf.where(self.ids >= 0, self._search(self.ids)[0], -1)
+        self.outer = self._outer(_summed_at_first(left, first), right)
         self._join(rows)
 
     def _outer(self, left, right):
-        """The `Gradient` of N + 1 rows, the last of them zero."""
+        """The `Gradient` of N rows."""
         matrix = types.SimpleNamespace(shape=(left.shape[2], right.shape[2]))
         return Outer(matrix, [OuterProduct(left, right)])
 
-    def _tied(self, placed):
+    def _tied(self, placed, is_shared):
         """The `Gradient` of these rows and of the examples' own, known by their places."""
-        return Tied(placed, self.outer)
+        return Tied(placed, self.outer, is_shared)
 
     def _join(self, rows):
         self.rows = rows
-        self.form = self.outer if rows is None else self._tied(self._placed(rows))
+        self.form = self.outer if rows is None else self._tied(*self._placed(rows))
         self.parts = self.form.parts
 
     def beside(self, rows):
@@ -58,21 +55,21 @@ class SharedRowGradients(Gradient):
         return other
 
     def _placed(self, rows):
-        """The examples' own rows, known by their places among the shared ones."""
+        """The examples' own rows, known by their places, and which are among the shared ones."""
         placed = copy.copy(rows)
-        place = self._places(tf.reshape(tf.cast(rows.ids, tf.int64), [-1]))
-        placed.ids = tf.ensure_shape(tf.reshape(place, tf.shape(rows.ids)), rows.ids.shape)
-        return placed
+        found = self._search(tf.reshape(tf.cast(rows.ids, tf.int64), [-1]))
+        placed.ids, is_shared = (
+            tf.ensure_shape(tf.reshape(t, tf.shape(rows.ids)), rows.ids.shape) for t in found
+        )
+        return placed, is_shared
 
-    def _places(self, ids):
-        """The first place of each id among the shared ones, N for an id that is none of them."""
-        count = self.ids.shape[0]
-        place = ordering.search(self._sorted, ids + 1)
-        at = tf.minimum(place, count - 1)
-        return tf.where(tf.gather(self._sorted, at) == ids + 1, tf.gather(self._order, at), count)
+    def _search(self, ids):
+        """The first place of each id among the shared ones, and whether it is one of them."""
+        at = tf.minimum(ordering.search(self._sorted, ids + 1), self.ids.shape[0] - 1)
+        return tf.gather(self._order, at), tf.gather(self._sorted, at) == ids + 1
 
     def _values(self):
-        """(B, N + 1, d) gradients of single examples."""
+        """(B, N, d) gradients of single examples."""
         left, right = self.outer.parts
         return tf.matmul(left, right, transpose_a=True)
 
@@ -81,7 +78,7 @@ class SharedRowGradients(Gradient):
 
     def per_example(self):
         batch, rows, width = tf.shape(self.outer.parts[0])[0], *self.variable.shape
-        values = self._values()[:, : self.ids.shape[0]]
+        values = self._values()
         flat = self.ids + tf.cast(tf.range(batch)[:, None], tf.int64) * rows
         shared = tf.math.unsorted_segment_sum(
             tf.reshape(values, [-1, width]), tf.reshape(flat, [-1]), batch * rows
@@ -91,7 +88,7 @@ class SharedRowGradients(Gradient):
 
     def sum_of(self, parts, factors):
         *values, left, right = parts
-        shared = self.outer.sum_of([left, right], factors)[: self.ids.shape[0]]
+        shared = self.outer.sum_of([left, right], factors)
         shape = tf.constant(tuple(self.variable.shape))
         if self.rows is None:
             return tf.IndexedSlices(shared, self.ids, shape)
@@ -108,22 +105,25 @@ def _summed_at_first(left, first):
 
     Args:
         left: (B, T, N).
-        first: (N,) int64, the first column of the same row.
+        first: (N,) int64, the first column of the same row; −1 for a column of no row.
     """
     count = left.shape[2]
     if is_compiling():  # how many are drawn again is not known there
         turned = tf.transpose(left, [2, 0, 1])
         return tf.transpose(tf.math.unsorted_segment_sum(turned, first, count), [1, 2, 0])
-    is_first = first == tf.range(count, dtype=tf.int64)
-    again = tf.reshape(tf.where(~is_first), [-1])
+    again = tf.reshape(tf.where(first != tf.range(count, dtype=tf.int64)), [-1])
 
-    def added():
-        target = tf.one_hot(tf.gather(first, again), count, dtype=left.dtype)
-        more = tf.tensordot(tf.gather(left, again, axis=2), target, 1)
-        return tf.ensure_shape(tf.where(is_first, left, 0.0) + more, left.shape)
+    def moved():
+        # To the first column, and away from its own: one product, and what is zero is exactly so.
+        to, away = (
+            tf.one_hot(columns, count, dtype=left.dtype)
+            for columns in (tf.gather(first, again), again)
+        )
+        more = tf.tensordot(tf.gather(left, again, axis=2), to - away, 1)
+        return tf.ensure_shape(left + more, left.shape)
 
     # Of a million items, mostly none is drawn twice.
-    return tf.cond(tf.size(again) > 0, added, lambda: left)
+    return tf.cond(tf.size(again) > 0, moved, lambda: left)
 
 
 def _beside(lefts):

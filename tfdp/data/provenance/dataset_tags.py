@@ -93,11 +93,11 @@ def refuse_drawn(name, dataset, way_out):
             )
         if hides_others(made_from):
             raise ValueError(
-                f"Argument `{name}` is made from another dataset or an iterator, inside a "
-                "function or as an element. tfdp then cannot follow how its batches were drawn "
-                "and which charges its records carry. Create that dataset inside the function, or "
-                f"join datasets by their methods. {way_out} Received: {dataset}, made by a "
-                f"{type(made_from).__name__}"
+                f"Argument `{name}` uses another dataset or an iterator inside a function "
+                "(as `flat_map` does), or holds datasets as elements. tfdp then cannot follow how "
+                "its batches were drawn and which charges its records carry. Create that dataset "
+                f"inside the function, or join datasets by their methods. {way_out} Received: "
+                f"{dataset}, made by a {type(made_from).__name__}"
             )
 
 

@@ -208,8 +208,8 @@ def _records_to_draw(sampling_unit, persons, num_records, source):
     kept = persons.kept(source.fresh())
     if num_records is not None and _validate.count("num_records", num_records) < len(kept):
         raise ValueError(
-            "Argument `num_records` must be at least the number of records that can be sampled, "
-            f"at most {persons.max_records_per_unit} for each person. Received: "
-            f"num_records={num_records}, for {len(kept)} records"
+            f"Argument `num_records` must be at least {len(kept)}, the number of records that can "
+            f"be sampled (at most {persons.max_records_per_unit} of each person). Received: "
+            f"num_records={num_records}"
         )
     return kept

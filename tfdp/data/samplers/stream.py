@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import ancestors, may_reorder
 from tfdp._validate import count
 from tfdp.accounting import Sampling
 from tfdp.data.samplers.read_once import batches_read_once
@@ -165,70 +164,4 @@ def _refuse_several_records(ids):
             "distance of these steps with `max_participations` and `min_separation`, keep one "
             "record of each person, or draw by person with `tfdp.data.poisson_batches`. Received: "
             f"{len(ids)} records, {several} of them from persons with an earlier record"
-        )
-
-
-def refuse_more_passes(sampling, epochs, steps_per_epoch):
-    """Refuses a `fit` that would go through a stream more often than it is charged for.
-
-    Args:
-        sampling: the `Sampling` of a run that is about to begin, or None.
-        epochs: how many this `fit` has.
-        steps_per_epoch: as given to `fit`; None for one pass in each epoch.
-
-    Raises:
-        PrivacyError: if there are more passes than the stream was made for.
-    """
-    if sampling is None or not sampling.rule.keeps_order:
-        return
-    passes, of_pass = sampling.passes or 1, sampling.steps_per_epoch
-    if of_pass is None or epochs * (steps_per_epoch or of_pass) > passes * of_pass:
-        raise PrivacyError(
-            f"These batches of `tfdp.data.stream_batches` are made for {passes} passes in one "
-            "`fit`. In more passes, each record would take part more often than it is charged for. "
-            "Give `stream_batches` the number of `passes`, or `fit` fewer epochs. Received: "
-            f"epochs={epochs}, steps_per_epoch={steps_per_epoch}, for {of_pass} steps a pass"
-        )
-
-
-def refuse_other_order(sampling, data):
-    """Refuses a stream in which a record or person may come again, in another order.
-
-    Args:
-        sampling: the `Sampling` of a run that is about to begin, or None.
-        data: what `fit` was given.
-
-    Raises:
-        PrivacyError: if a record could come again sooner than a pass later, or another one of its
-            person sooner than `min_separation`.
-    """
-    if sampling is None or not sampling.rule.keeps_order or sampling.participations[0] == 1:
-        return
-    keeps = isinstance(data, tf.data.Dataset) and data.options().deterministic is not False
-    if not keeps or any(map(may_reorder, ancestors(data))):
-        raise PrivacyError(
-            "These batches of `tfdp.data.stream_batches` may come in another order in each pass. "
-            "A record or person could then come again sooner than the charge assumes. Remove "
-            "`deterministic=False` after `stream_batches` and give `fit` the tf.data.Dataset "
-            "itself, or take passes=1 and no `max_participations`. Received: "
-            f"passes={sampling.passes}, max_participations={sampling.max_participations}, x={data}"
-        )
-
-
-def refuse_left_out(sampling):
-    """Called where a batch was not trained on: refuses a next one if this moves steps closer.
-
-    Args:
-        sampling: the `Sampling` of the run.
-
-    Raises:
-        PrivacyError: if a record or person of the stream may come again.
-    """
-    if sampling is not None and sampling.rule.keeps_order and sampling.participations[0] > 1:
-        raise PrivacyError(
-            "A batch of this stream was left out. A record or person would then come again after "
-            "fewer steps than the charge assumes. Pass each batch of `training_batches` to "
-            "`train_on_batch`, or give `stream_batches` passes=1 and no `max_participations`. "
-            f"Received: participations {sampling.participations[0]}, "
-            f"{sampling.participations[1]} or more steps apart"
         )

@@ -117,8 +117,8 @@ class DisjointPeriods:
             if elsewhere:
                 raise PrivacyError(
                     f"{elsewhere} of {len(digests)} persons of period {name!r} are in another "
-                    "period of this registry. The costs of both periods add up for these "
-                    "persons, so the periods are not disjoint. Remove their records from one of "
+                    "period of this registry. So the periods are not disjoint: for these "
+                    "persons, the costs of both add up. Remove their records from one of "
                     "the periods, or remove `period`: costs are then added up."
                 )
             self._owners = owners | dict.fromkeys(digests, name)

@@ -1,1 +1,1 @@
-"""Tables in TPU embeddings, from layer to run. Tested with test doubles only."""
+"""Tables in TPU embeddings: the layer, the optimizer, the run. Tested with test doubles only."""

@@ -12,7 +12,6 @@ import warnings
 import keras
 
 from tfdp._validate import is_number
-from tfdp.accounting import correlated_noise
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.rules.embedding import EmbeddingRule
 from tfdp.clipping.sums import cost
@@ -38,7 +37,7 @@ def warn_before_training(model, steps: int | None):
         steps: steps that will be run, or None if nobody knows.
     """
     optimizer = model.optimizer
-    found = [] if steps is None else step_sizes(optimizer, steps)
+    found = step_sizes(optimizer, steps) if steps else []
     explain = getattr(optimizer.selection, "explain", None)
     tables = {table_name(v): v.shape[0] for v in trained_variables(model) if table_name(v)}
     if explain is not None and tables:
@@ -87,7 +86,7 @@ def _random_steps(optimizer, steps):
     chain = getattr(optimizer.charging.mechanism, "correlation", None)
     if chain is None:
         return math.sqrt(steps)
-    return chain.sensitivity * correlated_noise.noise_in_weights(chain.coefficients, chain.steps)
+    return chain.noise_in_weights()
 
 
 def step_sizes(optimizer: DPOptimizer, steps: int) -> list[str]:

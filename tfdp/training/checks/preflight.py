@@ -112,10 +112,10 @@ def sampling_of_data(x, kwargs):
     else:
         raise PrivacyError(
             "Argument `x` must be arrays or a tf.data.Dataset made by tfdp.data; tfdp does not "
-            "know how other batches are drawn. Replace a generator or a PyDataset by "
-            "`tfdp.data.poisson_batches` on its data: on arrays, or with `parse` on an object "
-            "whose `__getitem__` returns single records and that has `__len__`. Received: x of "
-            f"type {type(x)}"
+            "know how other batches are drawn. Instead of a generator or a PyDataset, pass its "
+            "data to `tfdp.data.poisson_batches`: arrays, or, together with `parse`, an object "
+            "with `__len__` and a `__getitem__` that returns one record. Received: x of type "
+            f"{type(x)}"
         )
     return sampling
 
@@ -185,8 +185,8 @@ def refuse_other_data(releases, num_examples, unit, period=None):
             if (found is not None or expected == PERSON) and found != expected:
                 raise PrivacyError(
                     f'The release "{entry.label}" is about {name}={found!r}, but the training '
-                    f"data have {name}={expected!r}: they have different records, so their costs "
-                    "do not add up. Make the release from the records on which the model is "
+                    f"data have {name}={expected!r}. tfdp cannot combine the costs of different "
+                    "sets of records. Make the release from the records on which the model is "
                     "trained."
                 )
 
