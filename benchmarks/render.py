@@ -15,6 +15,7 @@ import tables_data
 import tables_gpu
 import tables_paper
 import tables_peers
+import tables_scales
 import tables_short
 import tables_towers
 import tables_transitions
@@ -56,6 +57,7 @@ PAGES = {
     },
     "data.md": {"files": tables_data.files},
     "gpu.md": {"steps on a GPU": tables_gpu.steps},
+    "choosing_training.md": {"scales": tables_scales.scales},
     "streaming.md": {"one pass over a log": tables_clicks.one_pass},
     "two_towers.md": {
         "a made catalogue": tables_towers.catalogue,

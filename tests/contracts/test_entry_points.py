@@ -405,7 +405,8 @@ claim clip_norm clipping cls coefficients combiner confidence config contributio
 decay delete_checkpoint delimiter delta details dim directory distinct double_checkpoint draw
 dropout embedding_dim embedding_optimizer embedding_stddev embeddings_initializer entries entry
 epoch epochs epsilon error_scale event event_count exclude_seen expected_batch_size expected_size
-extra_delta false_alarms filepath first_is_user folder force gap_power gather guesses hash_buckets
+extra_delta false_alarms filepath first_is_user folder force gap_power gather
+gradient_scales guesses hash_buckets
 hidden_dim hidden_units initial_accumulator_value input_shape item item_tower jit_compile k kept
 kind kw kwargs label label_share last_items layer layer_classes layer_shares layout learning_rate
 learning_rates ledger log_dir logs loss loss_weights mask mask_zero max_batch_size max_epsilon

@@ -240,19 +240,27 @@ def _warn_of_unconnected(recorded, gradients):
     )
 
 
-def squared_norms(result):
-    """For each group of variables, (U,) float64 squared norms and bounds of their error."""
+def squared_norms(result, scales=None):
+    """For each group of variables, (U,) float64 squared norms and bounds of their error.
+
+    Args:
+        result: from `backward`.
+        scales: factor of the gradient of each trainable variable, float32 numbers; None for 1.
+    """
     norms, bounds = {}, {}
-    for _, gradient, group in result.gradients:
+    for i, gradient, group in result.gradients:
         norm, bound = gradient.squared_norm()
+        if scales is not None:
+            square = tf.square(tf.cast(scales[i], tf.float64))
+            norm, bound = norm * square, bound * square
         norms.setdefault(group, []).append(norm)
         bounds.setdefault(group, []).append(bound)
     order = list(norms)
     return [tf.add_n(norms[g]) for g in order], [tf.add_n(bounds[g]) for g in order], order
 
 
-def clipped_sums(model, result, clip_norm, clipping, layer_shares=None):
-    """The sum over units of c_i·g_i for each trainable variable (MATH.md section 1).
+def clipped_sums(model, result, clip_norm, clipping, layer_shares=None, scales=None):
+    """The sum over units of c_i·s·g_i for each trainable variable (MATH.md section 1).
 
     Formal guarantees: adding or removing one unit (an example, or a person) changes the sum of the
     clipped gradients, seen as one vector, by at most clip_norm·(1 + 1e-6) in l2 norm. The norms are
@@ -267,12 +275,13 @@ def clipped_sums(model, result, clip_norm, clipping, layer_shares=None):
         clip_norm: C.
         clipping: see `clip_factors`.
         layer_shares: see `shares_of_layers`.
+        scales: s, as for `squared_norms`: what is clipped, and summed, are the scaled gradients.
 
     Returns:
         One tensor, tf.IndexedSlices or None (unused) for each trainable variable.
     """
     with tf.name_scope("norms"):
-        norms, bounds, order = squared_norms(result)
+        norms, bounds, order = squared_norms(result, scales)
         raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
         shares = shares_of_layers([layer.name for layer in order], layer_shares)
         factors, finite = clip_factors(raised, result.unit_mask, clip_norm, clipping, shares)
@@ -281,6 +290,9 @@ def clipped_sums(model, result, clip_norm, clipping, layer_shares=None):
     with tf.name_scope("clipped_sums"):
         gradients = [gradient for _, gradient, _ in result.gradients]
         factors = [factor_of[group] for _, _, group in result.gradients]
+        if scales is not None:
+            places = [i for i, _, _ in result.gradients]
+            factors = [f * scales[i] for f, i in zip(factors, places, strict=True)]
         found = clipped_sums_of(gradients, factors, finite)
         for (i, _, _), total in zip(result.gradients, found, strict=True):
             sums[i] = total

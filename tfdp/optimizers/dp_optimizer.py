@@ -16,6 +16,7 @@ from tfdp.noise import NoiseSource
 from tfdp.optimizers import arguments, from_data, logical_step, saved_state
 from tfdp.optimizers.bands import BandedInverse, BandedMatrix
 from tfdp.optimizers.charging import Charging
+from tfdp.optimizers.gradient_scales import bounds_of, checked_scales
 from tfdp.optimizers.noise_correlation import chained_tables, checked_correlation
 from tfdp.optimizers.rows.row_optimizer import RowOptimizer
 from tfdp.optimizers.run_charging import HistoryState
@@ -26,7 +27,8 @@ from tfdp.selection.row_selection import RowSelection
 # Arguments that are kept, and saved, as they are.
 _PLAIN = (
     "num_examples", "expected_batch_size", "steps", "clip_norm", "clipping", "layer_shares",
-    "microbatch_size", "max_records_per_unit", "num_records", "per_example_reduction", "seed",
+    "gradient_scales", "microbatch_size", "max_records_per_unit", "num_records",
+    "per_example_reduction", "seed",
 )  # fmt: skip
 
 
@@ -64,6 +66,9 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         clipping: "flat", "automatic", "normalized" or "per_layer".
         layer_shares: with "per_layer", {name of a layer: its share of C²}; the other layers share
             the rest equally. `None`: equal shares.
+        gradient_scales: {end of the path of a variable, as "dense/kernel": s}, public numbers from
+            1e-6 to 1e6: the gradient of each example is multiplied by s before it is clipped, and
+            the noisy sum is divided by s, which leaves noise of σ·C/s. `None`: 1 for all.
         selection: `tfdp.selection.AdaFEST` or `FEST`: selects the rows of the model's
             `tfdp.layers.SparseEmbedding` tables that a step trains and noises; other rows do not
             change. `None` noises every row of every table, at the cost of dense gradients.
@@ -115,6 +120,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         noise_multiplier: float | None = None, num_examples: int | None = None,
         expected_batch_size: float | None = None, steps: int | None = None, clip_norm: float = 1.0,
         clipping: str = "flat", layer_shares: dict[str, float] | None = None,
+        gradient_scales: dict[str, float] | None = None,
         selection: RowSelection | None = None, embedding_optimizer: RowOptimizer | None = None,
         noise_correlation: str | BandedInverse | BandedMatrix | None = None,
         microbatch_size: int | None = None, max_records_per_unit: int | None = None,
@@ -130,6 +136,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         )
         arguments.check_clipping(clip_norm, microbatch_size, max_records_per_unit, num_records)
         self.layer_shares = arguments.checked_layer_shares(clipping, layer_shares)
+        self.gradient_scales = checked_scales(gradient_scales)
         _validate.one_of("per_example_reduction", per_example_reduction, REDUCTIONS)
         self._sparse = None
         if selection is not None or embedding_optimizer is not None:
@@ -295,8 +302,9 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             with tf.init_scope():
                 self.build(variables)
         sigma = self._charging.noise_stddev() / self.clip_norm
+        bounds = bounds_of(variables, self.gradient_scales, self.clip_norm)
         return self._sparse.select(
-            activated, variables, example_mask, sigma, self.clip_norm, self._noise, static
+            activated, variables, example_mask, sigma, bounds, self._noise, static
         )
 
     def apply(self, grads, trainable_variables=None):

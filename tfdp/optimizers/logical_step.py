@@ -5,6 +5,7 @@ import tensorflow as tf
 from tfdp.clipping.sums.surviving_rows import SurvivorSums, table_name
 from tfdp.errors import PrivacyError
 from tfdp.noise import Grid, sum_rounding
+from tfdp.optimizers.gradient_scales import scales_of
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.optimizers.sparse_training import release_rows
 from tfdp.runtime import replicas
@@ -13,7 +14,7 @@ from tfdp.selection import NO_ROW
 
 
 def run(optimizer, sums, variables, regularization):
-    """Sums over the replicas, a charge, noise, a division, and the updates.
+    """Sums over the replicas, a charge, noise, divisions, and the updates.
 
     Args:
         optimizer: a `DPOptimizer`.
@@ -32,6 +33,9 @@ def run(optimizer, sums, variables, regularization):
         ),
         [sums[i].values for i in tables] + [sums[i] for i in dense],
     )
+    scales = scales_of(variables, optimizer.gradient_scales)
+    if scales is not None:
+        means = [mean / scales[i] for i, mean in zip(tables + dense, means, strict=True)]
     rows = [(variables[i], sums[i].rows, mean) for i, mean in zip(tables, means, strict=False)]
     found = dict(zip(dense, means[len(tables) :], strict=True))
     vectors = [update for update in rows if isinstance(update[0], VectorTable)]

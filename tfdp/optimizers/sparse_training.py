@@ -85,7 +85,7 @@ class SparseTraining:
         return tables, [v for v in variables if id(v) not in known]
 
     def select(
-        self, activated, variables, example_mask, noise_multiplier, clip_norm, source, static
+        self, activated, variables, example_mask, noise_multiplier, bounds, source, static
     ):
         """Surviving rows of one step, as `RowSelection.select`.
 
@@ -94,7 +94,7 @@ class SparseTraining:
             variables: the trainable variables.
             example_mask: (B,) bool, of this replica's examples, as the gradients.
             noise_multiplier: σ, a scalar tensor.
-            clip_norm: C.
+            bounds: for each of the variables the longest gradient that clipping leaves whole.
             source: a `tfdp.noise.NoiseSource`.
             static: whether the rows must have a size that is known before the step; the largest
                 int64 then fills them up.
@@ -104,7 +104,7 @@ class SparseTraining:
         """
         parts = [gradient.ids for gradient in activated.values()]
         if self.selection.reads_gradients:
-            parts += [gradient.row_norms() / clip_norm for gradient in activated.values()]
+            parts += [gradient.row_norms() / bounds[i] for i, gradient in activated.items()]
 
         def select(example_mask, *parts):
             ids, norms = parts[: len(activated)], parts[len(activated) :]

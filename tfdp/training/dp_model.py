@@ -107,7 +107,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
             claims.refuse_busy_optimizer(self, optimizer)
             refusals.refuse_named_layers(self)
             refusals.refuse_named_losses(loss)
-            preflight.refuse_precision(self)
+            preflight.refuse_by_layers(self, optimizer)
             checks.check_strategy(self.distribute_strategy, optimizer)
             preflight.refuse_tensor_float_32(self.distribute_strategy)
             register_keras_rs(self)

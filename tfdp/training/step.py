@@ -11,6 +11,7 @@ from tfdp.clipping.plan.counts import OfOneStep
 from tfdp.clipping.plan.side_effects import no_writes
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.sums.surviving_rows import SurvivorSums
+from tfdp.optimizers.gradient_scales import scales_of
 from tfdp.training.checks import independence, preflight
 from tfdp.training.present_rows import MetricsOfPresentRows, has_metrics
 from tfdp.training.row_selection import restrict_to_survivors, vector_rows
@@ -42,8 +43,9 @@ def sums_of_batch(model, x, y, sample_weight, survivors=None):
     result = restrict_to_survivors(model, result, survivors)
     optimizer = model.optimizer
     sums = clipped_sums(
-        model, result, optimizer.clip_norm, optimizer.clipping, optimizer.layer_shares
-    )
+        model, result, optimizer.clip_norm, optimizer.clipping, optimizer.layer_shares,
+        scales_of(trained_variables(model), optimizer.gradient_scales),
+    )  # fmt: skip
     _update_metrics(model, x, y, sample_weight, result)
     return sums
 

@@ -32,6 +32,11 @@ def of_optimizer(optimizer):
     if schedule is not None and not _is_known(schedule):
         name = getattr(schedule, "__name__", type(schedule).__name__)
         assumptions += (f"the schedule {name} does not follow losses or metrics",)
+    if optimizer.gradient_scales:
+        scales = ", ".join(f"{name} by {s:g}" for name, s in optimizer.gradient_scales.items())
+        assumptions += (
+            f"the scales of gradients before clipping are no function of the records: {scales}",
+        )
     if optimizer.seed is None:
         return Notes(assumptions=assumptions)
     return Notes(

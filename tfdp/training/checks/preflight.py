@@ -16,17 +16,32 @@ from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.padding_guard import keeps_padding, map_batches
 from tfdp.distribution import host_selection
 from tfdp.errors import PrivacyError
+from tfdp.layers.effective_error import EffectiveError
+from tfdp.layers.item_embedding import PopularityPrior
 from tfdp.runtime.strategies import traces_once
 from tfdp.training.checks import rule_check
 from tfdp.training.checks.first_rows import as_batch, first_batch, first_rows, is_dataset
 
 
-def refuse_precision(model):
-    if any(layer.dtype_policy.name == "mixed_float16" for layer in all_layers(model)):
+def refuse_by_layers(model, optimizer):
+    """Refuses settings that a layer of the model contradicts."""
+    layers = all_layers(model)
+    if optimizer.gradient_scales and any(_corrects(one) for one in layers):
+        raise PrivacyError(
+            "Re-Attention corrects for noise that is the same in all variables, and "
+            "`gradient_scales` make it different. Leave `gradient_scales` of the DPOptimizer out. "
+            f"Received: model={model.name!r}, gradient_scales={optimizer.gradient_scales}"
+        )
+    if any(layer.dtype_policy.name == "mixed_float16" for layer in layers):
         raise PrivacyError(
             "The policy 'mixed_float16' scales the loss, which would change the clipping. Use "
             "`keras.config.set_dtype_policy('mixed_bfloat16')`."
         )
+
+
+def _corrects(layer):
+    # A prior of popularity is told the noise, too, and does not read it.
+    return isinstance(layer, EffectiveError) and not isinstance(layer, PopularityPrior)
 
 
 def refuse_tensor_float_32(strategy):
