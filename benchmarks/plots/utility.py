@@ -354,9 +354,9 @@ def _draw_trained(figure, data, colors):
     _lines(clicks, data["clicks"], STREAMED, colors)
     first = min(point[0] for points in data["clicks"].values() for point in points)
     _without(clicks, data["clicks without privacy"], colors, 8.3)
-    clicks.text(7.3, 0.7405, "one pass,\ncorrelated noise", color=colors["tfdp"], size=12,
-                weight="bold", ha="right", va="center")  # fmt: skip
-    clicks.text(7.3, 0.7265, "Poisson batches", color=colors["b"], size=12, ha="right")
+    clicks.text(1.0, 0.7445, "one pass,\ncorrelated\nnoise", color=colors["tfdp"], size=12,
+                weight="bold", ha="left", va="center")  # fmt: skip
+    clicks.text(7.3, 0.7235, "Poisson batches", color=colors["b"], size=12, ha="right")
     clicks.set(ylim=(0.70, 0.756), xlim=(0.9 * first, 9))
     texts.set_title("SST-2, frozen encoder: %", size=13, weight="normal",
                     color=colors["muted"])  # fmt: skip
