@@ -339,5 +339,5 @@ def test_every_function_that_writes_a_file_is_known_here():
 
 def test_pages_say_which_files_are_as_secret_as_the_data():
     page = " ".join((DOCS / SECRET).read_text().split())
-    for file in ("a draw made ahead", "`DisjointPeriods`", "scratch folder"):
+    for file in ("drawn ahead of training", "`DisjointPeriods`", "temporary folder"):
         assert file in page

@@ -117,7 +117,7 @@ def test_what_tfdp_drew_cannot_be_declared_otherwise(batches, transform):
     for kind in ("poisson", "shuffled"):
         with pytest.raises(ValueError, match="Declare only data that tfdp did not draw"):
             tfdp.data.declare_sampling(transform(batches), kind, 40, 10)
-    with pytest.raises(ValueError, match="Argument `data` is made from"):
+    with pytest.raises(ValueError, match="Argument `data` (is made from|uses another|holds)"):
         tfdp.data.poisson_batches(transform(batches), 10)
     assert tfdp.data.sampling_of(batches).kind == "poisson"
 

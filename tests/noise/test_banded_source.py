@@ -95,6 +95,12 @@ def test_what_is_kept_fits_into_its_bits_and_roundings_are_in_the_noise():
     assert np.isnan(float(source.grid(1e4, 1.0, 10**8, 0.0).stddev))
 
 
+def test_before_its_first_chain_a_source_adds_independent_noise():
+    source = BandedSource(3)
+    grid = source.grid(1.0, 1.0, SIZE, 0.0)
+    assert_standard(releases(source, 5, grid) / float(grid.stddev))
+
+
 def test_other_weights_in_a_chain_are_refused():
     source = source_of(C)
     grid = source.grid(1.0, 1.0, 9, 0.0)

@@ -225,3 +225,37 @@ def test_a_popularity_prior_allows_scales():
             gradient_scales={"items/embeddings": 2.0},
         )
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("scale", "clip_norm"), [(1e-3, 1.0), (1.0, 100.0), (1e-6, 1.0)])
+def test_a_record_without_a_gradient_does_not_show_in_normalized_clipping(scale, clip_norm):
+    network = keras.Sequential([keras.Input((20,)), keras.layers.Dense(1, use_bias=False)])
+    x, y = np.ones((4, 20), np.float32), np.ones((4, 1), np.float32)
+    x[0], y[0] = 0.0, 0.0
+    model = made(
+        {"kernel": scale}, model=network, loss="mse", clipping="normalized", clip_norm=clip_norm
+    )
+    assert np.isfinite(moved(model, (x, y))[0]).all()
+
+
+def test_the_ends_of_the_range_are_saved_and_loaded():
+    optimizer = tfdp.optimizers.DPOptimizer(
+        "sgd", noise_multiplier=1.0, gradient_scales={"a": 1e-6, "b": 1e6}
+    )
+    again = tfdp.optimizers.DPOptimizer.from_config(optimizer.get_config())
+    assert again.gradient_scales == {"a": 1e-6, "b": 1e6}
+
+
+def test_two_names_of_one_variable_are_refused():
+    only = keras.layers.Dense(1, use_bias=False, name="only")
+    network = keras.Sequential([keras.Input((2,)), only])
+    model = made({"kernel": 2.0, "only/kernel": 3.0}, model=network, loss="mse")
+    with pytest.raises(ValueError, match="each variable once.*'kernel' and 'only/kernel'"):
+        moved(model, (np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)))
+
+
+def test_a_scale_that_is_edited_later_is_checked_too():
+    model = made()
+    model.optimizer.gradient_scales["last/bias"] = 7e30
+    with pytest.raises(ValueError, match="must lie in"):
+        moved(model)

@@ -13,7 +13,11 @@ from small_models import make_data
 
 import tfdp
 from tfdp.accounting.banded_noise import BandedCorrelation
-from tfdp.accounting.charges.mechanisms import PrivateTraining, mechanism_from_dict
+from tfdp.accounting.charges.mechanisms import (
+    ForwardNoise,
+    PrivateTraining,
+    mechanism_from_dict,
+)
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.optimizers import BandedInverse, BandedMatrix, logical_step
@@ -169,6 +173,13 @@ def test_independent_noise_on_cyclic_samples_costs_rounds_too():
     model = eager_model(noise_multiplier=2.0, expected_batch_size=5)
     model.fit(cyclic(), verbose=0)
     assert_one(model, by_hand(rounds(4)))
+
+
+def test_forward_noise_on_cyclic_samples_costs_a_copy_in_each_step():
+    """Of its steps nobody checks that they take the parts in turn."""
+    mechanism = ForwardNoise(2.0, "add_or_remove_one", tfdp.data.sampling_of(cyclic()), N)
+    (entry,) = mechanism.entries(3, "run")
+    assert entry.count == 3
 
 
 def test_persons_pay_for_rounds():

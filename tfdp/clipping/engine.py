@@ -259,6 +259,16 @@ def squared_norms(result, scales=None):
     return [tf.add_n(norms[g]) for g in order], [tf.add_n(bounds[g]) for g in order], order
 
 
+def _scaled(factors, scales):
+    """Clip factors times scales: one tensor for equal ones, as what is made of it is kept by it."""
+    found = {}
+    for factor, scale in zip(factors, scales, strict=True):
+        key = id(factor), scale
+        if key not in found:
+            found[key] = factor if scale == 1.0 else factor * scale
+    return [found[id(factor), scale] for factor, scale in zip(factors, scales, strict=True)]
+
+
 def clipped_sums(model, result, clip_norm, clipping, layer_shares=None, scales=None):
     """The sum over units of c_i·s·g_i for each trainable variable (MATH.md section 1).
 
@@ -292,7 +302,7 @@ def clipped_sums(model, result, clip_norm, clipping, layer_shares=None, scales=N
         factors = [factor_of[group] for _, _, group in result.gradients]
         if scales is not None:
             places = [i for i, _, _ in result.gradients]
-            factors = [f * scales[i] for f, i in zip(factors, places, strict=True)]
+            factors = _scaled(factors, [scales[i] for i in places])
         found = clipped_sums_of(gradients, factors, finite)
         for (i, _, _), total in zip(result.gradients, found, strict=True):
             sums[i] = total

@@ -12,7 +12,7 @@ from tfdp.noise.gaussian import fused_pairs_of_blocks
 from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
 from tfdp.noise.pairs import apart, together
 from tfdp.noise.training_source import ADVANCING, compiled_size
-from tfdp.runtime.xla import is_compiling
+from tfdp.runtime.xla import is_compiling, platform
 
 # What is kept of a step's noise has as many bits, so many units of the grid at most.
 _LARGEST_KEPT = 2.0**31
@@ -46,6 +46,7 @@ class BandedSource(CorrelatedSource):
         with tf.init_scope():
             self._position = hidden(0, tf.int64, "step_of_chain")
             self._largest = hidden(1.0, tf.float64, "largest_noise_of_chain")
+        self.end()
 
     @property
     def variables(self):
@@ -155,17 +156,27 @@ def _compiled(bands, dtype):
     @tf.function(jit_compile=True, autograph=False)
     def run(values, public, key, counter, divisor, earlier=None, coefficients=None):
         """(n,) released, and the noise of pairs, (2, n/2) int32, in units of the grid."""
-        step, stddev, window = on_grid.numbers_of(*public)
-        pairs = apart(values)
-        blocks = fused_pairs_of_blocks(key, counter, pairs[0].shape[0])
-        noise = on_grid.drawn_units(step, stddev, window, blocks)
-        if bands > 1:
-            noise = [one - _taken(coefficients, earlier[:, i]) for i, one in enumerate(noise)]
+        numbers, pairs = on_grid.numbers_of(*public), apart(values)
+
+        def draw():
+            blocks = fused_pairs_of_blocks(key, counter, pairs[0].shape[0])
+            noise = on_grid.drawn_units(*numbers, blocks)
+            if bands > 1:
+                noise = [one - _taken(coefficients, earlier[:, i]) for i, one in enumerate(noise)]
+            return tf.cast(noise, tf.int32)
+
+        # What is released is made of what is kept. XLA could draw twice, and round otherwise; it
+        # takes a branch as it is. There is no σ below 0.
+        if platform() == "CPU":
+            none = [2, *pairs[0].shape]
+            kept = tf.cond(public[0] < 0.0, lambda: tf.zeros(none, tf.int32), draw)
+        else:
+            kept = draw()
         noisy = [
-            on_grid.on_grid(value, one, step, stddev, dtype)
-            for value, one in zip(pairs, noise, strict=True)
+            on_grid.on_grid(value, tf.cast(one, tf.float64), numbers[0], numbers[1], dtype)
+            for value, one in zip(pairs, tf.unstack(kept), strict=True)
         ]
-        return together(*[one / divisor for one in noisy], values), tf.cast(noise, tf.int32)
+        return together(*[one / divisor for one in noisy], values), kept
 
     return run
 

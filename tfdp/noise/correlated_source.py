@@ -30,7 +30,7 @@ class CorrelatedSource(NoiseSource):
         self._bands, self._layout = bands, None
         with tf.init_scope():
             # The coefficients, s, and what roundings of all steps move, in units of γ·√d·s.
-            self._numbers = hidden(np.eye(1, bands + 2)[0], tf.float64, "noise_of_chain")
+            self._numbers = hidden(np.full(bands + 2, np.nan), tf.float64, "noise_of_chain")
 
     @property
     def variables(self):

@@ -35,7 +35,7 @@ def _drawn(draw, pairs, public, *arguments):
         return draw(pairs, public, *arguments)
     # In a step that XLA compiles as a whole it would draw again wherever the noise is used, and
     # each value of a pair by itself. It takes a branch as it is; the other one is for no σ.
-    nan = 0x7FC000007FC00000 if pairs.dtype == tf.uint64 else complex("nan")
+    nan = 0x7FC000007FC00000 if pairs.dtype == tf.uint64 else complex("nan+nanj")
     return tf.cond(
         public[0] < 0.0,
         lambda: tf.fill(pairs.shape, tf.constant(nan, pairs.dtype)),

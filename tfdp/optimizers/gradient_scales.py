@@ -10,7 +10,7 @@ _LARGEST = 1e6
 
 
 def checked_scales(scales):
-    """{end of a variable's path: its scale, exact in float32}, checked without a model.
+    """{end of a variable's path: its scale}, checked without a model.
 
     Raises:
         ValueError: for anything but a dict of paths to numbers from 1e-6 to 1e6, and for numbers
@@ -34,7 +34,7 @@ def checked_scales(scales):
         name = f"gradient_scales[{path!r}]"
         if not 1 / _LARGEST <= positive(name, scale) <= _LARGEST:
             raise ValueError(f"Argument `{name}` must lie in [1e-6, 1e6]. Received: {scale}")
-        found[path] = float(np.float32(scale))
+        found[path] = float(scale)
     return found
 
 
@@ -50,8 +50,9 @@ def scales_of(variables, scales):
     """
     if scales is None:
         return None
-    paths, found = [variable.path for variable in variables], [1.0] * len(variables)
-    for end, scale in scales.items():
+    paths, found, named = [variable.path for variable in variables], [1.0] * len(variables), {}
+    # Editing the dict of an optimizer goes past its checks.
+    for end, scale in checked_scales(scales).items():
         places = [i for i, path in enumerate(paths) if f"/{path}".endswith(f"/{end}")]
         if len(places) != 1:
             raise ValueError(
@@ -59,7 +60,13 @@ def scales_of(variables, scales):
                 f"paths, each that of one variable. Received: {end!r}, which is the end of "
                 f"{len(places)} of the paths {paths}"
             )
-        found[places[0]] = scale
+        other = named.setdefault(places[0], end)
+        if other != end:
+            raise ValueError(
+                "Argument `gradient_scales` must name each variable once. Received: "
+                f"{other!r} and {end!r}, which are both the variable {paths[places[0]]!r}"
+            )
+        found[places[0]] = float(np.float32(scale))  # exact where gradients are multiplied by it
     return found
 
 

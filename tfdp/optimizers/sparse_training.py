@@ -84,9 +84,7 @@ class SparseTraining:
         known = {id(v) for v in tables}
         return tables, [v for v in variables if id(v) not in known]
 
-    def select(
-        self, activated, variables, example_mask, noise_multiplier, bounds, source, static
-    ):
+    def select(self, activated, variables, example_mask, noise_multiplier, bounds, source, static):
         """Surviving rows of one step, as `RowSelection.select`.
 
         Args:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 CLIPPING = ("flat", "automatic", "normalized", "per_layer")
 _GAMMA = 0.01  # AUTO-S (Bu et al. 2022)
+_LARGEST = 1e30  # of a factor: a smaller one is always allowed
 
 
 def clip_factors(squared_norms, example_mask, clip_norm, clipping, shares=None):
@@ -44,6 +45,9 @@ def clip_factors(squared_norms, example_mask, clip_norm, clipping, shares=None):
     else:
         one = {"flat": _flat, "automatic": _automatic, "normalized": _normalized}[clipping]
         factors = [one(total, clip_norm)] * len(squared_norms)
+    # Of a gradient of zeros it would be infinite in float32, and what it multiplies NaN. Times a
+    # scale of the optimizer it stays finite, too.
+    factors = [tf.minimum(f, _LARGEST) for f in factors]
     factors = [tf.where(used, tf.cast(f, tf.float32), 0.0) for f in factors]
     return factors, finite
 
