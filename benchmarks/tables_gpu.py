@@ -23,13 +23,20 @@ def steps():
         next(p["milliseconds"] for p in programs.values() if p["kind"] == kind)
         for kind in ("AdaFEST", "dense")
     )
+    chain, independent = (
+        next(p for p in programs.values() if p["kind"] == kind)
+        for kind in ("4 bands", "independent noise")
+    )
     noise = next(p for p in programs.values() if p["kind"] == "noise")
     law = noise["law"]
     return [
         *lines,
         "",
         f"{found['device']}, JAX {found['jax']}. A private step on a table of a million rows × 64, "
-        f"batch 1,024: {sparse:.1f} ms by AdaFEST, {dense:.1f} ms with noise on every row. "
+        f"batch 1,024: {sparse:.1f} ms by AdaFEST, {dense:.1f} ms with noise on every row. A "
+        f"private step of a {chain['model']}, batch {chain['batch']}: "
+        f"{independent['milliseconds']:.1f} ms with independent noise, "
+        f"{chain['milliseconds']:.1f} ms with noise that is correlated over steps (4 bands). "
         f"{law['values']:,} values of noise take {noise['milliseconds']:.1f} ms; their "
         f"Kolmogorov distance from the normal law, times √n, is {law['kolmogorov']:.2f} (above 2.7 "
         f"once in a million), and the largest is {law['largest']:.2f} standard deviations.",
