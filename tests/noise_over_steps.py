@@ -1,10 +1,22 @@
 """What a noise source releases step by step, and whether draws are standard normal."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 from scipy import stats
 
 SIZE = 20_000
+
+
+class Weights(keras.callbacks.Callback):
+    """Keeps the weights after each execution."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(self.model.trainable_variables[0].numpy().ravel().astype(np.float64))
 
 
 def releases(source, steps, grid, sizes=(SIZE,), sums=0.0):

@@ -3,19 +3,12 @@
 import keras
 import numpy as np
 import pytest
+from numbered_records import FALSE_ALARM, numbered
 from scipy import stats
 
 import tfdp
 from tfdp.data.samplers.allocated import draw_allocation
 from tfdp.errors import BudgetError, PrivacyError
-
-FALSE_ALARM = 1e-6
-
-
-def numbered(n):
-    """Records that are their own index plus one, so that padding (0) is recognisable."""
-    index = np.arange(1, n + 1)
-    return index.astype(np.int32), index.astype(np.float32)
 
 
 def steps_of(batches):

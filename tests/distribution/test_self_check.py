@@ -40,6 +40,16 @@ def short_tails(patch):
     patch.setattr(noise.gaussian, "standard_normal_from_bits", cut)
 
 
+def short_tails_of_pairs(patch):
+    true = noise.gaussian.normal_pair
+
+    def cut(first, second):
+        z = true(first, second)
+        return [tf.clip_by_value(one, -5.678, 5.678) for one in z] if tf.inside_function() else z
+
+    patch.setattr(noise.gaussian, "normal_pair", cut)
+
+
 def noise_of_each_replica(patch):
     true = noise.NoiseSource.normal
     differs = lambda *args: true(*args) + tf.cast(replica(), tf.float32) * 1e-3  # noqa: E731
@@ -160,8 +170,8 @@ def step_without_noise(patch):
             marks=pytest.mark.evidence,
         ),
         (
-            [counter_of_first_replica_only, flags_lost, step_without_noise],
-            ["counter", "flags", "stepped"],
+            [counter_of_first_replica_only, flags_lost, step_without_noise, short_tails_of_pairs],
+            ["tails", "counter", "flags", "stepped"],
         ),
         pytest.param([totals_summed_again], ["applied", "stepped"], marks=pytest.mark.evidence),
         ([called_twice], ["drawn", "counter", "calls", "charged", "stepped"]),

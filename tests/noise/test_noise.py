@@ -188,6 +188,19 @@ def test_the_fused_blocks_are_those_of_philox(jit_compile):
         np.testing.assert_array_equal(np.transpose(known, [2, 0, 1]), words)
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_graph_whose_bits_are_partly_constants_keeps_the_tails(jit_compile):
+    """TensorFlow's optimizer adds up constants, and could lose the bits of small radii."""
+    radii = tf.constant([0, 1, 5, 2**31, 2**40, 2**62], tf.uint64)
+
+    def pairs(radii):
+        other = tf.fill([6], tf.constant(0x5555555555555555, tf.uint64))
+        return tf.stack(gaussian.normal_pair((radii, other), (other, radii)))
+
+    found = tf.function(pairs, jit_compile=jit_compile)(radii)
+    np.testing.assert_allclose(found, pairs(radii), rtol=1e-11)
+
+
 def test_releases_of_many_sizes_share_a_compilation():
     """Each costs the first step of a model, and every model of a test, most of a second."""
     source, grid = NoiseSource(), noise.grid.Grid(1.0, 1.0, 10)

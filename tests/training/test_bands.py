@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from eager_steps import eager_model
 from epsilon_by_hand import DELTA, N, assert_one, by_hand, poisson
+from noise_over_steps import Weights
 from scipy import stats
 from small_models import make_data
 
@@ -40,17 +41,6 @@ def bands_model(noise_correlation=FIXED, **kwargs):
 
 
 # What is added ------------------------------------------------------------------------------------
-
-
-class Weights(keras.callbacks.Callback):
-    """Keeps the weights after each execution."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(self.model.trainable_variables[0].numpy().ravel().astype(np.float64))
 
 
 def assert_covariance_of_a_fit(executions=1, **compile_kwargs):

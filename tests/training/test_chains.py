@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from eager_steps import eager_model
 from epsilon_by_hand import DELTA, N, assert_one, by_hand
+from noise_over_steps import Weights
 from scipy import stats
 from small_models import Small, make_data
 
@@ -38,17 +39,6 @@ def gaussian(sigma):
 
 
 # What is added ------------------------------------------------------------------------------------
-
-
-class Weights(keras.callbacks.Callback):
-    """Keeps the weights after each execution."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(self.model.trainable_variables[0].numpy().ravel().astype(np.float64))
 
 
 def noise_of_fit(batches=8, executions=1, strategy=None, **compile_kwargs):

@@ -101,6 +101,15 @@ _WHAT = {
 }
 
 
+def _with_tails(bits):
+    """Values of choices, and pairs of released noise, from the bits of their tails."""
+    # Radii and an angle at which neither value of a pair is next to zero, where devices may differ.
+    radii = tf.bitwise.right_shift(bits, tf.constant(1, tf.uint64))
+    other = tf.fill([len(_TAILS)], tf.constant(0x5555555555555555, tf.uint64))
+    pairs = gaussian.normal_pair((radii, other), (other, bits))
+    return tf.concat([gaussian.standard_normal_from_bits(bits), *pairs], 0)
+
+
 class _Program:
     """The program and its scratch objects; made in the scope of the strategy."""
 
@@ -138,7 +147,7 @@ class _Program:
         self._private.apply_clipped_sums([mine], [self._stepped], [None])
         bits = tf.bitcast(self._tails.read_value(), tf.uint64)
         return {
-            "tails": tf.cast(gaussian.standard_normal_from_bits(bits), tf.float32),
+            "tails": tf.cast(_with_tails(bits), tf.float32),
             "drawn": drawn,
             "counter": tf.identity(self._source.variables[1].read_value()),
             "ids": ids,
@@ -157,7 +166,7 @@ class _Program:
         total = np.array([count * (count + 1) / 2, count])
         with_noise = _released_on_host(self._states[1], total)
         with tf.device("CPU:0"):
-            tails = gaussian.standard_normal_from_bits(tf.constant(_TAILS)).numpy()
+            tails = _with_tails(tf.constant(_TAILS)).numpy()
         low = (int(_COUNTER[0]) + _DRAWS + 1) % 2**64
         return {
             "tails": (tails, _TOLERANCE),

@@ -231,6 +231,10 @@ def _integer(number):
         upper, lower = _right(number, 31), tf.bitwise.bitwise_and(number, _uint64(2**31 - 1))
         upper, lower = (tf.cast(tf.cast(n, tf.int32), tf.float64) for n in (upper, lower))
         return upper * 2.0**31 + lower
+    if not is_compiling():
+        # TensorFlow's optimizer of graphs may add up constants, as that below with those of other
+        # numbers, and then loses low bits: a radius would have 32 of them and no tails.
+        return tf.cast(tf.bitcast(number, tf.int64), tf.float64)
     # CPUs convert no such integers quickly: 2^52 + n has the bits of n.
     return tf.bitcast(tf.bitwise.bitwise_or(number, _uint64(0x433 << 52)), tf.float64) - 2.0**52
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tfdp import _validate, accounting
+from tfdp import _validate
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.charges.sampling import checked_period
 from tfdp.clipping.losses import REDUCTIONS
@@ -68,7 +68,8 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             the rest equally. `None`: equal shares.
         gradient_scales: {end of the path of a variable, as "dense/kernel": s}, public numbers from
             1e-6 to 1e6: the gradient of each example is multiplied by s before it is clipped, and
-            the noisy sum is divided by s, which leaves noise of σ·C/s. `None`: 1 for all.
+            the noisy sum is divided by s, which leaves noise of σ·C/s. `None`: 1 for all. The
+            advice of `fit` and `tfdp.clipping.per_example_gradient_norms` ignore scales.
         selection: `tfdp.selection.AdaFEST` or `FEST`: selects the rows of the model's
             `tfdp.layers.SparseEmbedding` tables that a step trains and noises; other rows do not
             change. `None` noises every row of every table, at the cost of dense gradients.
@@ -342,25 +343,8 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         saved_state.load(store, self._variables, self._charging)
 
     def get_config(self):
-        return {
-            "optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "budget": [self.budget.epsilon, self.budget.delta] if self.budget else None,
-            "noise_multiplier": self._charging.requested_noise_multiplier,
-            "selection": keras.saving.serialize_keras_object(self.selection),
-            "embedding_optimizer": keras.saving.serialize_keras_object(self.embedding_optimizer),
-            "noise_correlation": keras.saving.serialize_keras_object(self.noise_correlation),
-            "period": None if self.period is None else list(self.period),
-            **{name: getattr(self, name) for name in _PLAIN},
-            "name": self.name,
-        }
+        return saved_state.config_of(self, _PLAIN)
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        config = dict(config)
-        for name in ("optimizer", "selection", "embedding_optimizer", "noise_correlation"):
-            config[name] = keras.saving.deserialize_keras_object(
-                config.get(name), custom_objects=custom_objects
-            )
-        if config["budget"] is not None:
-            config["budget"] = accounting.PrivacyBudget(*config["budget"])
-        return cls(**config)
+        return cls(**saved_state.arguments_of(config, custom_objects))

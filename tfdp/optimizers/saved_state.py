@@ -1,6 +1,38 @@
-"""What a DPOptimizer stores of itself: variables and charges, and nothing of the noise."""
+"""What a DPOptimizer stores of itself: settings, variables and charges, nothing of the noise."""
+
+import keras
+
+from tfdp import accounting
 
 _CHARGES = "charges"
+_OBJECTS = ("selection", "embedding_optimizer", "noise_correlation")
+
+
+def config_of(optimizer, plain):
+    """The arguments of a DPOptimizer as JSON holds them; those named in `plain` as they are."""
+    budget, period = optimizer.budget, optimizer.period
+    objects = {"optimizer": optimizer.inner_optimizer}
+    objects |= {name: getattr(optimizer, name) for name in _OBJECTS}
+    return {
+        **{name: keras.saving.serialize_keras_object(one) for name, one in objects.items()},
+        "budget": [budget.epsilon, budget.delta] if budget else None,
+        "noise_multiplier": optimizer.charging.requested_noise_multiplier,
+        "period": None if period is None else list(period),
+        **{name: getattr(optimizer, name) for name in plain},
+        "name": optimizer.name,
+    }
+
+
+def arguments_of(config, custom_objects):
+    """The arguments that `config_of` wrote."""
+    found = dict(config)
+    for name in ("optimizer", *_OBJECTS):
+        found[name] = keras.saving.deserialize_keras_object(
+            found.get(name), custom_objects=custom_objects
+        )
+    if found["budget"] is not None:
+        found["budget"] = accounting.PrivacyBudget(*found["budget"])
+    return found
 
 
 def save(store, variables, charging):

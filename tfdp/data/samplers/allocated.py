@@ -12,7 +12,7 @@ from tfdp.accounting import Sampling
 from tfdp.data.sampling.arguments import capacity_of
 from tfdp.data.sampling.batches import dataset_of_batches
 from tfdp.data.sampling.periods import claimed
-from tfdp.data.sampling.persons import Persons
+from tfdp.data.sampling.persons import units_of
 from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.data.sources.outside_memory import records_of
 
@@ -109,8 +109,7 @@ def allocated_epochs(
     "Privacy amplification by random allocation".
     """
     records = records_of(data, parse, privacy_ids)
-    persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
-    n = records.num_examples if persons is None else persons.num_persons
+    persons, n = units_of(records, privacy_ids, max_records_per_unit)
     count("steps_per_epoch", steps_per_epoch)
     max_batch_size = capacity_of(max_batch_size, n / steps_per_epoch, n, n + 1)
     source = GeneratorSource(seed)

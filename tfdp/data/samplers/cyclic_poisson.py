@@ -15,7 +15,7 @@ from tfdp.data.samplers.poisson import draw_poisson
 from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size
 from tfdp.data.sampling.batches import dataset_of_batches
 from tfdp.data.sampling.periods import claimed
-from tfdp.data.sampling.persons import Persons
+from tfdp.data.sampling.persons import units_of
 from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.data.sources.outside_memory import records_of
 
@@ -86,8 +86,7 @@ def cyclic_poisson_batches(
         PrivacyError: a person is also in another period.
     """
     records = records_of(data, parse, privacy_ids)
-    persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
-    n = records.num_examples if persons is None else persons.num_persons
+    persons, n = units_of(records, privacy_ids, max_records_per_unit)
     source = GeneratorSource(seed)
     check_expected_batch_size(expected_batch_size, n)
     bands, passes = count("bands", bands), count("passes", passes)

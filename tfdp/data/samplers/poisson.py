@@ -10,7 +10,7 @@ from tfdp.accounting import Sampling
 from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size, steps_of_epoch
 from tfdp.data.sampling.batches import dataset_of_batches
 from tfdp.data.sampling.periods import claimed
-from tfdp.data.sampling.persons import Persons
+from tfdp.data.sampling.persons import units_of
 from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.data.sources.outside_memory import records_of
 
@@ -147,8 +147,7 @@ def poisson_batches(
         PrivacyError: a person is also in another period.
     """
     records = records_of(data, parse, privacy_ids)
-    persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
-    n = records.num_examples if persons is None else persons.num_persons
+    persons, n = units_of(records, privacy_ids, max_records_per_unit)
     source = GeneratorSource(seed)
     kept = _records_to_draw(sampling_unit, persons, num_records, source)
     if kept is None:  # records or persons, all of them

@@ -193,3 +193,13 @@ def _subsets(generator, counts, k):
         taken = (chosen[:, :i] == drawn[:, np.newaxis]).any(axis=1)
         chosen[:, i] = np.where(taken, last, drawn)
     return np.sort(chosen, axis=1)
+
+
+def units_of(records, privacy_ids, max_records_per_unit):
+    """Of a data set: its `Persons` or None, and the number of its units, persons or records.
+
+    Raises:
+        ValueError: as `Persons.of` does.
+    """
+    persons = Persons.of(privacy_ids, records.num_examples, max_records_per_unit)
+    return persons, records.num_examples if persons is None else persons.num_persons
