@@ -45,7 +45,7 @@ ROWS = {
         dp_accounting.PoissonSampledDpEvent(0.5, GAUSSIAN), 5, ADDED,
         "cyclic Poisson sampled: each record is in one of 2 parts, drawn at random. Steps sample "
         "the parts in turn, each record of a part with probability 0.5 (15 of 60 expected in a "
-        "step), 10 steps.", GAUSSIAN, 5,
+        "step), 10 steps.", GAUSSIAN, 10,
     ),
     "full_batch": (
         GAUSSIAN, 10, ADDED, "every record in every one of 10 steps.", GAUSSIAN, 10,
