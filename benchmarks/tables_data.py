@@ -29,9 +29,9 @@ def files():
     )
     said = (
         f"Sizes are numbers of records of {found['record_bytes']} bytes; the largest files have "
-        f"{grown['memmap'][-1]['size']}. The last three columns are the time of a step of `fit` "
-        f"divided by that of a step from memory, all kinds in turns, with batches of "
-        f"{found['batch']:,}. A step from memory takes {', '.join(steps)}. "
+        f"{grown['memmap'][-1]['size']}. The last three columns show the time of a step of "
+        f"`fit` divided by that of a step that reads from memory. The sources were timed in turns, "
+        f"with batches of {found['batch']:,}. A step from memory takes {', '.join(steps)}. "
         f"{found['machine']}."
     )
     return [*lines, "", said]
@@ -59,8 +59,9 @@ def persons_or_records():
         lines.append(row(*cells, *(f"{ratio:.2f}" for ratio in ratios)))
     said = (
         f"{found['persons']:,} persons of k records each, {found['steps']:,} steps, "
-        f"ε = {found['epsilon']:g}, δ = {found['delta']:g}. The last two columns compare "
-        "noise / signal of the mean gradient: its value for sampled records, divided by its value "
-        'for sampled persons. "Unrelated" and "alike" describe the gradients of one person.'
+        f"ε = {found['epsilon']:g}, δ = {found['delta']:g}. The last two columns show "
+        "the noise-to-signal ratio of the mean gradient if records are sampled, divided by that "
+        'ratio if persons are sampled. "Unrelated" (orthogonal) and "alike" describe the gradients '
+        "of one person."
     )
     return [*lines, "", said]

@@ -33,7 +33,7 @@ def steps():
         *lines,
         "",
         f"{found['device']}, JAX {found['jax']}. A private step on a table of a million rows × 64, "
-        f"batch 1,024: {sparse:.1f} ms by AdaFEST, {dense:.1f} ms with noise on every row. A "
+        f"batch 1,024: {sparse:.1f} ms with AdaFEST, {dense:.1f} ms with noise on every row. A "
         f"private step of a {chain['model']}, batch {chain['batch']}: "
         f"{independent['milliseconds']:.1f} ms with independent noise, "
         f"{chain['milliseconds']:.1f} ms with noise that is correlated over steps (4 bands). "

@@ -21,7 +21,12 @@ def scales():
         lines.append(row(way if way == "Adam" else f"{way}, difference", *cells))
     least = {t: min(len(run["scores"]) for (of, _), run in runs.items() if of == t) for t in tasks}
     pairs = ", ".join(f"{number} for {task}" for task, number in least.items())
-    return [*lines, "", f"95% intervals; of differences, over pairs of runs: {pairs}.", ""]
+    return [
+        *lines,
+        "",
+        f"± is half a 95% interval. Those of differences are over pairs of runs: {pairs}.",
+        "",
+    ]
 
 
 def _cell(run):

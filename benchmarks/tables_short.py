@@ -12,12 +12,12 @@ def in_short():
     largest = max(rows for _, rows in sparse)
     return [
         *table("private step", "time"),
-        row("nine models: the fastest of TF Privacy, Opacus and JAX-Privacy",
+        row(f"{len(factors)} models: the fastest of TF Privacy, Opacus and JAX-Privacy",
             f"{min(factors):.1f} to {max(factors):.1f} times as long as tfdp"),
         row("transformers: tfdp",
             f"{min(ratios):.1f} to {max(ratios):.1f} times as long as Keras without privacy"),
         row(f"a table of {largest:,} rows",
-            f"{sparse['adafest', largest]:.1f} ms by AdaFEST, {sparse['dense', largest]:,.0f} ms "
+            f"{sparse['adafest', largest]:.1f} ms with AdaFEST, {sparse['dense', largest]:,.0f} ms "
             "with noise on all rows"),
         "",
     ]  # fmt: skip

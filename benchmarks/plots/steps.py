@@ -56,8 +56,9 @@ def _say_peers(data):
     ratios = {(name, library): r for name, of in data.items() for library, r in of.items() if r}
     nearest, farthest = min(ratios, key=ratios.get), max(ratios, key=ratios.get)
     return (
-        f"Time of the fastest private step of TF Privacy, Opacus and JAX-Privacy as a multiple of "
-        f"tfdp's, for {len(data)} models, on a logarithmic axis. The nearest is {nearest[1]} on "
+        f"Time of a private step of TF Privacy, of Opacus and of JAX-Privacy (each in its fastest "
+        f"mode) as a multiple of tfdp's, for {len(data)} models, on a logarithmic axis. The "
+        f"nearest is {nearest[1]} on "
         f"{SHORT[nearest[0]]} at {ratios[nearest]:.1f} times, the farthest {farthest[1]} on "
         f"{SHORT[farthest[0]]} at {ratios[farthest]:.0f} times."
     )
