@@ -8,6 +8,8 @@ from keras import layers
 from mixing import APART, LOSSES, MIXING, Function, Maker, mean
 
 import tfdp
+from tfdp.clipping.engine import backward, clipped_sums
+from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.errors import PrivacyError
 from tfdp.training.checks import independence
 
@@ -289,6 +291,80 @@ def test_two_towers_with_in_batch_negatives_are_refused():
     inputs = keras.Input((D,))
     scores = keras.ops.matmul(layers.Dense(3)(inputs), keras.ops.transpose(layers.Dense(3)(inputs)))
     refused(keras.Model(inputs, scores), softmax)
+
+
+class Rows(keras.Model):
+    """A dense layer on a tensor with as many rows as the batch, and what becomes of its outputs.
+
+    Each loss is one example's own; a row of the dense layer is not.
+    """
+
+    def __init__(self, makes, uses):
+        super().__init__()
+        self.inner, self.last = layers.Dense(D), layers.Dense(1)
+        self._makes, self._uses = makes, uses
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        return self.last(self._uses(x, self.inner(self._makes(x, self.seeds))))
+
+
+def ones(x, _):
+    return keras.ops.ones_like(x[:, :2])
+
+
+def drawn(x, seeds):
+    return keras.random.uniform((keras.ops.shape(x)[0], 2), seed=seeds)
+
+
+def along_the_second_axis(x, _):
+    return keras.ops.zeros_like(x)[:, None] + x
+
+
+USES_OTHER_ROWS = {
+    "mean": (ones, lambda x, rows: x + keras.ops.mean(rows, axis=0), "Mean"),
+    "sampled negatives": (
+        drawn, lambda x, rows: keras.ops.matmul(x, keras.ops.transpose(rows))[:, :1], "MatMul"),
+    "first row": (ones, lambda x, rows: x + rows[:1], "StridedSlice"),
+    "a row that the example names": (
+        ones, lambda x, rows: x + tf.gather(rows, tf.cast(x[:, 0] > 0, tf.int32)), "GatherV2"),
+    "neighbour": (ones, lambda x, rows: x + tf.roll(rows, 1, axis=0), "along the examples"),
+    "examples along another axis": (
+        along_the_second_axis, lambda x, rows: keras.ops.mean(rows, axis=0), "first axis"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", [{}, {"run_eagerly": True}])
+@pytest.mark.parametrize("name", USES_OTHER_ROWS)
+def test_rows_that_other_examples_use_are_refused(name, engine):
+    makes, uses, what = USES_OTHER_ROWS[name]
+    model = compiled(Rows(makes, uses), **engine)
+    with pytest.raises(PrivacyError, match=f"(?s)Layer '(dense|rows).*{what}"):
+        model.fit(tfdp.data.poisson_batches((X, Y[:, :1]), 32, steps_per_epoch=1), verbose=0)
+    assert model.optimizer.charging.steps_of_run == 0
+
+
+def test_rows_that_other_examples_use_would_move_the_sum_by_more_than_the_clip_norm():
+    model = Rows(ones, lambda x, rows: x + keras.ops.mean(rows, axis=0))
+    x = tf.constant(X[:32])
+    model(x)
+    weights = np.ones(32, np.float32)
+    weights[5] = 1e4
+    sums = []
+    for present in (np.ones(32, bool), np.arange(32) != 5):
+        result = backward(
+            model, make_clipping_plan(model, x), x,
+            lambda outputs: weights * outputs[:, 0], tf.constant(present),
+        )  # fmt: skip
+        sums.append([s.numpy().ravel() for s in clipped_sums(model, result, 1.0, "flat")])
+    moved = np.linalg.norm(np.concatenate(sums[0]) - np.concatenate(sums[1]))
+    assert moved > 5.0  # so the refusal is needed
+
+
+@pytest.mark.parametrize("makes", [ones, drawn])
+def test_rows_that_their_own_examples_use_are_proved(makes):
+    notes = examine(Rows(makes, lambda x, rows: x + rows))
+    assert notes.remarks == (independence.PROVED,) and not notes.assumptions
 
 
 @pytest.mark.filterwarnings("ignore:These variables do not affect")

@@ -54,6 +54,11 @@ class Execution(Recorder):
         self.recorded = []
         self._opaque = False
 
+    def probes(self):
+        """Where gradients of single examples are taken: row i is to be that of example i."""
+        own = [c for c in self.recorded if not (c.planned.uses or c.planned.scores)]
+        return [probe for call in own for probe in call.probes]
+
     def run(self, call, run):
         planned = None if self._opaque else self.plan.calls.get(call.key)
         if planned is None:
@@ -163,7 +168,7 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
         example_mask: (B,) bool; padding is False.
         rows_per_unit: k, if k rows after each other are one unit of privacy, whose gradient is the
             sum of theirs; None if each row is one.
-        check: function of the root of the calls and the losses, called before gradients are taken.
+        check: function of the `Execution` and the losses, called before gradients are taken.
 
     Returns:
         A `Backward`.
@@ -177,12 +182,12 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
         outputs, execution = record_forward(model, plan, tape, x, batch_size)
         losses = losses_of(outputs)
         if check is not None:
-            check(execution.root, losses)
+            check(execution, losses)
         losses.shape.assert_is_compatible_with([example_mask.shape[0]])
         total = tf.reduce_sum(tf.where(example_mask, losses, tf.zeros_like(losses)))
     everything = execution.recorded
     recorded = [c for c in everything if not (c.planned.uses or c.planned.scores)]
-    probes = [probe for call in recorded for probe in call.probes]
+    probes = execution.probes()
     with tf.name_scope("backward"):
         found = tape.gradient(total, probes)
     _warn_of_unconnected(recorded, iter(found))

@@ -95,6 +95,7 @@ class Recorder:
         self.trainable = {id(v): v for v in trained_variables(model)}
         self._variables = {id(v) for v in model.variables}
         self.layer_index = {id(layer): i for i, layer in enumerate(all_layers(model))}
+        self.others = {}  # read, and none of the model's
         self.root = None
         self._stack = []
 
@@ -138,6 +139,8 @@ class Recorder:
                 "an attribute of the model or of one of its layers, or a layer of a functional "
                 "model."
             )
+        if id(variable) not in self._variables:
+            self.others[id(variable)] = variable
         if id(variable) in self.trainable:
             self._stack[-1].reads[id(variable)] = variable
         elif value is not None and is_seed_state(variable):

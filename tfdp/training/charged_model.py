@@ -11,6 +11,7 @@ from tfdp.accounting.charges.described import described
 from tfdp.accounting.charges.sampling import PERSON
 from tfdp.clipping.recording import trained_variables
 from tfdp.data.provenance.dataset_tags import origin_of
+from tfdp.data.provenance.variable_values import give_history
 from tfdp.experimental.tpu import resident_models
 from tfdp.optimizers import DPOptimizer
 from tfdp.optimizers.run_charging import RunCharging
@@ -128,7 +129,7 @@ class ChargedModel(ModelHooks):
         # Layers that have some: they may replace them (`quantize`).
         layers = [layer for layer in all_layers(self) if ids & {id(v) for v in layer.weights}]
         for one in [*trained, *layers]:
-            vars(one)[_HISTORY] = self.charge_history
+            give_history(one, self.charge_history)
 
     def privacy_charges(self):
         """`LedgerEntry` list of the private releases that the model itself was built from."""

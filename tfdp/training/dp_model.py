@@ -33,6 +33,7 @@ from tfdp.training.row_selection import (
     preselect_rows,
     refuse_unchecked_rows,
 )
+from tfdp.training.weights import other_reads
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -235,7 +236,12 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
             run.refuse_other_variables(self)
             count_step(self, data)
             self.join_histories()
-            return as_results(super().train_step(data), self.distribute_strategy)
+            results = super().train_step(data)
+            if not tf.executing_eagerly():
+                graph = tf.compat.v1.get_default_graph()
+                with tf.init_scope():
+                    other_reads.note(self, graph, graph.get_operations())
+            return as_results(results, self.distribute_strategy)
         claims.refuse_busy_optimizer(self, self.optimizer)
         with compiling(compiled_by_xla(self)):
             return self._private_step(data)

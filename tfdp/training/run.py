@@ -28,6 +28,7 @@ from tfdp.training.checks import advice, caveats, independence, own_steps, prefl
 from tfdp.training.checks.first_rows import is_dataset
 from tfdp.training.claims import run_of
 from tfdp.training.row_selection import trace_again_if_chosen_anew
+from tfdp.training.weights import other_reads
 from tfdp.training.whole_passes import refuse_longer_epochs, whole_passes
 
 _NOTHING = Notes()
@@ -69,6 +70,7 @@ def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
     refuse_uncompiled(model)
     own_steps.charge_own_step(model)
     own_steps.refuse_other_optimizer(model)
+    other_reads.refuse_charged(model)
     private = isinstance(model.optimizer, DPOptimizer)
     begin_run = _begin_private_run if private else _begin_plain_run
     model.weight_origin.watch()

@@ -125,6 +125,15 @@ class ChargeHistory:
                 root.attach(counter)
             other._parent = root
 
+    def lacks(self, other):
+        """Whether another history holds charges that are not in this one."""
+        own, other = self._synced(), other._synced()
+        known = {name: steps for name, (_, steps) in own._runs.items()}
+        return own is not other and (
+            any(entry not in own._releases for entry in other._releases)
+            or any(steps > known.get(name, 0) for name, (_, steps) in other._runs.items())
+        )
+
     def charges_beside(self, name):
         """A number that grows with every charge but those of the run of that name."""
         # Its own counter is left alone: this is asked before every step, and reading takes 0.1 ms.

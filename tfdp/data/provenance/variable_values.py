@@ -5,7 +5,9 @@ It is kept on the variables themselves, whatever models they are in.
 
 import copy
 import hashlib
+import weakref
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -20,8 +22,21 @@ HISTORY = "_tfdp_charges"
 #: Instead of a fingerprint, while a charged run changes the values.
 TRAINING = "training"
 _RELEASED = "_tfdp_released"
+# id -> what holds a history. Keras compares variables by value, so no set can hold them.
+_CHARGED = weakref.WeakValueDictionary()
 _WHOLE = 1 << 22  # larger variables are known by some of their rows
 ROWS = 4096
+
+
+def give_history(holder, history):
+    """Makes a variable, or a layer, hold the `ChargeHistory` of its weights."""
+    vars(holder)[HISTORY] = history
+    _CHARGED[id(holder)] = holder
+
+
+def variables_with_history():
+    """The Keras variables of this process that hold a history, with or without charges."""
+    return [v for v in list(_CHARGED.values()) if isinstance(v, keras.Variable)]
 
 
 def mark_released(variable):
@@ -58,7 +73,7 @@ def hand_on(pairs):
         if id(history) not in copies:
             copies[id(history)] = ChargeHistory()
             copies[id(history)].merge_json(history.to_json())
-        vars(new)[HISTORY] = copies[id(history)]
+        give_history(new, copies[id(history)])
 
 
 def is_large(variable):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdp._compat.tensorflow import tapes_record
 from tfdp.accounting.charges.notes import Notes
 from tfdp.clipping import penalties
+from tfdp.clipping.engine import Execution
 from tfdp.clipping.independence import proof
 from tfdp.clipping.independence.values import Joined, Rows
 from tfdp.clipping.independence.walk import Walk
@@ -22,11 +23,12 @@ from tfdp.clipping.plan.side_effects import (
     refuse_side_effects,
 )
 from tfdp.clipping.plan.tracing import variables_of_metrics
-from tfdp.clipping.recording import Recorder, call_model, trained_variables
+from tfdp.clipping.recording import call_model, trained_variables
 from tfdp.errors import PrivacyError
 from tfdp.experimental.tpu.resident_models import tables_of
 from tfdp.experimental.tpu.resident_table import nothing_looked_up
 from tfdp.training.checks import searched_layers
+from tfdp.training.weights import other_reads
 
 #: What the statement says of the examples of a batch: one of these.
 PROVED = (
@@ -120,16 +122,19 @@ def _traced(model, data):
 
 
 def _on_paper(model, data, batch_size, size):
-    recorder, steps = Recorder(model), []
+    steps = []
     specs = tf.nest.map_structure(lambda t: None if t is None else _spec(t, batch_size, size), data)
 
     def forward(*data):
         step = Step(model, *data)
-        with recorder.recording() as scope:
-            outputs = call_model(model, data[0])
+        plan = model.clipping_plan(data[0])
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            execution = Execution(model, plan, tape, batch_size)
+            with execution.recording() as scope:
+                outputs = call_model(model, data[0])
         advances_of(model, scope)  # refuses what else is assigned
         losses = step.losses_of(outputs)
-        step.end(recorder.root, losses)
+        step.end(execution, losses)
         steps[:] = [step]  # where variables are made, it is traced twice
         return losses
 
@@ -148,6 +153,7 @@ class Step:
     Attributes:
         is_known: whether they are in a graph, and all its sizes are known.
         graph, root, losses: the graph, the root of the calls of the forward pass, (B,) the losses.
+        probes: tensors at which gradients of single examples are taken.
         places: range of the places of the operations of the losses in the graph.
     """
 
@@ -177,14 +183,15 @@ class Step:
         with penalties.apart():
             return self.model.compute_loss(x, y, outputs, sample_weight, training=True)
 
-    def end(self, root, losses):
-        """Called after the losses, with the root of the calls of the forward pass."""
-        self.root, self.losses = root, losses
+    def end(self, execution, losses):
+        """Called after the losses, with the `Execution` of the forward pass."""
+        self.root, self.probes, self.losses = execution.root, execution.probes(), losses
+        self._others = execution.others.values()
         self.places = range(self.places.start, self.graph.version)
 
-    def examine(self, root, losses):
+    def examine(self, execution, losses):
         """Refuses what a step must not do, and notes what was found; see `examine_on_paper`."""
-        self.end(root, losses)
+        self.end(execution, losses)
         kind = tuple((t.dtype, tuple(t.shape)) for t in self.inputs)
         with tf.init_scope():
             _note(self.model, kind, self.found())
@@ -193,6 +200,7 @@ class Step:
         """Names of what was searched by values, None if this step is not looked at."""
         self._refuse_side_effects()
         self._refuse_reads()
+        self._note_other_reads()
         if not (self.model.validate_independence and self._can_be_walked):
             self._refuse_other_shapes()
             return None
@@ -200,10 +208,18 @@ class Step:
         walk = Walk(self.batch_size, self._generators())
         searched = proof.examine(
             walk, self.graph, given, self.losses, self.where, searched_layers.units_of(self),
-            start=self._begin,
+            start=self._begin, probes=self.probes,
         )  # fmt: skip
         self._refuse_other_shapes()
         return searched
+
+    def _note_other_reads(self):
+        """Notes weights of others that are read, also for the statement of the run that goes on."""
+        origin, charging = self.model.weight_origin, self.model.optimizer.charging
+        before = Notes(assumptions=origin.assumption())
+        forward, losses = self._operations()
+        if other_reads.note(self.model, self.graph, forward + losses, self._others):
+            charging.note(Notes(assumptions=origin.assumption()), in_place_of=before)
 
     def _from_outside(self):
         """Tensors that were there before the forward pass: they may hold of any example."""

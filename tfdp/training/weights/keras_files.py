@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from tfdp._compat.keras import all_layers, check_legacy_saving, file_of
-from tfdp.data.provenance.variable_values import HISTORY, RESTORED
+from tfdp.data.provenance.variable_values import HISTORY, RESTORED, give_history
 from tfdp.errors import PrivacyError
 
 _GROUP, _NAME = "_tfdp", "charges"
@@ -94,5 +94,5 @@ def _give_charges(model, data):
     for variable in model.weights:
         if HISTORY in vars(variable):
             vars(variable)[HISTORY].join(history)
-        vars(variable)[HISTORY] = history
+        give_history(variable, history)
         vars(variable).setdefault(RESTORED, set()).update(stored["states"])

@@ -42,6 +42,8 @@ class WeightOrigin:
         self._restored = set()
         self._before = None
         self._watched = None
+        #: id of a handle -> (the handle, the variable): see `other_reads`.
+        self.others = {}
 
     def watch(self):
         """Called eagerly before the model may be built: what is made from then on is initial."""
@@ -74,7 +76,10 @@ class WeightOrigin:
                 vars(v).setdefault(STATE, fingerprint(v))
             if not self._is_known(v) and not _is_initial(v, fresh.get(id(v), ())):
                 vars(v)[FOREIGN] = True
-        return [v.path for v in self._variables() if FOREIGN in vars(v)]
+        for v in self._others():
+            if not _is_initial(v, [vars(v)[INITIALIZER]] if INITIALIZER in vars(v) else ()):
+                vars(v)[FOREIGN] = True
+        return [v.path for v in (*self._variables(), *self._others()) if FOREIGN in vars(v)]
 
     def assumption(self):
         """The sentences for the statement: none, or one that names a variable."""
@@ -110,6 +115,10 @@ class WeightOrigin:
             return False
         current = fingerprint(variable)
         return current == state or current in restored
+
+    def _others(self):
+        own = {id(v) for v in self._variables()}
+        return [v for _, v in self.others.values() if id(v) not in own]
 
     def _variables(self):
         return [

@@ -1,0 +1,182 @@
+"""Weights that a step reads though no layer of its model has them: their charges are not lost."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from eager_steps import EAGER
+from small_models import make_data
+
+import tfdp
+from tfdp.errors import PrivacyError
+
+DELTA = 1e-3
+LOST = "whose training was charged"
+
+
+class Student(tfdp.models.DPModel):
+    """A dense layer on what a function makes of the inputs."""
+
+    def __init__(self, features, tracked=None):
+        super().__init__()
+        self.dense, self.tracked, self.features = keras.layers.Dense(2), tracked, features
+
+    def call(self, x):
+        return self.dense(tf.stop_gradient(self.features(x)))
+
+
+def by_name(encoder):
+    return lambda x: encoder(x)
+
+
+def by_lambda(encoder):
+    return keras.layers.Lambda(lambda x: encoder(x), output_shape=(2,))
+
+
+def by_object(encoder):
+    hidden = types.SimpleNamespace(encoder=encoder)
+    return lambda x: hidden.encoder(x)
+
+
+def by_function(encoder):
+    """Traced before, so that no Python code reads the weights any more."""
+    function = tf.function(encoder.call, autograph=False).get_concrete_function(
+        tf.TensorSpec([None, 3], tf.float32)
+    )
+    return lambda x: function(x)
+
+
+def in_a_loop(encoder):
+    return lambda x: tf.while_loop(lambda i, _: i < 2, lambda i, h: (i + 1, h + encoder(x)),
+                                   (0, encoder(x)))[1]  # fmt: skip
+
+
+@pytest.fixture
+def trained(small):
+    """A dense layer that was trained with privacy."""
+    encoder = keras.layers.Dense(2)
+    model = small.model(keras.Sequential([keras.Input((3,)), encoder]), noise_multiplier=2.0)
+    model.fit(small.poisson(), verbose=0)
+    return encoder
+
+
+def compiled(small, model, loss=None, **engine):
+    model.compile(small.optimizer(noise_multiplier=4.0), loss=loss or small.loss, **engine)
+    return model
+
+
+@pytest.mark.parametrize("hides", [by_name, by_lambda, by_object, by_function, in_a_loop])
+def test_weights_that_were_charged_and_are_in_no_layer_are_refused(hides, small, trained):
+    model = compiled(small, Student(hides(trained)))
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(small.poisson(), verbose=0)
+    assert model.optimizer.charging.steps_of_run == 0
+
+
+@pytest.mark.parametrize("engine", [EAGER, {"jit_compile": True}])
+def test_they_are_refused_by_every_engine(engine, small, trained):
+    model = compiled(small, Student(by_name(trained)), **engine)
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(small.poisson(), verbose=0)
+
+
+def test_they_are_refused_in_micro_batches(small, trained):
+    model = Student(by_name(trained))
+    model.compile(small.optimizer(microbatch_size=5), loss=small.loss)
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(small.poisson(), verbose=0)
+
+
+def distilled(teacher):
+    def loss(y, outputs):
+        return keras.losses.kl_divergence(tf.nn.softmax(teacher(y)), tf.nn.softmax(outputs))
+
+    return loss
+
+
+def test_a_teacher_in_the_loss_is_refused_unless_it_is_a_part_of_the_model(small, trained):
+    x, _ = make_data()
+    data = small.poisson((x, x))
+    model = compiled(small, tfdp.make_private(small.base()), distilled(trained))
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(data, verbose=0)
+    trained.trainable = False
+    before = Student(tf.identity, trained)
+    before.compile(small.optimizer(noise_multiplier=4.0), loss=distilled(trained))
+    before.fit(data, verbose=0)
+    assert len(before.ledger) == 2  # what the teacher cost is in it
+
+
+def test_weights_that_are_charged_after_the_first_fit_are_refused_at_the_next_one(small):
+    encoder = keras.layers.Dense(2)
+    encoder.build((None, 3))
+    model = compiled(small, Student(by_name(encoder)))
+    model.fit(small.poisson(), verbose=0)
+    other = small.model(keras.Sequential([keras.Input((3,)), encoder]))
+    other.fit(small.poisson(), verbose=0)
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(small.poisson(), verbose=0)
+
+
+def test_layers_that_the_model_has_are_read_by_any_name(small, trained):
+    trained.trainable = False
+    model = compiled(small, Student(by_name(trained), trained))
+    model.fit(small.poisson(), verbose=0)
+    assert len(model.ledger) == 2
+
+
+def elsewhere(model):
+    return [s for s in model.privacy_statement(DELTA).assumptions if "came from elsewhere" in s]
+
+
+def test_values_of_unknown_origin_that_are_in_no_layer_are_mentioned(small, tmp_path):
+    known, unknown = keras.layers.Dense(2), keras.layers.Dense(2)
+    for layer in (known, unknown):
+        layer.build((None, 3))
+    model = compiled(small, Student(by_name(known)))
+    model.fit(small.poisson(), verbose=0)
+    assert not elsewhere(model)  # an initializer's
+
+    unknown.kernel.assign(np.full((3, 2), 0.3, np.float32))
+    model = compiled(small, Student(by_name(unknown)))
+    model.fit(small.poisson(), verbose=0)
+    assert unknown.kernel.path in elsewhere(model)[0]
+    model.save_weights(tmp_path / "model.weights.h5")  # the file says so, too
+    again = compiled(small, Student(by_name(unknown)))
+    again.build((None, 3))
+    again.load_weights(tmp_path / "model.weights.h5")
+    assert elsewhere(again)
+
+
+def test_weights_of_a_saved_model_that_a_layer_holds_are_mentioned(small, tmp_path):
+    exported = small.model()
+    exported.fit(small.poisson(), verbose=0)
+    tfdp.serving.export(exported, str(tmp_path / "exported"), delta=DELTA)
+    served = tf.saved_model.load(str(tmp_path / "exported"))
+    model = compiled(small, Student(lambda x: served.serve(x)))
+    model.fit(small.poisson(), verbose=0)
+    assert elsewhere(model)
+
+
+def test_forward_noise_on_weights_that_were_charged_is_refused(small, trained):
+    class Noisy(tfdp.models.DPModel):
+        def __init__(self):
+            super().__init__()
+            self.noise = tfdp.layers.DPForwardNoise(noise_multiplier=1.0, clip_norm=1.0)
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x, training=None):
+            return self.dense(self.noise(trained(x), training=training))
+
+    model = Noisy()
+    model.compile("sgd", loss=small.loss)
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(small.poisson(), verbose=0)
+
+
+def test_what_a_step_reads_of_its_own_is_not_noted(small):
+    model = compiled(small, tfdp.make_private(small.base()), metrics=["accuracy"])
+    model.fit(small.poisson(), verbose=0)
+    assert not model.weight_origin.others

@@ -1,0 +1,98 @@
+"""Weights that a step reads, though Keras does not know them as the model's.
+
+A layer that is called by a global name, in a Lambda, from an object that Keras does not inspect, or
+by a loss (a teacher) is none of the model's layers. What its weights learned goes into the model
+all the same, so what was charged for them must not be lost.
+"""
+
+import tensorflow as tf
+
+from tfdp.clipping.plan.dataflow import handles_of
+from tfdp.clipping.plan.tracing import variables_of_metrics
+from tfdp.data.provenance.variable_values import HISTORY, variables_with_history
+from tfdp.errors import PrivacyError
+
+
+class OtherRead:
+    """A variable that is known by its handle alone, as `WeightOrigin` looks at variables."""
+
+    def __init__(self, handle, dtype, name):
+        self.handle, self.dtype, self.path = handle, dtype, name
+
+    @property
+    def value(self):
+        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
+
+    @property
+    def shape(self):
+        return self.value.shape
+
+
+def note(model, graph, operations, seen=()):
+    """Notes the floating-point variables that operations read and that are none of the model's.
+
+    Args:
+        model: the model, whose `weight_origin` takes them.
+        graph: the graph of the operations.
+        operations: those of forward pass and losses, or of a whole step.
+        seen: Keras variables that may be among them, which have names and initializers.
+
+    Returns:
+        Whether there are some that were not noted before.
+
+    Raises:
+        PrivacyError: for a variable whose training was charged.
+    """
+    optimizer = model.optimizer
+    held = [
+        *model.variables, *variables_of_metrics(model), *optimizer.variables,
+        *getattr(optimizer, "inner_optimizer", optimizer).variables,
+    ]  # fmt: skip
+    own = {id(handle) for variable in held for handle in handles_of(variable)}
+    named = {id(handle): v for v in seen for handle in handles_of(v)}
+    read = {t.op.name for op in operations for t in op.inputs if t.dtype == tf.resource}
+    origin, before = model.weight_origin, len(model.weight_origin.others)
+    for _, inner in getattr(graph, "captures", ()):
+        handle = _outermost(inner) if inner.op.name in read else None
+        dtype = _dtype_of_values(handle)
+        if dtype is not None and dtype.is_floating and id(handle) not in own:
+            if id(handle) not in named:
+                named[id(handle)] = OtherRead(handle, dtype, inner.op.name)
+            origin.others.setdefault(id(handle), (handle, named[id(handle)]))
+    refuse_charged(model)
+    return len(origin.others) > before
+
+
+def refuse_charged(model):
+    """Refuses a model whose steps read weights that were charged elsewhere.
+
+    Raises:
+        PrivacyError: if one of the variables noted for it was trained with privacy.
+    """
+    others = model.weight_origin.others
+    for variable in variables_with_history() if others else ():
+        read = any(id(handle) in others for handle in handles_of(variable))
+        if read and model.charge_history.lacks(vars(variable)[HISTORY]):
+            raise PrivacyError(
+                f"A step of model {model.name!r} reads variable {variable.path!r}, whose training "
+                "was charged, but its layer is not among the layers of the model, so its charges "
+                "would be lost. It is called by a global name, in a Lambda, by a loss, or stored "
+                "in an object that Keras does not inspect. Make it a part of the model: an "
+                "attribute that the `__init__` of the model or of one of its layers sets, or a "
+                "layer of a functional model. Freeze it if it is not to be trained."
+            )
+
+
+def _outermost(tensor):
+    """The handle outside of all graphs that a captured resource is; None if it is handed in."""
+    while tf.is_symbolic_tensor(tensor):
+        captures = getattr(tensor.graph, "captures", ())
+        tensor = next((outer for outer, inner in captures if inner is tensor), None)
+    return tensor
+
+
+def _dtype_of_values(handle):
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None  # no variable: a table, a queue
+    return tf.as_dtype(data.shape_and_type[0].dtype)
