@@ -23,7 +23,7 @@ HISTORY = "_tfdp_charges"
 TRAINING = "training"
 _RELEASED = "_tfdp_released"
 # id -> what holds a history. Keras compares variables by value, so no set can hold them.
-_CHARGED = weakref.WeakValueDictionary()
+_HOLDERS = weakref.WeakValueDictionary()
 _WHOLE = 1 << 22  # larger variables are known by some of their rows
 ROWS = 4096
 
@@ -31,12 +31,12 @@ ROWS = 4096
 def give_history(holder, history):
     """Makes a variable, or a layer, hold the `ChargeHistory` of its weights."""
     vars(holder)[HISTORY] = history
-    _CHARGED[id(holder)] = holder
+    _HOLDERS[id(holder)] = holder
 
 
 def variables_with_history():
     """The Keras variables of this process that hold a history, with or without charges."""
-    return [v for v in list(_CHARGED.values()) if isinstance(v, keras.Variable)]
+    return [v for v in list(_HOLDERS.values()) if isinstance(v, keras.Variable)]
 
 
 def mark_released(variable):
