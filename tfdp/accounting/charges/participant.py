@@ -8,7 +8,8 @@ class PrivacyParticipant:
 
     Attributes:
         privacy_releases: `LedgerEntry` objects of the releases that it was made from; each is
-            charged to the model that holds it.
+            charged to the model that holds it. Each has a random name as its detail "release":
+            entries that are equal in everything are one release, and cost once.
         privacy_assumptions: sentences for the statement about what was taken to be public.
     """
 
