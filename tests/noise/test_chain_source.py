@@ -157,6 +157,23 @@ def test_a_new_chain_counts_turns_from_zero():
         assert np.flatnonzero(source.variables[-1]).tolist() == [1, 5]
 
 
+def test_tables_of_several_widths_in_one_process():
+    """As of models that are trained one after another."""
+    for width in (3, 5, 8):
+        source, table = ChainSource(4), tf.Variable(tf.zeros([V, width]))
+        source.build([table])
+        source.begin(Correlation(M, 2))
+
+        def step(rows, source=source, table=table, width=width):
+            sums = tf.zeros([tf.shape(rows)[0], width])
+            return source.release([], Grid(1.0, 1.0, 9), rows=[(table, rows, sums)])
+
+        (noisy,) = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)])(
+            tf.constant([1, 5], tf.int64)
+        )
+        assert noisy.shape == (2, width) and np.all(noisy)
+
+
 def test_other_weights_in_a_chain_are_refused():
     source, grid = chain_of(M, 3), Grid(1.0, 1.0, 9)
     source.release([tf.zeros([4, 2])], grid)

@@ -124,7 +124,8 @@ class ChainSource(CorrelatedSource):
         release = _compiled_rows(self._bands, place, dtype)
         if sums.shape.is_fully_defined():
             return by_pairs(release, sums, dtype, public, rows, turns, *arguments)
-        return _rows_of_any_number(release, dtype)(sums, rows, turns, public, *arguments)
+        of_width = _rows_of_any_number(release, dtype, sums.shape[1])
+        return of_width(sums, rows, turns, public, *arguments)
 
 
 def _backward(bands):
@@ -210,11 +211,13 @@ def _compiled_rows(bands, place, dtype):
 
 
 @functools.cache
-def _rows_of_any_number(release, dtype):
-    """A function as `release`, of a number of rows that is not known when it is traced."""
+def _rows_of_any_number(release, dtype, width):
+    """A function as `release`, of a number of rows that is not known when it is traced.
+
+    One for each width: a function that is called with several ones takes none for known.
+    """
 
     def run(sums, rows, turns, public, *arguments):
-        width = sums.shape[1]
         count = tf.shape(sums)[0]
 
         def block(i, size):
