@@ -71,7 +71,9 @@ def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
     own_steps.refuse_other_optimizer(model)
     private = isinstance(model.optimizer, DPOptimizer)
     begin_run = _begin_private_run if private else _begin_plain_run
+    preflight.check_class_weight(kwargs.get("class_weight"))
     notes |= caveats.of_callbacks(callbacks)
+    notes |= caveats.of_class_weight(kwargs.get("class_weight"))
     return begin_run(model, x, y, callbacks, kwargs, notes)
 
 
