@@ -376,6 +376,45 @@ def test_class_weights_are_of_classes(small, weights):
         eager_model().fit(small.poisson(), class_weight=weights, verbose=0)
 
 
+def test_class_weights_are_listed_as_assumed(small):
+    """Weights of classes are often made of their counts, which are raw data."""
+    given = {10: 2, np.int64(1): np.float32(0.5), False: 1.0}
+    wanted = "the class weights are no function of the records: 0 by 1, 1 by 0.5, 10 by 2"
+    x, y = small.data()
+    noised = tfdp.make_private(
+        keras.Sequential(
+            [
+                keras.Input((3,)),
+                tfdp.layers.DPForwardNoise(1.0, noise_multiplier=5.0),
+                keras.layers.Dense(11),
+            ]
+        )
+    )
+    plain = tfdp.make_private(small.base(classes=11))
+    for model in (noised, plain):
+        model.compile("sgd", small.loss, **EAGER)
+    released = tfdp.data.release_once(x, y, clip_norm=1.0, noise_multiplier=5.0).batches(10)
+    private = eager_model(small.base(classes=11))
+    for model, data in (
+        (private, (small.poisson(),)),
+        (private, (x, y, 10)),
+        (noised, (small.poisson(),)),
+        (plain, (released,)),
+    ):
+        model.fit(*data, class_weight=given, verbose=0)
+        assert wanted in model.privacy_statement(DELTA).assumptions
+
+    counts = tfdp.data.private_frequency(
+        tfdp.data.leave_one_out_split([[1, 2, 1]] * small.n, 3, num_items=2).train, epsilon=0.5
+    ).probabilities
+    balanced = {label: 0.5 / counts[label] for label in (1, 2)}
+    for weights, wanted in ((balanced, ""), ({0: 2.0, **balanced}, ": 0 by 2")):
+        model = eager_model(small.base(classes=3))
+        fit_steps(model, class_weight=weights)
+        found = [s for s in model.privacy_statement(DELTA).assumptions if "class weights" in s]
+        assert bool(found) == bool(wanted) and all(s.endswith(wanted) for s in found)
+
+
 def test_a_step_of_a_subclass_may_run_eagerly_on_arrays(small):
     class Twice(Own):
         def train_step(self, data):

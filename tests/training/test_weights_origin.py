@@ -179,3 +179,121 @@ def test_other_frequencies_than_the_released_ones_are_mentioned():
     assert not any("elsewhere" in s for s in assumptions(lambda v: None))
     raw = np.array([1.0, 0.9, 0.3, 0.7])
     assert any("elsewhere" in s for s in assumptions(lambda v: v.assign(raw)))
+
+
+class Plain(keras.Model):
+    """Trains without privacy; its files fit a model that `make_private` made."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.model = base
+
+    def call(self, x):
+        return self.model(x)
+
+
+def mentioned(model):
+    return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
+
+
+def built(model):
+    model.build((None, 3))
+    return model
+
+
+BACKUPS = [keras.callbacks.BackupAndRestore, tfdp.distribution.BackupAndRestore]
+
+
+@pytest.mark.parametrize("backup_kind", BACKUPS)
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+def test_weights_that_a_callback_loads_in_a_run_are_mentioned(small, tmp_path, backup_kind, fits):
+    """A backup of training without privacy; also if loading it stops at the optimizer's state."""
+
+    def backup():
+        return backup_kind(tmp_path, delete_checkpoint=False)
+
+    plain = built(Plain(small.base()))
+    plain.compile(keras.optimizers.SGD(0.1) if fits else "adam", loss=small.loss, **EAGER)
+    plain.fit(*small.data(), verbose=0, callbacks=[backup()])
+    model = built(eager_model())
+    if fits:
+        fit_steps(model, epochs=2, callbacks=[backup()])
+    else:
+        with pytest.raises(ValueError):
+            fit_steps(model, epochs=2, callbacks=[backup()])
+        np.testing.assert_array_equal(model.get_weights()[0], plain.get_weights()[0])
+        fit_steps(model)
+    assert mentioned(model)
+    model.save_weights(tmp_path / "m.weights.h5")
+    loaded = eager_model()
+    loaded.load_weights(tmp_path / "m.weights.h5")
+    assert mentioned(loaded)
+
+
+@pytest.mark.parametrize("backup_kind", BACKUPS)
+def test_a_run_that_goes_on_from_its_backup_knows_its_weights(small, tmp_path, backup_kind):
+    for epochs in (2, 4):
+        model = built(eager_model())
+        backup = backup_kind(tmp_path, delete_checkpoint=False)
+        fit_steps(model, epochs=epochs, callbacks=[backup])
+    assert model.optimizer.steps_taken == 4
+    assert not mentioned(model)
+
+
+def test_values_of_this_run_that_keras_puts_back_are_known(small):
+    stop = keras.callbacks.EarlyStopping("loss", patience=0, restore_best_weights=True)
+    averaged = keras.optimizers.SGD(0.1, use_ema=True)
+    for inner, callback in (
+        (keras.optimizers.SGD(1.0), stop),
+        (averaged, keras.callbacks.SwapEMAWeights()),
+    ):
+        model = eager_model(inner=inner)
+        fit_steps(model, epochs=3, callbacks=[callback])
+        assert not mentioned(model)
+
+
+def test_weights_that_a_layer_loads_as_it_is_built_are_mentioned(small, tmp_path):
+    """Whether `fit` builds it or a `keras.Input` does."""
+    values = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    donor = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    donor.layers[0].kernel.assign(values)
+    donor.save_weights(tmp_path / "donor.weights.h5")
+
+    class Assigns(keras.layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], 4), trainable=False)
+            self.kernel.assign(values)
+
+        def call(self, x):
+            return tf.matmul(x, self.kernel)
+
+    class Loads(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.net = keras.Sequential([keras.layers.Dense(4)])
+
+        def build(self, shape):
+            self.net.build(shape)
+            self.net.load_weights(tmp_path / "donor.weights.h5")
+
+        def call(self, x):
+            return self.net(x)
+
+    class Ordinary(Assigns):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], 4), trainable=False)
+
+    release = tfdp.data.release_once(*small.data(), clip_norm=1.0, noise_multiplier=2.0)
+    for make, known in ((Assigns, False), (Loads, False), (Ordinary, True)):
+        for before in ([keras.Input((3,))], []):
+            model = eager_model(keras.Sequential([*before, make(), keras.layers.Dense(2)]))
+            fit_steps(model)
+            assert mentioned(model) is not known, (make, before)
+            model = tfdp.make_private(keras.Sequential([*before, make(), keras.layers.Dense(2)]))
+            model.compile("sgd", small.loss, **EAGER)
+            model.fit(release.batches(10), verbose=0)
+            assert mentioned(model) is not known, (make, before)
+            model = eager_model(keras.Sequential([*before, make(), keras.layers.Dense(2)]))
+            model.train_on_batch(*small.data())
+            assert bool(model.weight_origin.elsewhere()) is not known, (make, before)

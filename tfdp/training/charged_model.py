@@ -160,6 +160,11 @@ class ChargedModel(ModelHooks):
         """As `keras.Model.predict_on_batch`, and as `predict`."""
         return _made_of(x, super().predict_on_batch(x))
 
+    def load_weights(self, *args, **kwargs):
+        """As `keras.Model.load_weights`; values without charges are noted, also during a run."""
+        with self.weight_origin.loading():
+            return super().load_weights(*args, **kwargs)
+
     def save_own_variables(self, store):
         super().save_own_variables(store)
         store[_HISTORY] = self.charging.to_bytes()

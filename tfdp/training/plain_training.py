@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp.accounting.charges.notes import Notes
+from tfdp.clipping.recording import ensure_built
 from tfdp.data.provenance.released_datasets import is_release, released_by
 from tfdp.distribution import checks
 from tfdp.errors import BudgetError, PrivacyError
@@ -39,9 +40,10 @@ def mechanism_of_fit(model, x, y, notes, kwargs):
             representations mix examples.
     """
     notes |= caveats.of_model(model)
-    notes |= Notes(assumptions=model.weight_origin.assumption())
     origin = released_by(x)
     if origin is not None:
+        ensure_built(model, keras.utils.unpack_x_y_sample_weight(_batch(x, y, None))[0])
+        notes |= _of_weights(model)
         for entry in origin.releases:
             model.charge_history.charge(entry)
         notes |= Notes(assumptions=origin.assumptions)
@@ -50,7 +52,12 @@ def mechanism_of_fit(model, x, y, notes, kwargs):
         return accounting.charges.mechanisms.ReleasedData(notes)
     if forward_noise_layers(model):
         return _forward_noise(model, x, y, kwargs, notes)
-    return accounting.charges.mechanisms.NoPrivacy(notes)
+    return accounting.charges.mechanisms.NoPrivacy(notes | _of_weights(model))
+
+
+def _of_weights(model):
+    # When the model is built: `build` of a layer may load weights.
+    return Notes(assumptions=model.weight_origin.assumption())
 
 
 def refuse_beyond_budget(model, mechanism, kwargs):
@@ -159,6 +166,7 @@ def _forward_noise(model, x, y, kwargs, notes):
     validate_noise_inputs(model, keras.utils.unpack_x_y_sample_weight(batch)[0])
     # A step that was compiled when other variables were trainable would still change those.
     model.train_function = None
+    notes |= _of_weights(model)
     return _mechanism(model, paths.noise, sampling, paths.variables, paths.bypasses, notes)
 
 

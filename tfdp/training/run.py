@@ -73,8 +73,9 @@ def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
     other_reads.refuse_charged(model)
     private = isinstance(model.optimizer, DPOptimizer)
     begin_run = _begin_private_run if private else _begin_plain_run
-    model.weight_origin.watch()
+    preflight.check_class_weight(kwargs.get("class_weight"))
     notes |= caveats.of_callbacks(callbacks)
+    notes |= caveats.of_class_weight(kwargs.get("class_weight"))
     return begin_run(model, x, y, callbacks, kwargs, notes)
 
 
@@ -146,9 +147,9 @@ def _begin_plain_run(model, x, y, callbacks, kwargs, notes):
     model.join_histories()  # again: the checks have built the model
     model.plain_charging.begin(mechanism)
     plain_training.refuse_beyond_budget(model, mechanism, kwargs)
-    model.weight_origin.begin()
     x = checks.padded(x, model.distribute_strategy.num_replicas_in_sync)
     build_ahead(model, x, y)
+    model.weight_origin.begin()
     if isinstance(mechanism, accounting.charges.mechanisms.ForwardNoise):
         run_of(model).trained = _ids(trained_variables(model))
         callbacks = with_callbacks(callbacks, whole_passes(mechanism.sampling))

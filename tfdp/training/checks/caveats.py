@@ -5,6 +5,7 @@ import keras
 from tfdp._compat.keras import all_layers, schedule_of
 from tfdp.accounting.charges.notes import Notes
 from tfdp.accounting.charges.participant import assumptions_of
+from tfdp.data.provenance.origins import Origin
 from tfdp.training.checks import own_steps
 
 _ADAPTED = (
@@ -86,6 +87,19 @@ def _state(layer):
 def _is_of_the_user(callback):
     own = isinstance(callback, keras.callbacks.LambdaCallback)  # Keras' class, the user's code
     return own or not type(callback).__module__.startswith(("keras.", "tfdp."))
+
+
+def of_class_weight(class_weight):
+    """Weights of classes that no release was charged for: many compute them from the labels."""
+    given = {
+        int(label): float(weight)
+        for label, weight in (class_weight or {}).items()
+        if not Origin.of(weight).releases
+    }
+    if not given:
+        return Notes()
+    weights = ", ".join(f"{label} by {given[label]:g}" for label in sorted(given))
+    return Notes(assumptions=(f"the class weights are no function of the records: {weights}",))
 
 
 def of_callbacks(callbacks):

@@ -204,19 +204,29 @@ def _is_class(key):
     return isinstance(key, bool | np.bool_) or (is_integer(key) and key >= 0)
 
 
-def apply_class_weight(x, kwargs):
-    """Multiplies class weights into a dataset's sample weights, which Keras would refuse."""
-    class_weight = kwargs.get("class_weight")
-    if class_weight is None or not isinstance(x, tf.data.Dataset):
-        return x
-    kwargs.pop("class_weight")
+def check_class_weight(class_weight):
+    """Refuses class weights that are no dict from classes to numbers.
+
+    Raises:
+        ValueError: if they are none, but given.
+    """
+    if class_weight is None:
+        return
     keys = list(class_weight) if isinstance(class_weight, dict) else [None]
     if not keys or not all(_is_class(key) for key in keys):
         raise ValueError(
             "Argument `class_weight` must be a dict from classes (integers from 0) to their "
             f"weights. Received: class_weight={class_weight}"
         )
-    size = int(max(keys)) + 1
+
+
+def apply_class_weight(x, kwargs):
+    """Multiplies class weights into a dataset's sample weights, which Keras would refuse."""
+    class_weight = kwargs.get("class_weight")
+    if class_weight is None or not isinstance(x, tf.data.Dataset):
+        return x
+    kwargs.pop("class_weight")
+    size = int(max(class_weight)) + 1
     table = tf.constant([class_weight.get(i, 1.0) for i in range(size)], tf.float32)
 
     def weigh(x, y, sample_weight=None):

@@ -5,6 +5,7 @@ of a model, a loop of the user's own, training before tfdp saw the model) have n
 statement then says that they are assumed to have learned nothing from the records.
 """
 
+import contextlib
 import types
 
 import numpy as np
@@ -40,42 +41,45 @@ class WeightOrigin:
     def __init__(self, model):
         self._model = model
         self._restored = set()
-        self._before = None
-        self._watched = None
+        self._has_begun = False
         #: id of a handle -> (the handle, the variable): see `other_reads`.
         self.others = {}
 
-    def watch(self):
-        """Called eagerly before the model may be built: what is made from then on is initial."""
-        self._watched = {id(v) for v in self._variables()}
-
     def begin(self):
         """Called eagerly before a charged run, or before charged steps outside of one."""
-        self._watched = None
-        if self._before is not None:
+        if self._has_begun:
             return
-        self._before = {id(v) for v in self._variables()}
+        self._has_begun = True
+        # The checks before the run may have built layers, and `build` may load weights.
+        self._examine([v for v in self._variables() if not vars(v).keys() & {STATE, FOREIGN}])
         for variable in self._variables():
             vars(variable)[STATE] = TRAINING
 
     def end(self):
-        """Called eagerly after it; values made by the run itself are accounted for, too."""
-        if self._before is None:
+        """Called eagerly after it; what its steps made of the values is accounted for, too."""
+        if not self._has_begun:
             return
-        for variable in self._variables():
-            state = vars(variable).get(STATE)
-            if state == TRAINING or (state is None and id(variable) not in self._before):
-                vars(variable)[STATE] = fingerprint(variable)
-        self._before = None
+        self._has_begun = False
+        for variable in self._in_training():
+            vars(variable)[STATE] = fingerprint(variable)
+
+    @contextlib.contextmanager
+    def loading(self):
+        """While a file is read, which may stop halfway: a run does not account for its values."""
+        before = {id(v): fingerprint(v) for v in self._in_training()}
+        try:
+            yield
+        finally:
+            changed = [v for v in self._in_training() if before.get(id(v)) != fingerprint(v)]
+            for variable in changed:
+                del vars(variable)[STATE]  # the run did not make this value
+            self._examine(changed)
+            for variable in changed:
+                vars(variable)[STATE] = TRAINING
 
     def elsewhere(self):
         """Paths of the variables whose values are not accounted for."""
-        fresh = _initializers(self._model)
-        for v in self._variables():
-            if self._watched is not None and id(v) not in self._watched:
-                vars(v).setdefault(STATE, fingerprint(v))
-            if not self._is_known(v) and not _is_initial(v, fresh.get(id(v), ())):
-                vars(v)[FOREIGN] = True
+        self._examine(self._variables())
         for v in self._others():
             if not _is_initial(v, [vars(v)[INITIALIZER]] if INITIALIZER in vars(v) else ()):
                 vars(v)[FOREIGN] = True
@@ -105,6 +109,19 @@ class WeightOrigin:
     def restore(self, states):
         """Takes over what `states` gave when the charges were stored."""
         self._restored |= set(states)
+
+    def _examine(self, variables):
+        fresh = _initializers(self._model)
+        for v in variables:
+            if self._is_known(v):
+                continue
+            if _is_initial(v, fresh.get(id(v), ())):
+                vars(v).setdefault(STATE, fingerprint(v))
+            else:
+                vars(v)[FOREIGN] = True
+
+    def _in_training(self):
+        return [v for v in self._variables() if vars(v).get(STATE) == TRAINING]
 
     def _is_known(self, variable):
         state = vars(variable).get(STATE)
