@@ -366,3 +366,44 @@ def clipped_sum_of(model, x, mask):
     )  # fmt: skip
     sums = clipped_sums(model, result, 1.0, "flat")
     return [tf.convert_to_tensor(t).numpy().astype(np.float64) for t in sums]
+
+
+def moved_by(model, x, losses, record, clip_norm):
+    """Norm of the change of the clipped sums without a record, over the clip norm."""
+    x = [tf.constant(t) for t in x]
+    size = len(x[0])
+    sums = []
+    for mask in (np.ones(size, bool), np.arange(size) != record):
+        plan = make_clipping_plan(model, x)
+        result = backward(model, plan, x, losses, tf.constant(mask))
+        found = clipped_sums(model, result, clip_norm, "flat")
+        sums.append([tf.convert_to_tensor(t).numpy().astype(np.float64) for t in found])
+    return np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(*sums, strict=True))) / clip_norm
+
+
+def test_sums_of_layers_that_compute_in_16_bits_are_in_32(restored_policy):
+    """In bfloat16 one of 1,024 alike examples is below half a unit of the sum, or is a whole one."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    rng = np.random.default_rng(5)
+    columns = {"f": rng.normal(size=(16, 8)).astype(np.float32)}
+    f = keras.Input((8,), name="f", dtype="float32")
+    hidden = layers.Dense(8, "tanh", use_bias=False)(f)
+    tower = keras.Model({"f": f}, layers.Dense(4, "tanh", use_bias=False)(hidden))
+    user, item = keras.Input((4,), dtype="float32"), keras.Input((), dtype="int64")
+    scores = tfdp.layers.SharedNegatives(tower, 16, None, item_features=columns)
+    model = keras.Model([user, item], scores(user, item))
+    users = np.tile(20 * rng.normal(size=(1, 4)).astype(np.float32), (1024, 1))
+    x = users, np.zeros(1024, np.int64)
+
+    def losses(outputs):
+        return first_label(tf.cast(outputs, tf.float32))
+
+    assert max(moved_by(model, x, losses, record, 0.1) for record in range(2)) <= 1.001
+
+
+@pytest.fixture
+def restored_policy():
+    policy = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(policy)

@@ -91,10 +91,12 @@ class GradientsInParts:
 
         def one(i, *sums):
             gradients = self._of_part([t[i] for t in parts], size)
+            # Layers may compute in 16 bits: such a sum of a batch would lose single examples.
+            gradients = [tf.cast(g, tf.float32) for g in gradients]
             pairs = zip(sums, gradients, strict=True)
-            return i + 1, *(s + tf.tensordot(tf.cast(clips[i], g.dtype), g, 1) for s, g in pairs)
+            return i + 1, *(s + tf.tensordot(clips[i], g, 1) for s, g in pairs)
 
-        zeros = [tf.zeros(p.shape, p.dtype) for p in self._probes]
+        zeros = [tf.zeros(p.shape) for p in self._probes]
         _, *sums = tf.while_loop(
             lambda i, *_: i < count, one, (0, *zeros), parallel_iterations=1,
             maximum_iterations=count,
