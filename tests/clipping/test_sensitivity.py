@@ -349,6 +349,32 @@ def test_zero_gradients_stay_zero(brute_force):
         assert all(np.all(s == 0) for s in sums)
 
 
+def moved_by_first(shape, contributions, clipping):
+    """How far the first example moves the clipped sum, over the clip norm."""
+    gradient = variable_gradient(types.SimpleNamespace(shape=shape), contributions)
+    norm, bound = gradient.squared_norm()
+    sums = []
+    for mask in (np.ones(len(norm), bool), np.arange(len(norm)) > 0):
+        factors, finite = clip_factors([norm + bound], tf.constant(mask), CLIP_NORM, clipping)
+        total = tf.convert_to_tensor(gradient.clipped_sum(factors[0], finite))
+        sums.append(total.numpy().astype(np.float64))
+    return np.linalg.norm(sums[0] - sums[1]) / CLIP_NORM
+
+
+@pytest.mark.parametrize("clipping", ["flat", "normalized"])
+@pytest.mark.parametrize(("left", "right"), [(2.0**-66, 2.0**50), (2.0**20, 2.0**20)])
+def test_large_products_that_cancel_leave_the_sum_of_the_others(left, right, clipping):
+    """They are rounded in the sum; so are they where the squares of their factors underflow."""
+    count, positions, size = 16, 256, 520
+    lefts, rights = (np.zeros((count, positions, size), np.float32) for _ in range(2))
+    lefts[:, 0] = rights[:, 0] = size**-0.5
+    lefts[0] = left
+    rights[0] = right * np.where(np.arange(positions) < positions // 2, 1, -1)[:, np.newaxis]
+    contributions = [OuterProduct(tf.constant(lefts), tf.constant(rights))]
+    assert variable_gradient(tf.zeros([size, size]), contributions).strategy == "looped"
+    assert moved_by_first((size, size), contributions, clipping) <= 1 + 1e-3
+
+
 FORMS = {
     "per example": lambda g: PerExampleGradients(g),
     "outer products": lambda g: OuterProduct(tf.ones([len(g), 1, 1]), g[:, tf.newaxis]),

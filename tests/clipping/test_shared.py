@@ -382,7 +382,7 @@ def moved_by(model, x, losses, record, clip_norm):
 
 
 def test_sums_of_layers_that_compute_in_16_bits_are_in_32(restored_policy):
-    """In bfloat16 one of 1,024 alike examples is below half a unit of the sum, or is a whole one."""
+    """In bfloat16 one of 1,024 examples alike adds nothing to their sum, or a whole unit of it."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_bfloat16")
     rng = np.random.default_rng(5)
