@@ -375,6 +375,21 @@ def test_large_products_that_cancel_leave_the_sum_of_the_others(left, right, cli
     assert moved_by_first((size, size), contributions, clipping) <= 1 + 1e-3
 
 
+@pytest.mark.parametrize("clipping", ["flat", "normalized"])
+@pytest.mark.parametrize("positions", [1, 2])
+def test_a_look_up_that_takes_back_the_head_leaves_the_sum_of_the_others(positions, clipping):
+    """The norm of nothing is found exactly; the sum adds up both parts in float32."""
+    count, items, width = 512, 8, 4
+    ids = np.full((count, positions), 3)
+    values, hidden = (np.zeros((count, positions, width), np.float32) for _ in range(2))
+    logits = np.zeros((count, positions, items), np.float32)
+    hidden[:, 0], logits[:, 0, 0] = 0.03, 1.0
+    ids[0], values[0], hidden[0], logits[0, :, 0] = 0, -1e8, 1e8, 1.0
+    contributions, true = tied(ids, values, logits, hidden)
+    assert not true[0].any()
+    assert moved_by_first((items, width), contributions, clipping) <= 1 + 1e-3
+
+
 FORMS = {
     "per example": lambda g: PerExampleGradients(g),
     "outer products": lambda g: OuterProduct(tf.ones([len(g), 1, 1]), g[:, tf.newaxis]),
