@@ -407,3 +407,51 @@ def restored_policy():
     policy = keras.config.dtype_policy()
     yield
     keras.config.set_dtype_policy(policy)
+
+
+FEATURES = np.array([[4, 2, 1], [4, 2, 1], [0.25, 0.5, 0.125], [0.5, 0.25, 0.25]], np.float32)
+
+
+def model_of_features(first):
+    """Scores of four items by their features, of which two are alike."""
+    f, user = keras.Input((3,), name="f"), keras.Input((2,))
+    item = keras.Input((), dtype="int64")
+    last = layers.Dense(2, "relu", name="last")
+    tower = keras.Model({"f": f}, last(layers.Activation("relu")(first(f))))
+    shared = tfdp.layers.SharedNegatives(tower, 4, None, item_features={"f": FEATURES})
+    model = keras.Model([user, item], shared(user, item))
+    last.set_weights([np.float32([[1, 0.5], [0.5, 0.25], [0.25, 1]]), np.zeros(2, np.float32)])
+    return model
+
+
+@pytest.mark.parametrize("size", [2.0**20, 2.0**40])
+def test_negatives_that_cancel_the_own_item_leave_the_sum_of_the_others(size):
+    """Their gradients have the norm 0 together, and the sum adds them up apart."""
+    first = layers.Dense(3)
+    model = model_of_features(first)
+    kernel = np.float32([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.25, 1]])
+    first.set_weights([kernel, np.zeros(3, np.float32)])
+    users = np.tile(np.float32([[-1, -0.5]]), (64, 1))
+    users[7] = size, 0
+    x = users, np.zeros(64, np.int64)
+    assert moved_by(model, x, first_label, 7, 1.0) <= 1e-3
+    assert moved_by(model, x, first_label, 3, 1.0) <= 1.001
+
+
+@pytest.mark.parametrize(
+    "make_first", [lambda: layers.Dense(3, kernel_initializer="ones"), layers.LayerNormalization]
+)
+def test_negatives_that_cancel_each_other_leave_the_sum_of_the_others(make_first):
+    """Also of weights of which a rule has added up what each negative gives."""
+    model = model_of_features(make_first())
+    users = np.tile(np.float32([[1, 0.5]]), (64, 1))
+    users[7] = 2.0**40, 2.0**40
+    weights = np.tile(np.float32([0, 1, 0, 0, 0]), (64, 1))
+    weights[7] = 0, 1, -1, 0, 0  # two items that are alike
+
+    def losses(outputs):
+        return tf.reduce_sum(outputs * weights, axis=1)
+
+    x = users, np.full(64, 3)
+    assert moved_by(model, x, losses, 7, 1.0) <= 1e-3
+    assert moved_by(model, x, losses, 3, 1.0) >= 0.1
