@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tfdp.clipping import OuterProduct, PerExampleGradients, Rows
 from tfdp.clipping.sums import surviving_rows
+from tfdp.clipping.sums.contributions import SharedRows
 from tfdp.clipping.sums.factors import CLIPPING, clip_factors
 from tfdp.clipping.sums.gradients import variable_gradient
 from tfdp.clipping.sums.products import UNDERFLOW
@@ -340,6 +341,47 @@ def test_absent_examples_contribute_nothing_even_if_nan(brute_force, name):
     assert np.all(factors[0][3:] == 0)
     for a, b in zip(sums, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    ("t", "items", "width", "way"),
+    [(1, 8, 3, "single"), (2, 8, 3, "exact"), (10, 700, 20, "gram"), (50, 30, 4, "per_example")],
+)
+def test_ids_of_no_row_read_nothing_of_other_examples(t, items, width, way, jit_compile):
+    generator = np.random.default_rng(t)
+    ids = generator.integers(0, items, (3, t))
+    ids[1:, 0] = -1
+    values = generator.normal(size=(3, t, width)) * (ids >= 0)[..., np.newaxis]
+    logits = generator.normal(size=(3, t, items))
+    logits[0] = np.nan
+    with np.errstate(invalid="ignore"):
+        contributions, true = tied(ids, values, logits, generator.normal(size=(3, t, width)))
+    outer = variable_gradient(tf.zeros([items, width]), contributions).outer
+    assert way == "exact" or outer.strategy == way
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def squared_norm():
+        with compiling(jit_compile):
+            return variable_gradient(tf.zeros([items, width]), contributions).squared_norm()[0]
+
+    norm = squared_norm().numpy()
+    assert np.isnan(norm[0])
+    np.testing.assert_allclose(norm[1:], np.square(true[1:]).sum((1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Rows, SharedRows])
+def test_ids_of_no_row_add_nothing_to_the_gradient_before(kind):
+    values = np.ones((3, 2, 4), np.float32)
+    values[1] = np.nan  # 0 times it is no zero
+    if kind is Rows:
+        looked_up = Rows(tf.constant([[0, 1], [-1, 2], [3, 1]]), tf.constant(values))
+    else:
+        left = tf.ones([3, 1, 2])
+        looked_up = SharedRows(tf.constant([-1, 2]), left, tf.constant(values[:, :1]))
+    others = PerExampleGradients(tf.zeros([3, 5, 4]))
+    found = variable_gradient(tf.zeros([5, 4]), [looked_up, others]).values.numpy()
+    assert not np.any(found[[0, 2], 4]) and np.isnan(found[1]).any()
 
 
 def test_zero_gradients_stay_zero(brute_force):
