@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tfdp.clipping import OuterProduct, PerExampleGradients, Rows
 from tfdp.clipping.sums import surviving_rows
+from tfdp.clipping.sums.contributions import SharedRows
 from tfdp.clipping.sums.factors import CLIPPING, clip_factors
 from tfdp.clipping.sums.gradients import variable_gradient
 from tfdp.clipping.sums.products import UNDERFLOW
@@ -342,11 +343,93 @@ def test_absent_examples_contribute_nothing_even_if_nan(brute_force, name):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(
+    ("t", "items", "width", "way"),
+    [(1, 8, 3, "single"), (2, 8, 3, "exact"), (10, 700, 20, "gram"), (50, 30, 4, "per_example")],
+)
+def test_ids_of_no_row_read_nothing_of_other_examples(t, items, width, way, jit_compile):
+    generator = np.random.default_rng(t)
+    ids = generator.integers(0, items, (3, t))
+    ids[1:, 0] = -1
+    values = generator.normal(size=(3, t, width)) * (ids >= 0)[..., np.newaxis]
+    logits = generator.normal(size=(3, t, items))
+    logits[0] = np.nan
+    with np.errstate(invalid="ignore"):
+        contributions, true = tied(ids, values, logits, generator.normal(size=(3, t, width)))
+    outer = variable_gradient(tf.zeros([items, width]), contributions).outer
+    assert way == "exact" or outer.strategy == way
+
+    @tf.function(jit_compile=jit_compile, autograph=False)
+    def squared_norm():
+        with compiling(jit_compile):
+            return variable_gradient(tf.zeros([items, width]), contributions).squared_norm()[0]
+
+    norm = squared_norm().numpy()
+    assert np.isnan(norm[0])
+    np.testing.assert_allclose(norm[1:], np.square(true[1:]).sum((1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Rows, SharedRows])
+def test_ids_of_no_row_add_nothing_to_the_gradient_before(kind):
+    values = np.ones((3, 2, 4), np.float32)
+    values[1] = np.nan  # 0 times it is no zero
+    if kind is Rows:
+        looked_up = Rows(tf.constant([[0, 1], [-1, 2], [3, 1]]), tf.constant(values))
+    else:
+        left = tf.ones([3, 1, 2])
+        looked_up = SharedRows(tf.constant([-1, 2]), left, tf.constant(values[:, :1]))
+    others = PerExampleGradients(tf.zeros([3, 5, 4]))
+    found = variable_gradient(tf.zeros([5, 4]), [looked_up, others]).values.numpy()
+    assert not np.any(found[[0, 2], 4]) and np.isnan(found[1]).any()
+
+
 def test_zero_gradients_stay_zero(brute_force):
     model, x = model_and_data("tied")
     check = brute_force(lambda: model, x, lambda out: tf.reduce_sum(0.0 * out, [1, 2]), False)
     for sums, _ in check.private(1.0, "flat", "normalized", "automatic", "per_layer")[1]:
         assert all(np.all(s == 0) for s in sums)
+
+
+def moved_by_first(shape, contributions, clipping):
+    """How far the first example moves the clipped sum, over the clip norm."""
+    gradient = variable_gradient(types.SimpleNamespace(shape=shape), contributions)
+    norm, bound = gradient.squared_norm()
+    sums = []
+    for mask in (np.ones(len(norm), bool), np.arange(len(norm)) > 0):
+        factors, finite = clip_factors([norm + bound], tf.constant(mask), CLIP_NORM, clipping)
+        total = tf.convert_to_tensor(gradient.clipped_sum(factors[0], finite))
+        sums.append(total.numpy().astype(np.float64))
+    return np.linalg.norm(sums[0] - sums[1]) / CLIP_NORM
+
+
+@pytest.mark.parametrize("clipping", ["flat", "normalized"])
+@pytest.mark.parametrize(("left", "right"), [(2.0**-66, 2.0**50), (2.0**20, 2.0**20)])
+def test_large_products_that_cancel_leave_the_sum_of_the_others(left, right, clipping):
+    """They are rounded in the sum; so are they where the squares of their factors underflow."""
+    count, positions, size = 16, 256, 520
+    lefts, rights = (np.zeros((count, positions, size), np.float32) for _ in range(2))
+    lefts[:, 0] = rights[:, 0] = size**-0.5
+    lefts[0] = left
+    rights[0] = right * np.where(np.arange(positions) < positions // 2, 1, -1)[:, np.newaxis]
+    contributions = [OuterProduct(tf.constant(lefts), tf.constant(rights))]
+    assert variable_gradient(tf.zeros([size, size]), contributions).strategy == "looped"
+    assert moved_by_first((size, size), contributions, clipping) <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("clipping", ["flat", "normalized"])
+@pytest.mark.parametrize("positions", [1, 2])
+def test_a_look_up_that_takes_back_the_head_leaves_the_sum_of_the_others(positions, clipping):
+    """The norm of nothing is found exactly; the sum adds up both parts in float32."""
+    count, items, width = 512, 8, 4
+    ids = np.full((count, positions), 3)
+    values, hidden = (np.zeros((count, positions, width), np.float32) for _ in range(2))
+    logits = np.zeros((count, positions, items), np.float32)
+    hidden[:, 0], logits[:, 0, 0] = 0.03, 1.0
+    ids[0], values[0], hidden[0], logits[0, :, 0] = 0, -1e8, 1e8, 1.0
+    contributions, true = tied(ids, values, logits, hidden)
+    assert not true[0].any()
+    assert moved_by_first((items, width), contributions, clipping) <= 1 + 1e-3
 
 
 FORMS = {

@@ -366,3 +366,92 @@ def clipped_sum_of(model, x, mask):
     )  # fmt: skip
     sums = clipped_sums(model, result, 1.0, "flat")
     return [tf.convert_to_tensor(t).numpy().astype(np.float64) for t in sums]
+
+
+def moved_by(model, x, losses, record, clip_norm):
+    """Norm of the change of the clipped sums without a record, over the clip norm."""
+    x = [tf.constant(t) for t in x]
+    size = len(x[0])
+    sums = []
+    for mask in (np.ones(size, bool), np.arange(size) != record):
+        plan = make_clipping_plan(model, x)
+        result = backward(model, plan, x, losses, tf.constant(mask))
+        found = clipped_sums(model, result, clip_norm, "flat")
+        sums.append([tf.convert_to_tensor(t).numpy().astype(np.float64) for t in found])
+    return np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(*sums, strict=True))) / clip_norm
+
+
+def test_sums_of_layers_that_compute_in_16_bits_are_in_32(restored_policy):
+    """In bfloat16 one of 1,024 examples alike adds nothing to their sum, or a whole unit of it."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    rng = np.random.default_rng(5)
+    columns = {"f": rng.normal(size=(16, 8)).astype(np.float32)}
+    f = keras.Input((8,), name="f", dtype="float32")
+    hidden = layers.Dense(8, "tanh", use_bias=False)(f)
+    tower = keras.Model({"f": f}, layers.Dense(4, "tanh", use_bias=False)(hidden))
+    user, item = keras.Input((4,), dtype="float32"), keras.Input((), dtype="int64")
+    scores = tfdp.layers.SharedNegatives(tower, 16, None, item_features=columns)
+    model = keras.Model([user, item], scores(user, item))
+    users = np.tile(20 * rng.normal(size=(1, 4)).astype(np.float32), (1024, 1))
+    x = users, np.zeros(1024, np.int64)
+
+    def losses(outputs):
+        return first_label(tf.cast(outputs, tf.float32))
+
+    assert max(moved_by(model, x, losses, record, 0.1) for record in range(2)) <= 1.001
+
+
+@pytest.fixture
+def restored_policy():
+    policy = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(policy)
+
+
+FEATURES = np.array([[4, 2, 1], [4, 2, 1], [0.25, 0.5, 0.125], [0.5, 0.25, 0.25]], np.float32)
+
+
+def model_of_features(first):
+    """Scores of four items by their features, of which two are alike."""
+    f, user = keras.Input((3,), name="f"), keras.Input((2,))
+    item = keras.Input((), dtype="int64")
+    last = layers.Dense(2, "relu", name="last")
+    tower = keras.Model({"f": f}, last(layers.Activation("relu")(first(f))))
+    shared = tfdp.layers.SharedNegatives(tower, 4, None, item_features={"f": FEATURES})
+    model = keras.Model([user, item], shared(user, item))
+    last.set_weights([np.float32([[1, 0.5], [0.5, 0.25], [0.25, 1]]), np.zeros(2, np.float32)])
+    return model
+
+
+@pytest.mark.parametrize("size", [2.0**20, 2.0**40])
+def test_negatives_that_cancel_the_own_item_leave_the_sum_of_the_others(size):
+    """Their gradients have the norm 0 together, and the sum adds them up apart."""
+    first = layers.Dense(3)
+    model = model_of_features(first)
+    kernel = np.float32([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.25, 1]])
+    first.set_weights([kernel, np.zeros(3, np.float32)])
+    users = np.tile(np.float32([[-1, -0.5]]), (64, 1))
+    users[7] = size, 0
+    x = users, np.zeros(64, np.int64)
+    assert moved_by(model, x, first_label, 7, 1.0) <= 1e-3
+    assert moved_by(model, x, first_label, 3, 1.0) <= 1.001
+
+
+@pytest.mark.parametrize(
+    "make_first", [lambda: layers.Dense(3, kernel_initializer="ones"), layers.LayerNormalization]
+)
+def test_negatives_that_cancel_each_other_leave_the_sum_of_the_others(make_first):
+    """Also of weights of which a rule has added up what each negative gives."""
+    model = model_of_features(make_first())
+    users = np.tile(np.float32([[1, 0.5]]), (64, 1))
+    users[7] = 2.0**40, 2.0**40
+    weights = np.tile(np.float32([0, 1, 0, 0, 0]), (64, 1))
+    weights[7] = 0, 1, -1, 0, 0  # two items that are alike
+
+    def losses(outputs):
+        return tf.reduce_sum(outputs * weights, axis=1)
+
+    x = users, np.full(64, 3)
+    assert moved_by(model, x, losses, 7, 1.0) <= 1e-3
+    assert moved_by(model, x, losses, 3, 1.0) >= 0.1

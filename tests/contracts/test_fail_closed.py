@@ -91,6 +91,29 @@ def test_mixed_float16_is_refused(small):
         small.model(base)
 
 
+@pytest.mark.parametrize("name", ["auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16",
+                                  "auto_mixed_precision_mkl"])  # fmt: skip
+def test_graph_rewrites_to_16_bits_are_refused(small, name):
+    tf.config.optimizer.set_experimental_options({name: True})
+    try:
+        with pytest.raises(PrivacyError, match=f"'{name}' set to True.*'{name}': False"):
+            small.model()
+    finally:
+        tf.config.optimizer.set_experimental_options({name: False})
+    small.model()
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
+                                  "TF_SET_ONEDNN_FPMATH_MODE"])  # fmt: skip
+def test_products_of_fewer_bits_are_refused(small, monkeypatch, name):
+    for mode in ("BF16", "f16", "ANY", "tf32"):
+        monkeypatch.setenv(name, mode)
+        with pytest.raises(PrivacyError, match=f"Unset it.*{name}={mode}"):
+            small.model()
+    monkeypatch.setenv(name, "strict")
+    small.model()
+
+
 def test_added_losses_are_refused_at_the_first_step(small):
     class Adds(layers.Layer):
         def call(self, x):

@@ -282,7 +282,8 @@ def clipped_sums(model, result, clip_norm, clipping, layer_shares=None, scales=N
     raised by their rounding bound before the factors are taken, so that float32 cancellation cannot
     break this. The sum itself is made in float32: how its rounding follows one of B units adds up
     to B·2⁻²³ of clip_norm, for which `noise.grid.sum_rounding` raises the noise (docs/noise.md,
-    "What does not hold").
+    "Limits"). Parts of a gradient that cancel are rounded there one by one: norms are raised by
+    what keeps each of them below 1,300·clip_norm.
 
     Args:
         model: the Keras model.

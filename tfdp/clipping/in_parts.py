@@ -12,9 +12,10 @@ import tensorflow as tf
 from tfdp._compat.vectorized import vectorized_map
 from tfdp.clipping.recording import current_graph
 from tfdp.clipping.rules.registry import ScoresRule
-from tfdp.clipping.sums.contributions import SharedRows
+from tfdp.clipping.sums.contributions import OuterProduct, PerExampleGradients, Rows, SharedRows
 from tfdp.clipping.sums.forms import Gradient
 from tfdp.clipping.sums.gradients import variable_gradient
+from tfdp.clipping.sums.products import SUMMED, UNDERFLOW, sum_of_squares
 from tfdp.clipping.sums.rule_results import contributions_of
 
 # Numbers in the gradients of the examples that are looked at together, at one probe.
@@ -66,10 +67,11 @@ class GradientsInParts:
             self._norms = self._all_norms()
         return self._norms[id(variable)]
 
-    def sum_at_probes(self, factors, clip):
-        """The gradients at the probes of Σ_u clip_u times the loss of unit u.
+    def clipped_contributions(self, variable, factors, clip):
+        """What shared calls contribute to a variable, of one example: Σ_u clip_u times unit u's.
 
         Args:
+            variable: the variable.
             factors: `self.factors`, zeros where a unit is not finite.
             clip: (U,) clip factors.
         """
@@ -77,13 +79,14 @@ class GradientsInParts:
         if key not in self._sums:
             kept = clip, current_graph()  # as their ids are
             self._sums[key] = (*kept, self._clipped(factors, clip))
-        return self._sums[key][-1]
+        return [c for v, c in self._sums[key][-1] if v is variable]
 
     def _clipped(self, factors, clip):
-        """Σ_u clip_u·g_u at the probes, of the very numbers whose norms were taken.
+        """(variable, contribution) pairs of Σ_u clip_u·g_u, of the very g_u that have the norms.
 
         A backward pass from the clipped sum at the scores would be shorter. But a Jacobian that
-        cancels (of a cosine) enlarges the rounding of a sum that no clipping bounds.
+        cancels (of a cosine) enlarges the rounding of a sum that no clipping bounds. Nor is what a
+        rule has added up made of the sum at the probe: there it may be larger than its norm.
         """
         _, count, size = self._division()
         parts = [_divided(t, count, size) for t in factors]
@@ -91,25 +94,38 @@ class GradientsInParts:
 
         def one(i, *sums):
             gradients = self._of_part([t[i] for t in parts], size)
-            pairs = zip(sums, gradients, strict=True)
-            return i + 1, *(s + tf.tensordot(tf.cast(clips[i], g.dtype), g, 1) for s, g in pairs)
+            formed = _formed(self._pairs(gradients, size))
+            # Layers may compute in 16 bits: such a sum of a batch would lose single examples.
+            terms = [tf.cast(g, tf.float32) for g in (*gradients, *formed)]
+            pairs = zip(sums, terms, strict=True)
+            return i + 1, *(s + tf.tensordot(clips[i], g, 1) for s, g in pairs)
 
-        zeros = [tf.zeros(p.shape, p.dtype) for p in self._probes]
+        zeros = [tf.zeros(p.shape) for p in self._probes]
+        formed = _formed(self._pairs([z[tf.newaxis] for z in zeros], 1))
         _, *sums = tf.while_loop(
-            lambda i, *_: i < count, one, (0, *zeros), parallel_iterations=1,
-            maximum_iterations=count,
+            lambda i, *_: i < count, one, (0, *zeros, *(tf.zeros(f.shape[1:]) for f in formed)),
+            parallel_iterations=1, maximum_iterations=count,
         )  # fmt: skip
-        return sums
+        whole = [total[tf.newaxis] for total in sums]
+        formed = iter(whole[len(zeros) :])
+        return [
+            (v, PerExampleGradients(next(formed)) if isinstance(c, PerExampleGradients) else c)
+            for v, c in self._pairs(whole[: len(zeros)], 1)
+        ]
 
-    def contributions(self, variable, gradients, examples):
-        """What shared calls in parts contribute to a variable, for gradients (b, N, ...)."""
-        found, place = [], 0
+    def _pairs(self, gradients, examples):
+        """(variable, contribution) pairs of all shared calls in parts.
+
+        Args:
+            gradients: list of (b, N, ...), at the probes.
+            examples: b.
+        """
+        pairs, place = [], 0
         for call in self._calls:
             here = gradients[place : place + len(call.probes)]
             place += len(call.probes)
-            if any(v is variable for v in call.planned.variables):
-                found += [c for v, c in _on_copies(call, here, examples) if v is variable]
-        return found
+            pairs += _on_copies(call, here, examples)
+        return pairs
 
     def _down(self, gradients):
         """From gradients at the rows that meet the examples to those at the probes."""
@@ -147,11 +163,13 @@ class GradientsInParts:
         def one(i, *arrays):
             factors, own = tf.nest.map_structure(lambda t: t[i], parts)
             gradients = self._of_part(factors, size)
-            found = []
+            found, pairs = [], self._pairs(gradients, size)
             for (v, contributions), tensors in zip(self._pending, own, strict=True):
-                all_of_it = _with_tensors(contributions, tensors)
-                all_of_it += self.contributions(v, gradients, size)
-                found += variable_gradient(v, all_of_it).squared_norm()
+                of_shared = [c for variable, c in pairs if variable is v]
+                all_of_it = _with_tensors(contributions, tensors) + of_shared
+                norm, bound = variable_gradient(v, all_of_it).squared_norm()
+                # The sum adds up what shared calls give position by position, and the rest apart.
+                found += norm, bound + SUMMED * tf.square(tf.add_n([_length(c) for c in of_shared]))
             return i + 1, *(a.write(i, t) for a, t in zip(arrays, found, strict=True))
 
         arrays = [
@@ -184,15 +202,16 @@ class InParts(Gradient):
         self.parts = (*own, *parts.factors)
 
     def squared_norm(self):
-        return self._shared.squared_norm(self.variable)
+        norm, bound = self._shared.squared_norm(self.variable)
+        if self._own is not None:  # it may cancel the rest, and the sum adds it up apart
+            of_own, of_its_parts = self._own.squared_norm()
+            bound += SUMMED * tf.maximum(of_own, 0.0) + of_its_parts
+        return norm, bound
 
     def sum_of(self, parts, factors):
         count = len(parts) - len(self._shared.factors)
-        at_probes = self._shared.sum_at_probes(parts[count:], factors)
-        whole = [g[tf.newaxis] for g in at_probes]
-        of_sum = variable_gradient(
-            self.variable, self._shared.contributions(self.variable, whole, 1)
-        )
+        contributions = self._shared.clipped_contributions(self.variable, parts[count:], factors)
+        of_sum = variable_gradient(self.variable, contributions)
         total = of_sum.sum_of(of_sum.parts, tf.ones([1]))
         if self._own is None:
             return total
@@ -215,6 +234,27 @@ def _on_copies(call, gradients, examples):
         (call.args, call.kwargs),
     )
     return contributions_of(dataclasses.replace(call, args=copies[0], kwargs=copies[1]), gradients)
+
+
+def _formed(pairs):
+    return [c.values for _, c in pairs if isinstance(c, PerExampleGradients)]
+
+
+def _length(contribution):
+    """(b,) float64 sums of the norms of the parts that a sum over the examples adds up."""
+    if isinstance(contribution, OuterProduct):
+        products = _of_rows(contribution.left) * _of_rows(contribution.right)
+        return tf.reduce_sum(products, axis=1)
+    if isinstance(contribution, Rows):
+        return tf.reduce_sum(_of_rows(contribution.values), axis=1)
+    return tf.sqrt(sum_of_squares(contribution.values))
+
+
+def _of_rows(x):
+    """(b, T, d) to (b, T) float64 norms."""
+    width = x.shape[2]
+    squares = sum_of_squares(tf.reshape(x, [-1, width])) + width * UNDERFLOW
+    return tf.sqrt(tf.reshape(squares, tf.shape(x)[:2]))
 
 
 def _tensors(contributions):

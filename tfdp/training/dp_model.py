@@ -111,6 +111,7 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
             preflight.refuse_by_layers(self, optimizer)
             checks.check_strategy(self.distribute_strategy, optimizer)
             preflight.refuse_tensor_float_32(self.distribute_strategy)
+            preflight.refuse_rewrites_to_16_bits()
             register_keras_rs(self)
             allow_compilation(self, optimizer, jit_compile)
         if loss is not None:

@@ -179,7 +179,8 @@ class RowGradients(Gradient):
         batch = tf.shape(self.ids)[0]
         count = self.variable.shape[0]
         ids = tf.cast(self.ids, tf.int64)
-        flat = ids + tf.cast(tf.range(batch)[:, None], tf.int64) * count
+        own = ids + tf.cast(tf.range(batch)[:, None], tf.int64) * count
+        flat = tf.where(ids >= 0, own, -1)  # no row of the example before
         sums = tf.math.unsorted_segment_sum(
             tf.reshape(self.values, [-1, self.values.shape[2]]),
             tf.reshape(flat, [-1]),
@@ -220,6 +221,8 @@ class Tied(Gradient):
         self.rows = rows
         self.outer = outer
         self.of_head = of_head
+        # Padding, whose values are 0, must not meet what may be NaN in another example.
+        self._ids = tf.maximum(rows.ids, 0)
         self.parts = (*rows.parts, *outer.parts)
 
     def squared_norm(self):
@@ -233,7 +236,7 @@ class Tied(Gradient):
         if exact:
             z, h = tf.cast(z, tf.float64), tf.cast(h, tf.float64)
         lengths = lengths_of_products(z, h)
-        z_gram, z_at_ids = gram(z, rows.ids, lengths[0])
+        z_gram, z_at_ids = gram(z, self._ids, lengths[0])
         h_gram = gram(h, length=lengths[1])
         head = tf.reduce_sum(tf.cast(z_gram * h_gram, tf.float64), axis=[1, 2])
         inner = tf.matmul(h, tf.cast(rows.values, h.dtype), transpose_b=True)  # (B, T', T)
@@ -256,7 +259,7 @@ class Tied(Gradient):
         head, bound = self.outer.squared_norm()
         values = tf.cast(self.rows.values, tf.float64)
         inner = tf.matmul(values, tf.cast(h, tf.float64), transpose_b=True)[:, :, 0]
-        met = tf.cast(tf.gather(z[:, 0], self.rows.ids, axis=1, batch_dims=1), tf.float64)
+        met = tf.cast(tf.gather(z[:, 0], self._ids, axis=1, batch_dims=1), tf.float64)
         cross = self._total(met * inner)
         looked_up = tf.reduce_sum(sum_of_squares_of_rows(self.rows.values), axis=1)
         return looked_up + head + 2.0 * cross, bound
@@ -267,7 +270,7 @@ class Tied(Gradient):
             squares = sum_of_squares_of_rows(values)
             others = tf.reduce_sum(tf.where(self.of_head, 0.0, squares), axis=1)
             values = tf.where(self.of_head[..., tf.newaxis], values, 0.0)
-        found = squared_norms_one_by_one(*self.outer.parts, (self.rows.ids, values))
+        found = squared_norms_one_by_one(*self.outer.parts, (self._ids, values))
         return found[0] + others, found[1]
 
     def _total(self, cross):

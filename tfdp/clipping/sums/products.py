@@ -16,6 +16,9 @@ POSITIVE = 2.5e-6
 # A squared norm found through grams is a difference of numbers as large as
 # U = (sum_t |left_t| |right_t|)^2; dot products of length k are off by this much, times U.
 _GRAM, _GRAM_PER_TERM = 6e-7, 2e-8
+# The clipped sum adds up such numbers, too, in float32, however exactly their norm is known. Raised
+# by this much of U, a norm leaves at most 1,300 C of any of them, whose rounding is below C/10⁴.
+SUMMED = 6e-7
 # A part of the squared norm that may be added to it; sums of fewer terms are no longer fast.
 _RAISED, _SHORTEST = 1.8e-3, 256
 # Examples with at least so many numbers are multiplied by XLA in parts of so many of them. On a CPU
@@ -180,7 +183,7 @@ def _at_ids(z, ids):
 
 
 def gram_rounding(left_gram, right_gram, sizes, lengths, more=0.0):
-    """(B,) bound of what float32 grams can hide of a squared norm.
+    """(B,) bound of what grams, and the float32 sum, can hide of a squared norm.
 
     Args:
         left_gram, right_gram: (B, T, T).
@@ -195,12 +198,13 @@ def gram_rounding(left_gram, right_gram, sizes, lengths, more=0.0):
     underflow = (
         p * tf.square(tf.reduce_sum(right, axis=1)) + r * tf.square(tf.reduce_sum(left, axis=1))
     ) * UNDERFLOW + tf.cast(tf.size(left_gram[0]), tf.float64) * UNDERFLOW
-    unit = 1e-7 if left_gram.dtype == tf.float64 else 1.0
-    return unit * tf.square(magnitude) * (_GRAM + _GRAM_PER_TERM * sum(lengths)) + underflow
+    is_exact = left_gram.dtype == tf.float64
+    part = SUMMED if is_exact else _GRAM + _GRAM_PER_TERM * sum(lengths)
+    return part * tf.square(magnitude) + underflow
 
 
 def affords_float64(left, right):
-    """Whether grams are so small that float64 costs nothing, and need no raised norm."""
+    """Whether grams are so small that float64 costs nothing, and raises norms by less."""
     positions = left.shape[1]
     return positions is not None and positions**2 * (left.shape[2] + right.shape[2]) <= 1 << 16
 
@@ -230,17 +234,18 @@ def squared_norms_one_by_one(left, right, rows=None):
             met = tf.cast(met, tf.float64)
             norm += tf.reduce_sum(values * (2.0 * met + values))
             gross += tf.reduce_sum(tf.abs(values) * (2.0 * tf.abs(met) + tf.abs(values)))
-        # ‖|left|^T·|right|‖ is at most the product of the norms.
-        magnitude = 2.0 * tf.sqrt(tf.nn.l2_loss(small[i]) * tf.nn.l2_loss(large[i]))
-        return norm, gross, tf.cast(magnitude, tf.float64)
+        # ‖|left|^T·|right|‖ is at most the sum of the norms of its T products.
+        lengths = [tf.sqrt(sum_of_squares_of_rows(t[i][tf.newaxis])[0]) for t in (small, large)]
+        return norm, gross, tf.reduce_sum(lengths[0] * lengths[1])
 
     found = _one_by_one(batch, one, [[]] * 3, tf.float64)
     norm, gross, magnitude = (tf.ensure_shape(v, left.shape[:1]) for v in found)
     # |computed matrix - true matrix| in norm, and what it does to a square.
     error = (_GRAM + _GRAM_PER_TERM * (left.shape[1] or 64)) * magnitude
+    error += tf.cast(tf.shape(left)[1], tf.float64) * math.sqrt(p * r) * UNDERFLOW
     extra = 2.0 * tf.sqrt(tf.maximum(norm, 0.0)) * error + tf.square(error)
     # `gross` is what was summed before rows and matrix could cancel.
-    return norm, extra + gross * POSITIVE + p * r * UNDERFLOW
+    return norm, extra + SUMMED * tf.square(magnitude) + gross * POSITIVE + p * r * UNDERFLOW
 
 
 def _one_by_one(number, one, shapes, dtype):

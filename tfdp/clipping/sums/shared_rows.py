@@ -79,7 +79,8 @@ class SharedRowGradients(Gradient):
     def per_example(self):
         batch, rows, width = tf.shape(self.outer.parts[0])[0], *self.variable.shape
         values = self._values()
-        flat = self.ids + tf.cast(tf.range(batch)[:, None], tf.int64) * rows
+        own = self.ids + tf.cast(tf.range(batch)[:, None], tf.int64) * rows
+        flat = tf.where(self.ids >= 0, own, -1)  # no row of the example before
         shared = tf.math.unsorted_segment_sum(
             tf.reshape(values, [-1, width]), tf.reshape(flat, [-1]), batch * rows
         )
