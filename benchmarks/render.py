@@ -58,7 +58,10 @@ PAGES = {
     "data.md": {"files": tables_data.files},
     "gpu.md": {"steps on a GPU": tables_gpu.steps},
     "choosing_training.md": {"scales": tables_scales.scales},
-    "streaming.md": {"one pass over a log": tables_clicks.one_pass},
+    "streaming.md": {
+        "one pass over a log": tables_clicks.one_pass,
+        "one pass over a log by tables": tables_clicks.one_pass_of_tables,
+    },
     "two_towers.md": {
         "a made catalogue": tables_towers.catalogue,
         "two towers on MovieLens": tables_towers.movielens,
