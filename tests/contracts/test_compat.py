@@ -14,7 +14,13 @@ from dp_accounting.pld import privacy_loss_distribution
 import tfdp
 from tfdp._compat import dp_accounting as accountants
 from tfdp._compat import keras as compat
-from tfdp._compat.tensorflow import inputs_of, may_reorder, tapes_record, traces_for_xla
+from tfdp._compat.tensorflow import (
+    dtype_of_variable,
+    inputs_of,
+    may_reorder,
+    tapes_record,
+    traces_for_xla,
+)
 
 ROOT = pathlib.Path(tfdp.__file__).parent
 #: Private names that are public by another agreement: named tuples.
@@ -302,6 +308,14 @@ def test_add_weight_makes_what_keras_would_make():
         if made.dtype == "float32":
             again = vars(made)["_tfdp_initializer"]((3, 2))
             np.testing.assert_array_equal(made, again)
+
+
+def test_handles_know_the_dtype_of_their_variable():
+    for dtype in (tf.float32, tf.bfloat16, tf.int64):
+        assert dtype_of_variable(tf.Variable(tf.zeros([2], dtype)).handle) == dtype
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    assert dtype_of_variable(table.resource_handle) is None
+    assert dtype_of_variable(None) is None
 
 
 def test_tapes_record_inside_of_init_scope():

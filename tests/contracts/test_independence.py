@@ -389,6 +389,15 @@ def test_recurrent_models_are_proved(steps):
     refused(sequential(layers.LSTM(2), mixing, shape=(steps, 2)), match="Mean", x=x, y=Y[:, :2])
 
 
+def test_recurrent_layers_whose_gates_share_are_proved_in_the_step_that_runs():
+    x = np.random.default_rng(0).normal(size=(N, 3, 2)).astype(np.float32)
+    model = compiled(
+        sequential(layers.LSTM(2, activation="softmax"), layers.Dense(1), shape=(3, 2))
+    )
+    model.fit(tfdp.data.poisson_batches((x, Y[:, :1]), 32, steps_per_epoch=1), verbose=0)
+    assert independence.PROVED in model.privacy_statement(1e-3).remarks
+
+
 def test_the_check_changes_nothing_of_the_model():
     base = sequential(layers.Dense(3, kernel_regularizer="l2"), layers.Dropout(0.5),
                       layers.Dense(1))  # fmt: skip

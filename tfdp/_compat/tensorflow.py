@@ -51,6 +51,14 @@ def may_reorder(dataset):
     return getattr(dataset, "_deterministic", None) == "false"
 
 
+def dtype_of_variable(handle):
+    """The dtype of the variable that a resource is the handle of; None of other resources."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return tf.as_dtype(data.shape_and_type[0].dtype)
+
+
 def checks_numerics():
     """Whether `tf.debugging.enable_check_numerics` adds checks to what is traced now."""
     with tf.Graph().as_default() as graph:

@@ -22,7 +22,7 @@ def _reshape(call):
 @rule("Transpose")
 def _transpose(call):
     order, rows = call.constant(1), call.values[0]
-    if order is None:
+    if order is None or call.rows() != [(0, rows)]:
         return unknown(call)
     return Rows([int(a) for a in order].index(rows.axis), rows.inner)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import function_graphs, has_own_gradient
+from tfdp._compat.tensorflow import function_graphs, has_own_gradient, tapes_record
 from tfdp.clipping.independence import search
 from tfdp.clipping.independence.body import Body
 from tfdp.clipping.independence.registry import RULES, THOROUGH, Call, together
@@ -153,7 +153,7 @@ class Walk:
         held = [(t, v) for t, v in held if t.dtype.is_floating or t.dtype.is_complex]
         start, captured = len(graph.get_operations()), {id(t) for _, t in _captures(graph)}
         try:
-            with graph.as_default():
+            with tapes_record(), graph.as_default():  # those in the gradient, in `tf.init_scope`
                 upstream = [tf.zeros(t.shape, t.dtype) for t in op.outputs]
                 upstream = [tf.raw_ops.PlaceholderWithDefault(input=t, shape=t.shape)
                             for t in upstream]  # fmt: skip

@@ -7,6 +7,7 @@ all the same, so what was charged for them must not be lost.
 
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import dtype_of_variable
 from tfdp.clipping.plan.dataflow import handles_of
 from tfdp.clipping.plan.tracing import variables_of_metrics
 from tfdp.data.provenance.variable_values import HISTORY, variables_with_history
@@ -54,7 +55,7 @@ def note(model, graph, operations, seen=()):
     origin, before = model.weight_origin, len(model.weight_origin.others)
     for _, inner in getattr(graph, "captures", ()):
         handle = _outermost(inner) if inner.op.name in read else None
-        dtype = _dtype_of_values(handle)
+        dtype = dtype_of_variable(handle)
         if dtype is not None and dtype.is_floating and id(handle) not in own:
             if id(handle) not in named:
                 named[id(handle)] = OtherRead(handle, dtype, inner.op.name)
@@ -89,10 +90,3 @@ def _outermost(tensor):
         captures = getattr(tensor.graph, "captures", ())
         tensor = next((outer for outer, inner in captures if inner is tensor), None)
     return tensor
-
-
-def _dtype_of_values(handle):
-    data = getattr(handle, "_handle_data", None)
-    if data is None or not data.is_set or len(data.shape_and_type) != 1:
-        return None  # no variable: a table, a queue
-    return tf.as_dtype(data.shape_and_type[0].dtype)
