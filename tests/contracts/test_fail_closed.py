@@ -100,7 +100,13 @@ def test_graph_rewrites_to_16_bits_are_refused(small, name):
             small.model()
     finally:
         tf.config.optimizer.set_experimental_options({name: False})
-    small.model()
+    model = small.model()
+    tf.config.optimizer.set_experimental_options({name: True})
+    try:
+        with pytest.raises(PrivacyError, match=f"'{name}' set to True"):
+            model.fit(small.poisson(), verbose=0)
+    finally:
+        tf.config.optimizer.set_experimental_options({name: False})
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",

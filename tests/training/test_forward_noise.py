@@ -256,10 +256,18 @@ def test_a_state_below_the_noise_that_sees_raw_data_is_not_private(sees_data, be
     assert (statement.epsilon == math.inf) == (sees_data and below)
 
 
-def test_representations_that_mix_examples_are_refused(shuffled):
-    mean = keras.layers.Lambda(lambda h: h - keras.ops.mean(h, axis=0, keepdims=True))
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda h: h - keras.ops.mean(h, axis=0, keepdims=True),
+        lambda h: keras.ops.cumsum(h, axis=0),  # the first example stays what it is
+        lambda h: keras.ops.cumsum(h[::-1], axis=0)[::-1],
+    ],
+    ids=["mean", "sums from the first on", "sums from the last on"],
+)
+def test_representations_that_mix_examples_are_refused(mix, shuffled):
     with pytest.raises(PrivacyError, match="mixes the examples"):
-        compiled(network(mix=mean)).fit(shuffled, verbose=0)
+        compiled(network(mix=keras.layers.Lambda(mix))).fit(shuffled, verbose=0)
 
 
 def test_examples_spread_over_rows_are_refused(shuffled):

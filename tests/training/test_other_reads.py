@@ -180,3 +180,14 @@ def test_what_a_step_reads_of_its_own_is_not_noted(small):
     model = compiled(small, tfdp.make_private(small.base()), metrics=["accuracy"])
     model.fit(small.poisson(), verbose=0)
     assert not model.weight_origin.others
+
+
+@pytest.mark.filterwarnings("ignore:These variables get a gradient of exactly zero")
+def test_weights_whose_charges_are_joined_are_not_from_elsewhere(small):
+    shared, head = keras.layers.Dense(2), keras.layers.Dense(2)
+    first = small.model(keras.Sequential([keras.Input((3,)), shared, head]))
+    first.fit(small.poisson(), verbose=0)
+    second = compiled(small, Student(lambda x: head(shared(x)), shared))
+    second.fit(small.poisson(), verbose=0)
+    assert len(second.ledger) == 2
+    assert not elsewhere(second) and not elsewhere(first)

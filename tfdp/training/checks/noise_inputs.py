@@ -12,24 +12,27 @@ _TOLERANCE = 1e-4
 
 
 def validate_noise_inputs(model, x):
-    """Replaces all examples but the first by others, and watches what the first one's noise meets.
+    """Replaces all examples but one by others, and watches what that one's noise meets.
+
+    Each example in turn: a sum along the batch, say, leaves the first one alone.
 
     Args:
         model: a model that holds `DPForwardNoise` layers.
         x: a batch of its inputs.
 
     Raises:
-        PrivacyError: if the first example's representation depends on the others.
+        PrivacyError: if an example's representation depends on the others.
     """
     count = tf.nest.flatten(x)[0].shape[0]
     if count < 2:
         return
-    # The first example stays; every other one becomes a copy of the last, then of the first.
     first = _noise_inputs(model, x)
-    for fill in (count - 1, 0):
-        chosen = tf.constant([0] + [fill] * (count - 1))
-        others = [tf.gather(t, chosen) for t in tf.nest.flatten(x)]
-        _compare(first, _noise_inputs(model, tf.nest.pack_sequence_as(x, others)))
+    for place in range(count):
+        # This example stays; every other one becomes a copy of the last, then of the first.
+        for fill in (count - 1, 0):
+            chosen = tf.constant([place if i == place else fill for i in range(count)])
+            others = [tf.gather(t, chosen) for t in tf.nest.flatten(x)]
+            _compare(first, _noise_inputs(model, tf.nest.pack_sequence_as(x, others)), place)
 
 
 def _noise_inputs(model, x):
@@ -41,7 +44,7 @@ def _noise_inputs(model, x):
     ]
 
 
-def _compare(inputs, others):
+def _compare(inputs, others, place):
     if len(inputs) != len(others):
         raise PrivacyError(
             "The number of calls of the model's DPForwardNoise layers depends on the examples: "
@@ -49,11 +52,11 @@ def _compare(inputs, others):
             "loops, so that every example costs the same."
         )
     for a, b in zip(inputs, others, strict=True):
-        a, b = (np.asarray(tf.cast(t[0], tf.float32)) for t in (a, b))
+        a, b = (np.asarray(tf.cast(t[place], tf.float32)) for t in (a, b))
         scale = max(np.max(np.abs(a), initial=0.0), 1e-6)
         if not np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True):
             raise PrivacyError(
-                "The input of forward noise mixes the examples of a batch: the input for the first "
+                "The input of forward noise mixes the examples of a batch: the input for an "
                 f"example changed by {np.nanmax(np.abs(a - b)):.3g} when only other examples were "
                 f"replaced. {WAY_OUT}"
             )

@@ -8,6 +8,7 @@ statement then says that they are assumed to have learned nothing from the recor
 import contextlib
 import types
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -81,7 +82,9 @@ class WeightOrigin:
         """Paths of the variables whose values are not accounted for."""
         self._examine(self._variables())
         for v in self._others():
-            if not _is_initial(v, [vars(v)[INITIALIZER]] if INITIALIZER in vars(v) else ()):
+            known = isinstance(v, keras.Variable) and self._is_known(v)
+            made_by = [vars(v)[INITIALIZER]] if INITIALIZER in vars(v) else ()
+            if not known and not _is_initial(v, made_by):
                 vars(v)[FOREIGN] = True
         return [v.path for v in (*self._variables(), *self._others()) if FOREIGN in vars(v)]
 
