@@ -128,12 +128,17 @@ def run(way, epsilon, seeds, data, rates):
     return result
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parser_of(description):
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0, 1.0])
     parser.add_argument("--seeds", type=int, default=5)
+    return parser
+
+
+def main():
+    parser = parser_of(__doc__)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     args = parser.parse_args()
     data = load(args.data)

@@ -14,7 +14,6 @@ Writes JSON as the runs end.
     python benchmarks/criteo_stream_tables.py --data FILE.tsv.gz --out FILE.json
 """
 
-import argparse
 import os
 import time
 
@@ -23,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from criteo import Results
-from criteo_stream import auc
+from criteo_stream import auc, parser_of
 
 import tfdp
 
@@ -132,11 +131,7 @@ def run(model, way, epsilon, seeds, data):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 8.0, 1.0])
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = parser_of(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     args = parser.parse_args()
     data = load(args.data)

@@ -160,7 +160,8 @@ def test_weights_of_a_saved_model_that_a_layer_holds_are_mentioned(small, tmp_pa
     assert elsewhere(model)
 
 
-def test_forward_noise_on_weights_that_were_charged_is_refused(small, trained):
+@pytest.mark.parametrize("engine", [{}, EAGER])
+def test_forward_noise_on_weights_that_were_charged_is_refused(engine, small, trained):
     class Noisy(tfdp.models.DPModel):
         def __init__(self):
             super().__init__()
@@ -171,7 +172,7 @@ def test_forward_noise_on_weights_that_were_charged_is_refused(small, trained):
             return self.dense(self.noise(trained(x), training=training))
 
     model = Noisy()
-    model.compile("sgd", loss=small.loss)
+    model.compile("sgd", loss=small.loss, **engine)
     with pytest.raises(PrivacyError, match=LOST):
         model.fit(small.poisson(), verbose=0)
 
@@ -191,3 +192,56 @@ def test_weights_whose_charges_are_joined_are_not_from_elsewhere(small):
     second.fit(small.poisson(), verbose=0)
     assert len(second.ledger) == 2
     assert not elsewhere(second) and not elsewhere(first)
+
+
+class Relabelled(tfdp.models.DPModel):
+    """Takes its labels from a teacher, in a step of its own."""
+
+    def __init__(self, teacher):
+        super().__init__()
+        self.dense, self.teach = keras.layers.Dense(2), lambda x: teacher(x)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        return super().train_step(
+            (x, tf.cast(tf.argmax(self.teach(x), -1), y.dtype), sample_weight)
+        )
+
+
+def regularized(layer):
+    class Near(keras.regularizers.Regularizer):
+        def __call__(self, weights):
+            return 0.1 * tf.reduce_sum((weights - layer.kernel) ** 2)
+
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_regularizer=Near())])
+
+
+def constrained(layer):
+    class Near(keras.constraints.Constraint):
+        def __call__(self, weights):
+            return layer.kernel + tf.clip_by_value(weights - layer.kernel, -0.01, 0.01)
+
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_constraint=Near())])
+
+
+@pytest.mark.parametrize("makes", [Relabelled, regularized, constrained])
+def test_the_rest_of_a_step_reads_no_weights_that_were_charged_either(makes, small, trained):
+    made = makes(trained)
+    private = made if isinstance(made, tfdp.models.DPModel) else tfdp.make_private(made)
+    model = compiled(small, private)
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(small.poisson(), verbose=0)
+    assert model.optimizer.charging.steps_of_run == 0
+
+
+def test_what_only_the_rest_of_a_step_reads_is_refused_once_it_is_charged(small):
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    model = compiled(small, tfdp.make_private(regularized(layer)))
+    model.fit(small.poisson(), verbose=0)
+    small.model(keras.Sequential([keras.Input((3,)), layer])).fit(small.poisson(), verbose=0)
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(small.poisson(), verbose=0)

@@ -54,10 +54,13 @@ class Execution(Recorder):
         self.recorded = []
         self._opaque = False
 
+    def by_example(self):
+        """Recorded calls whose gradients are those of single examples."""
+        return [c for c in self.recorded if not (c.planned.uses or c.planned.scores)]
+
     def probes(self):
-        """Where gradients of single examples are taken: row i is to be that of example i."""
-        own = [c for c in self.recorded if not (c.planned.uses or c.planned.scores)]
-        return [probe for call in own for probe in call.probes]
+        """Where these gradients are taken: row i is to be that of example i."""
+        return [probe for call in self.by_example() for probe in call.probes]
 
     def run(self, call, run):
         planned = None if self._opaque else self.plan.calls.get(call.key)
@@ -186,8 +189,7 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
         losses.shape.assert_is_compatible_with([example_mask.shape[0]])
         total = tf.reduce_sum(tf.where(example_mask, losses, tf.zeros_like(losses)))
     everything = execution.recorded
-    recorded = [c for c in everything if not (c.planned.uses or c.planned.scores)]
-    probes = execution.probes()
+    recorded, probes = execution.by_example(), execution.probes()
     with tf.name_scope("backward"):
         found = tape.gradient(total, probes)
     _warn_of_unconnected(recorded, iter(found))

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfdp.data.provenance.padding_guard import map_batches
 from tfdp.distribution.host_selection import SelectedInputs
+from tfdp.distribution.precision import refuse_fewer_bits
 from tfdp.errors import PrivacyError
 from tfdp.runtime.replicas import is_multi_worker
 from tfdp.runtime.strategies import traces_once
@@ -19,8 +20,9 @@ def check_strategy(strategy, optimizer):
 
     Raises:
         PrivacyError: for a strategy without synchronous replicas, TPUs of several hosts, or an
-            optimizer whose state is not replicated.
+            optimizer whose state is not replicated; for settings by which numbers have fewer bits.
     """
+    refuse_fewer_bits(strategy)
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise PrivacyError(
             "ParameterServerStrategy applies each worker's gradients separately, so there is no "

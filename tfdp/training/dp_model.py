@@ -110,8 +110,6 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
             refusals.refuse_named_losses(loss)
             preflight.refuse_by_layers(self, optimizer)
             checks.check_strategy(self.distribute_strategy, optimizer)
-            preflight.refuse_tensor_float_32(self.distribute_strategy)
-            preflight.refuse_rewrites_to_16_bits()
             register_keras_rs(self)
             allow_compilation(self, optimizer, jit_compile)
         if loss is not None:
@@ -237,14 +235,10 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
             run.refuse_other_variables(self)
             count_step(self, data)
             self.join_histories()
-            results = super().train_step(data)
-            if not tf.executing_eagerly():
-                graph = tf.compat.v1.get_default_graph()
-                with tf.init_scope():
-                    other_reads.note(self, graph, graph.get_operations())
-            return as_results(results, self.distribute_strategy)
+            with other_reads.noted(self, listed=True):
+                return as_results(super().train_step(data), self.distribute_strategy)
         claims.refuse_busy_optimizer(self, self.optimizer)
-        with compiling(compiled_by_xla(self)):
+        with compiling(compiled_by_xla(self)), other_reads.noted(self):
             return self._private_step(data)
 
     def _private_step(self, data):
@@ -333,9 +327,8 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
     def clipping_plan(self, x):
         """The plan for inputs of this structure; made when a step is traced."""
         ensure_built(self, x)
-        flat = tf.nest.flatten(x)
         key = (
-            tuple((t.dtype, tuple(t.shape[1:])) for t in flat),
+            tuple((t.dtype, tuple(t.shape[1:])) for t in tf.nest.flatten(x)),
             tuple(id(v) for v in trained_variables(self)),
         )
         if key not in self._plans:

@@ -81,8 +81,6 @@ def begin(model, x, y, callbacks, kwargs, notes=_NOTHING):
 
 def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     optimizer, strategy = model.optimizer, model.distribute_strategy
-    preflight.refuse_tensor_float_32(strategy)  # these may have been set since `compile`
-    preflight.refuse_rewrites_to_16_bits()
     # Python state may have changed since the last run, and a step may be traced anew.
     model._plans.clear()
     model.examined_eagerly.clear()

@@ -17,6 +17,7 @@ from tfdp.clipping.recording import Recorder, call_model, ensure_built, is_seed_
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.dp_forward_noise import NOISED
+from tfdp.training.weights import other_reads
 
 _BATCH_SIZES = (3, 5)
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
@@ -57,12 +58,15 @@ def find_data_paths(model, x, y, sample_weight=None):
         A `DataPaths`.
 
     Raises:
-        PrivacyError: if the first axis of what a `DPForwardNoise` layer clips is not the batch's.
+        PrivacyError: if the first axis of what a `DPForwardNoise` layer clips is not the batch's;
+            for weights that were charged elsewhere.
     """
     ensure_built(model, x)
     refuse_layers_beyond_reach(model)  # the build may have made some
     traces = [_Trace(model, (x, y, sample_weight), size) for size in _BATCH_SIZES]
     _refuse_calls_without_noise(traces[0].calls)
+    graph, seen = traces[0].graph, traces[0].recorder.others.values()
+    other_reads.note(model, graph, graph.get_operations(), seen)
     for call, other in zip(*(trace.calls for trace in traces), strict=True):
         sizes = tuple(c.outputs.shape[0] for c in (call, other))
         if sizes != _BATCH_SIZES:

@@ -114,6 +114,8 @@ def _traced(model, data):
         for size in _SIZES if _has_unknown_sizes(data) else _SIZES[:1]:
             try:
                 steps.append(_on_paper(model, data, batch, size))
+            except PrivacyError:
+                raise
             except ValueError as failed:  # what is too small for the model's windows, perhaps
                 error = error or failed
     if not steps:

@@ -9,6 +9,7 @@ from tfdp import accounting
 from tfdp.errors import PrivacyError
 from tfdp.optimizers.run_charging import RunCharging
 from tfdp.runtime import replicas
+from tfdp.training.weights import other_reads
 
 _REACHED = "_tfdp_step_reached"
 _GIVEN = "_tfdp_step_given"
@@ -98,7 +99,8 @@ def _charged(train_step):
             return train_step(model, data)
         vars(model)[_REACHED], vars(model)[_GIVEN] = False, _first(data)
         try:
-            return train_step(model, data)
+            with other_reads.noted(model):
+                return train_step(model, data)
         finally:
             del vars(model)[_GIVEN]
             if not vars(model).pop(_REACHED):

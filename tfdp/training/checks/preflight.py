@@ -1,7 +1,6 @@
 """Checks and adjustments between `DPModel.fit` and Keras' own."""
 
 import dataclasses
-import os
 
 import keras
 import numpy as np
@@ -19,14 +18,8 @@ from tfdp.distribution import host_selection
 from tfdp.errors import PrivacyError
 from tfdp.layers.effective_error import EffectiveError
 from tfdp.layers.item_embedding import PopularityPrior
-from tfdp.runtime.strategies import traces_once
 from tfdp.training.checks import rule_check
 from tfdp.training.checks.first_rows import as_batch, first_batch, first_rows, is_dataset
-
-# They let oneDNN, which multiplies on CPUs, keep only some bits of float32 factors.
-_ONEDNN_MODES = (
-    "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE"
-)  # fmt: skip
 
 
 def refuse_by_layers(model, optimizer):
@@ -48,40 +41,6 @@ def refuse_by_layers(model, optimizer):
 def _corrects(layer):
     # A prior of popularity is told the noise, too, and does not read it.
     return isinstance(layer, EffectiveError) and not isinstance(layer, PopularityPrior)
-
-
-def refuse_tensor_float_32(strategy):
-    """TensorFloat-32 keeps 10 bits of a factor: norms would be off by 1e-3. TPUs keep 8 bits."""
-    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
-    devices = {d.device_type for d in tf.config.list_physical_devices()}
-    if allowed and (devices & {"GPU", "TPU"} or traces_once(strategy)):
-        raise PrivacyError(
-            "With TensorFloat-32 (on a GPU) or bfloat16 (on a TPU), gradient norms would be too "
-            "inexact for clipping. Call "
-            "`tf.config.experimental.enable_tensor_float_32_execution(False)` first."
-        )
-
-
-def refuse_rewrites_to_16_bits():
-    """Norms, clip factors and sums would be rounded as well, to 8 or 11 bits."""
-    options = tf.config.optimizer.get_experimental_options()
-    for name, is_set in options.items():
-        if name.startswith("auto_mixed_precision") and is_set:
-            raise PrivacyError(
-                f"TensorFlow's graph optimizer has the option {name!r} set to True. It computes "
-                "float32 operations of a step in 16 bits, so gradient norms and clipped sums would "
-                "be too inexact for clipping. Call "
-                f"`tf.config.optimizer.set_experimental_options({{{name!r}: False}})` first. For "
-                "layers in 16 bits use `keras.config.set_dtype_policy('mixed_bfloat16')`."
-            )
-    for name in _ONEDNN_MODES:
-        mode = os.environ.get(name, "")
-        if mode.strip().upper() not in ("", "STRICT"):
-            raise PrivacyError(
-                f"The environment variable {name} lets oneDNN multiply float32 numbers with fewer "
-                "bits, so gradient norms and clipped sums would be too inexact for clipping. Unset "
-                f"it, or set it to STRICT, before the process starts. Received: {name}={mode}"
-            )
 
 
 def sampling_of_fit(optimizer, x, y, kwargs):

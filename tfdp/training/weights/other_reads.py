@@ -5,6 +5,8 @@ by a loss (a teacher) is none of the model's layers. What its weights learned go
 all the same, so what was charged for them must not be lost.
 """
 
+import contextlib
+
 import tensorflow as tf
 
 from tfdp._compat.tensorflow import dtype_of_variable
@@ -30,38 +32,68 @@ class OtherRead:
 
 
 def note(model, graph, operations, seen=()):
-    """Notes the floating-point variables that operations read and that are none of the model's.
+    """Notes the floating-point variables that a graph reads and that are none of the model's.
 
     Args:
         model: the model, whose `weight_origin` takes them.
-        graph: the graph of the operations.
-        operations: those of forward pass and losses, or of a whole step.
+        graph: the graph.
+        operations: those of its operations whose reads the statement lists, if nobody knows where
+            the values come from.
         seen: Keras variables that may be among them, which have names and initializers.
 
     Returns:
-        Whether there are some that were not noted before.
+        Whether there are some to be listed that were not noted before.
 
     Raises:
         PrivacyError: for a variable whose training was charged.
     """
+    named = {id(h): v for v in (*variables_with_history(), *seen) for h in handles_of(v)}
+    read = {t.op.name for op in operations for t in op.inputs if t.dtype == tf.resource}
+    origin, before = model.weight_origin, len(model.weight_origin.others)
+    for handle, dtype, name in _reads(model, graph):
+        origin.reads[id(handle)] = handle
+        if name in read:
+            unnamed = OtherRead(handle, dtype, name)
+            origin.others.setdefault(id(handle), named.get(id(handle), unnamed))
+    refuse_charged(model)
+    return len(origin.others) > before
+
+
+@contextlib.contextmanager
+def noted(model, listed=False):
+    """Context of a step: notes at its end what all of it reads, regularizers included.
+
+    A step that runs eagerly has no graph; what is checked of it is traced on paper.
+
+    Args:
+        model: the model.
+        listed: whether the statement lists what is read of unknown origin. In private steps that
+            is what forward pass and losses read: the rest is tfdp's own, or an optimizer's.
+
+    Raises:
+        PrivacyError: for a variable whose training was charged.
+    """
+    yield
+    if tf.executing_eagerly():
+        return
+    graph = tf.compat.v1.get_default_graph()
+    with tf.init_scope():
+        note(model, graph, graph.get_operations() if listed else ())
+
+
+def _reads(model, graph):
+    """(handle, dtype, name in the graph) of floating-point variables that are not the model's."""
     optimizer = model.optimizer
     held = [
         *model.variables, *variables_of_metrics(model), *optimizer.variables,
         *getattr(optimizer, "inner_optimizer", optimizer).variables,
     ]  # fmt: skip
     own = {id(handle) for variable in held for handle in handles_of(variable)}
-    named = {id(handle): v for v in seen for handle in handles_of(v)}
-    read = {t.op.name for op in operations for t in op.inputs if t.dtype == tf.resource}
-    origin, before = model.weight_origin, len(model.weight_origin.others)
     for _, inner in getattr(graph, "captures", ()):
-        handle = _outermost(inner) if inner.op.name in read else None
+        handle = _outermost(inner) if inner.dtype == tf.resource else None
         dtype = dtype_of_variable(handle)
         if dtype is not None and dtype.is_floating and id(handle) not in own:
-            if id(handle) not in named:
-                named[id(handle)] = OtherRead(handle, dtype, inner.op.name)
-            origin.others.setdefault(id(handle), (handle, named[id(handle)]))
-    refuse_charged(model)
-    return len(origin.others) > before
+            yield handle, dtype, inner.op.name
 
 
 def refuse_charged(model):
@@ -70,9 +102,9 @@ def refuse_charged(model):
     Raises:
         PrivacyError: if one of the variables noted for it was trained with privacy.
     """
-    others = model.weight_origin.others
-    for variable in variables_with_history() if others else ():
-        read = any(id(handle) in others for handle in handles_of(variable))
+    reads = model.weight_origin.reads
+    for variable in variables_with_history() if reads else ():
+        read = any(id(handle) in reads for handle in handles_of(variable))
         if read and model.charge_history.lacks(vars(variable)[HISTORY]):
             raise PrivacyError(
                 f"A step of model {model.name!r} reads variable {variable.path!r}, whose training "

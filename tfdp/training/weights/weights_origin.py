@@ -43,8 +43,8 @@ class WeightOrigin:
         self._model = model
         self._restored = set()
         self._has_begun = False
-        #: id of a handle -> (the handle, the variable): see `other_reads`.
-        self.others = {}
+        # By the ids of handles, which `reads` keeps: see `other_reads`.
+        self.reads, self.others = {}, {}
 
     def begin(self):
         """Called eagerly before a charged run, or before charged steps outside of one."""
@@ -138,7 +138,7 @@ class WeightOrigin:
 
     def _others(self):
         own = {id(v) for v in self._variables()}
-        return [v for _, v in self.others.values() if id(v) not in own]
+        return [v for v in self.others.values() if id(v) not in own]
 
     def _variables(self):
         return [
