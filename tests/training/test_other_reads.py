@@ -2,6 +2,7 @@
 
 import types
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
@@ -116,6 +117,15 @@ def test_weights_that_are_charged_after_the_first_fit_are_refused_at_the_next_on
     model.fit(small.poisson(), verbose=0)
     other = small.model(keras.Sequential([keras.Input((3,)), encoder]))
     other.fit(small.poisson(), verbose=0)
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(small.poisson(), verbose=0)
+
+
+def test_what_was_charged_without_a_step_is_not_lost_either(small):
+    encoder = keras.layers.Dense(2)
+    other = small.model(keras.Sequential([keras.Input((3,)), encoder]))
+    other.charge("counts that its weights were made of", dp_accounting.GaussianDpEvent(2.0))
+    model = compiled(small, Student(by_name(encoder)))
     with pytest.raises(PrivacyError, match=LOST):
         model.fit(small.poisson(), verbose=0)
 
