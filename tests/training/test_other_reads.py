@@ -187,6 +187,22 @@ def test_forward_noise_on_weights_that_were_charged_is_refused(engine, small, tr
         model.fit(small.poisson(), verbose=0)
 
 
+def test_training_on_released_data_reads_no_weights_that_were_charged(small, trained):
+    release = tfdp.data.release_once(*make_data(), clip_norm=1.0, noise_multiplier=2.0)
+    unknown = keras.layers.Dense(2)
+    unknown.build((None, 3))
+    unknown.kernel.assign(np.full((3, 2), 0.3, np.float32))
+    model = Student(by_name(unknown))
+    model.compile("sgd", loss=small.loss)
+    model.fit(release.batches(10), verbose=0)
+    assert elsewhere(model)
+
+    model = Student(by_name(trained))
+    model.compile("sgd", loss=small.loss)
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(release.batches(10), verbose=0)
+
+
 def test_what_a_step_reads_of_its_own_is_not_noted(small):
     model = compiled(small, tfdp.make_private(small.base()), metrics=["accuracy"])
     model.fit(small.poisson(), verbose=0)
