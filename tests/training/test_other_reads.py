@@ -237,6 +237,19 @@ class Relabelled(tfdp.models.DPModel):
         )
 
 
+class Pulled(Relabelled):
+    """Moves its weights towards the teacher's after each step."""
+
+    def __init__(self, teacher):
+        super().__init__(tf.identity)
+        self.pull = lambda kernel: kernel.assign_add(0.1 * (teacher.kernel - kernel))
+
+    def train_step(self, data):
+        results = tfdp.models.DPModel.train_step(self, data)
+        self.pull(self.dense.kernel)
+        return results
+
+
 def regularized(layer):
     class Near(keras.regularizers.Regularizer):
         def __call__(self, weights):
@@ -253,7 +266,7 @@ def constrained(layer):
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_constraint=Near())])
 
 
-@pytest.mark.parametrize("makes", [Relabelled, regularized, constrained])
+@pytest.mark.parametrize("makes", [Relabelled, Pulled, regularized, constrained])
 def test_the_rest_of_a_step_reads_no_weights_that_were_charged_either(makes, small, trained):
     made = makes(trained)
     private = made if isinstance(made, tfdp.models.DPModel) else tfdp.make_private(made)
