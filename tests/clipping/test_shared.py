@@ -11,7 +11,7 @@ import tfdp
 from tfdp.clipping import in_parts
 from tfdp.clipping.engine import backward, clipped_sums, squared_norms
 from tfdp.clipping.plan.planning import make_clipping_plan
-from tfdp.clipping.sums.contributions import Rows, SharedRows
+from tfdp.clipping.sums.contributions import PerExampleGradients, Rows, SharedRows
 from tfdp.clipping.sums.gradients import variable_gradient
 from tfdp.clipping.sums.surviving_rows import activated_rows, restrict
 from tfdp.runtime.xla import compiling
@@ -455,3 +455,20 @@ def test_negatives_that_cancel_each_other_leave_the_sum_of_the_others(make_first
     x = users, np.full(64, 3)
     assert moved_by(model, x, losses, 7, 1.0) <= 1e-3
     assert moved_by(model, x, losses, 3, 1.0) >= 0.1
+
+
+def test_own_parts_raise_the_norm_of_what_they_may_cancel():
+    """Each of what the sum adds up apart is at most 1,300 C, once it is clipped."""
+
+    class Nothing:
+        factors = ()
+
+        def squared_norm(self, variable):
+            return tf.zeros([2], tf.float64), tf.zeros([2], tf.float64)
+
+    own = np.float32([[[3.0, 4.0]], [[0.0, 0.0]]])
+    gradient = in_parts.InParts(
+        tf.zeros([1, 2]), [PerExampleGradients(tf.constant(own))], Nothing()
+    )
+    norm, bound = gradient.squared_norm()
+    assert 5.0 <= 1300 * float(norm[0] + bound[0]) ** 0.5 and bound[1] < 1e-30

@@ -294,6 +294,8 @@ def test_weights_that_a_layer_loads_as_it_is_built_are_mentioned(small, tmp_path
             model.compile("sgd", small.loss, **EAGER)
             model.fit(release.batches(10), verbose=0)
             assert mentioned(model) is not known, (make, before)
+            of_run = model.charge_history.notes.assumptions  # also where the weights are gone
+            assert any("came from elsewhere" in s for s in of_run) is not known
             model = eager_model(keras.Sequential([*before, make(), keras.layers.Dense(2)]))
             model.train_on_batch(*small.data())
             assert bool(model.weight_origin.elsewhere()) is not known, (make, before)
