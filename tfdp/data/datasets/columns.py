@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdp.data.datasets.single_values import as_array
 from tfdp.data.provenance.origins import Origin
 
 _PARQUET = (".parquet", ".pq")
@@ -34,10 +35,10 @@ def read_columns(
     """
     if not isinstance(data, (str, os.PathLike)):
         columns = _of_frame(data, names)
-        return [np.asarray(column) for column in columns], Origin.of(columns)
+        return [as_array(column) for column in columns], Origin.of(columns)
     path = pathlib.Path(data)
     if path.suffix in _PARQUET:
-        return [np.asarray(column) for column in _of_frame(_parquet(path, names), names)], Origin()
+        return [as_array(column) for column in _of_frame(_parquet(path, names), names)], Origin()
     delimiter = delimiter or ("\t" if ".tsv" in path.suffixes else ",")
     return _of_text(path, names, delimiter), Origin()
 
@@ -125,4 +126,4 @@ def _parquet(path, names):
     if missing:
         raise ValueError(f"{path} must have the columns {list(names)}. Received: {known}")
     table = parquet.read_table(path, columns=list(names))
-    return {name: table[name].to_numpy() for name in names}
+    return {name: table[name] for name in names}

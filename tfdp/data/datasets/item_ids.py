@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tfdp.data.datasets.single_values import as_integers, as_text
 from tfdp.data.provenance.origins import Origin
 
 #: Value of `items=` by which a user declares what occurs in the data to be public.
@@ -33,8 +34,8 @@ def item_ids(
     Raises:
         ValueError: for text without `items`, or a catalogue that is none.
     """
-    numbers = as_integers(names)
     if items is None:
+        numbers = as_integers(names)
         if numbers is None:
             raise ValueError(
                 "Argument `items` must be given if items are named by text, because the names "
@@ -44,7 +45,7 @@ def item_ids(
                 "train`: --items FILE, or --items from_data.)"
             )
         return numbers, None, Origin()
-    names = (names if numbers is None else numbers).astype(str)
+    names = np.char.strip(as_text(names))
     if isinstance(items, str) and items == FROM_DATA:
         vocabulary, places = np.unique(names, return_inverse=True)
         return places.reshape(-1) + 1, tuple(vocabulary.tolist()), Origin(assumptions=(_OCCURRING,))
@@ -53,7 +54,7 @@ def item_ids(
             'Argument `items` must be a sequence of item names, or "from_data". '
             f"Received: items={items!r}"
         )
-    catalogue = tuple(map(str, items))
+    catalogue = tuple(str(item).strip() for item in items)
     if not catalogue or len(set(catalogue)) != len(catalogue):
         raise ValueError(
             "Argument `items` must name every item once. Received: "
@@ -65,30 +66,3 @@ def item_ids(
     ids = np.where(ordered[places] == names, order[places] + 1, 0)
     chosen_by = Origin.of(items)
     return ids, catalogue, Origin(chosen_by.releases, (*chosen_by.assumptions, _CATALOGUE))
-
-
-def as_integers(values: np.ndarray) -> np.ndarray | None:
-    """int64 of what are integers, as numbers or as text; None if one of them is none."""
-    if values.dtype.kind in "iu":
-        return values.astype(np.int64)
-    if values.dtype.kind == "f":
-        whole = np.isfinite(values).all() and (values == np.round(values)).all()
-        return values.astype(np.int64) if whole else None
-    try:
-        return values.astype(str).astype(np.int64)
-    except (ValueError, OverflowError):
-        return None
-
-
-def is_missing(value) -> bool:
-    """Whether a value of a table stands for none."""
-    # pandas.NA has no truth value, not even compared with itself.
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
-
-
-def as_written(value) -> str:
-    """A value of a table as text; whole numbers as integers are written."""
-    if isinstance(value, bytes):
-        return value.decode()
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value) if whole else value)

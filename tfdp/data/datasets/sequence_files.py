@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from tfdp.data.datasets.columns import read_columns, read_lines
-from tfdp.data.datasets.item_ids import as_written, is_missing, item_ids
+from tfdp.data.datasets.item_ids import item_ids
 from tfdp.data.datasets.sequences import SequenceData, split_sequences
+from tfdp.data.datasets.single_values import as_text, ranks, times
 from tfdp.data.provenance.origins import Origin
 
 _LARGEST_ID = int(np.iinfo(np.int64).max)
@@ -83,7 +84,7 @@ def load_sequences(
             f"{type(data).__name__}"
         )
     users, found = _read_pairs(data)
-    return _of_columns(users, found, None, max_length, num_items, items, Origin())
+    return _of_columns(users, found, [], max_length, num_items, items, Origin())
 
 
 def load_histories(
@@ -129,20 +130,15 @@ def _load_table(data, max_length, num_items, user, item, timestamp, delimiter, i
             "Arguments `user`, `item` and `timestamp` must all be names of columns, or all numbers "
             f"of columns. Received: {names}"
         )
-    (users, found, *times), origin = read_columns(data, names, delimiter)
+    (users, found, *moments), origin = read_columns(data, names, delimiter)
     for column, name in ((users, user), (found, item)):
         _refuse_missing(column, name)
-    times = _times(times[0], timestamp) if times else None
-    return _of_columns(users, found, times, max_length, num_items, items, origin)
+    keys = _times(moments[0], timestamp) if moments else []
+    return _of_columns(users, found, keys, max_length, num_items, items, origin)
 
 
 def _refuse_missing(column, name):
-    if column.dtype.kind == "f":
-        missing = np.isnan(column)
-    elif column.dtype.kind == "O":
-        missing = np.array([is_missing(value) for value in column], bool)
-    else:
-        missing = np.char.strip(column.astype(str)) == ""
+    missing = np.char.strip(as_text(column)) == ""
     if missing.any():
         raise ValueError(
             f"Column {name!r} must have a value in every row: remove rows without one. Received: "
@@ -151,42 +147,16 @@ def _refuse_missing(column, name):
 
 
 def _times(column, name):
-    """Numbers by which rows are ordered."""
-    if column.dtype.kind in "iuM":
-        return column
-    if column.dtype.kind == "f" and np.isfinite(column).all():
-        return column
-    for read in (
-        lambda: column.astype(str).astype(np.int64),
-        lambda: _finite(column.astype(str).astype(np.float64)),
-        lambda: _dates(column),
-    ):
-        try:
-            found = read()
-        except (ValueError, TypeError, OverflowError):
-            continue
-        if not (found.dtype.kind == "M" and np.isnat(found).any()):
-            return found
-    raise ValueError(
-        "Argument `timestamp` must name a column of numbers or of dates such as 2024-05-31 or "
-        f"2024-05-31T12:30:00, with a value in every row. Received: timestamp={name!r}"
-    )
+    try:
+        return times(column)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(
+            "Argument `timestamp` must name a column of numbers or of dates such as 2024-05-31 or "
+            f"2024-05-31T12:30:00, with a value in every row. Received: timestamp={name!r}"
+        ) from error
 
 
-def _dates(column):
-    if all(isinstance(value, str) for value in column.ravel()):
-        # numpy has no time zones: Z, which is UTC, is the only one that may stand there.
-        return np.char.rstrip(column.astype(str), "Z").astype("datetime64[us]")
-    return np.asarray(column, "datetime64[ns]")
-
-
-def _finite(values):
-    if not np.isfinite(values).all():
-        raise ValueError("not finite")
-    return values
-
-
-def _of_columns(users, found, times, max_length, num_items, items, origin):
+def _of_columns(users, found, time_keys, max_length, num_items, items, origin):
     ids, catalogue, of_items = item_ids(found, items)
     origin = Origin.all_of([origin, of_items])
     if catalogue is None and ids.min() < 1:
@@ -195,11 +165,9 @@ def _of_columns(users, found, times, max_length, num_items, items, origin):
             'items, pass the catalogue as `items`, or items="from_data". Received: ids from '
             f"{ids.min()} on"
         )
-    if users.dtype.kind == "O":  # 7 and 7.0, of a file where some were missing, are one
-        users = np.array([as_written(user) for user in users])
-    _, users = np.unique(users, return_inverse=True)
+    users = ranks(users)
     # Stable: rows of one user keep their order where they have no time, or the same.
-    order = np.argsort(users, kind="stable") if times is None else np.lexsort((times, users))
+    order = np.lexsort((*time_keys, users))
     users, ids = users[order], ids[order]
     histories = np.split(ids, np.flatnonzero(np.diff(users)) + 1)
     return _split(histories, max_length, num_items, catalogue, origin)

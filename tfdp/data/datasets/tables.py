@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdp._validate import count
 from tfdp.data.datasets.clicks import ClickData, held_out_by_place
 from tfdp.data.datasets.columns import read_columns
-from tfdp.data.datasets.item_ids import as_integers, as_written, is_missing
+from tfdp.data.datasets.single_values import as_integers, as_text
 from tfdp.data.provenance.origins import Origin
 
 # Of the hash that splits texts; public. Texts that are chosen to be hashed alike are chosen by it.
@@ -79,7 +79,7 @@ def load_clicks(
         )
     x, sizes, lists = {}, {}, []
     for (name, known), column in zip(categories.items(), columns, strict=False):
-        x[str(name)], sizes[str(name)] = _ids(str(name), known, _as_text(column))
+        x[str(name)], sizes[str(name)] = _ids(str(name), known, as_text(column))
         if not isinstance(known, int | np.integer):
             lists.append(str(name))
     if counts:
@@ -159,7 +159,7 @@ def load_texts(
         raise ValueError(
             f"Argument `classes` must name two classes or more, each once. Received: {classes}"
         )
-    texts, names = map(_as_text, columns)
+    texts, names = map(as_text, columns)
     places = {name: i for i, name in enumerate(classes)}
     labels = np.array([places.get(name, -1) for name in names], np.int32)
     if (labels < 0).any():
@@ -186,15 +186,6 @@ def _check_fraction(test_fraction):
         )
 
 
-def _as_text(column):
-    """(n,) str; whole numbers as integers are written, and "" for what is missing."""
-    if column.dtype.kind == "f":
-        column = column.astype(object)
-    if column.dtype.kind != "O":
-        return column.astype(str)
-    return np.array(["" if is_missing(value) else as_written(value) for value in column])
-
-
 def _ids(name, known, values):
     """(ids (n,) int64, size of the vocabulary)."""
     if isinstance(known, int | np.integer) and not isinstance(known, bool):
@@ -214,7 +205,7 @@ def _ids(name, known, values):
 def _numbers(column, name):
     """(n,) float32; 0 for what is missing."""
     try:
-        values = [0.0 if v == "" else float(v) for v in _as_text(column)]
+        values = [0.0 if v == "" else float(v) for v in as_text(column)]
     except ValueError:
         values = [np.nan]
     if not np.isfinite(values).all():
