@@ -50,6 +50,6 @@ def movielens():
         f"{settings['steps']} steps of {settings['users']:,} users, {settings['pairs']} pairs "
         f"each, untuned, {settings['negatives']} negatives, vectors of {settings['width']} "
         "numbers. "
-        "`benchmarks/two_towers_movielens.py`, `benchmarks/transitions.py`."
+        "`benchmarks/two_towers_sequences.py`, `benchmarks/transitions.py`."
     )
     return [*lines, "", said]
