@@ -37,7 +37,8 @@ def steps():
         f"private step of a {chain['model']}, batch {chain['batch']}: "
         f"{independent['milliseconds']:.1f} ms with independent noise, "
         f"{chain['milliseconds']:.1f} ms with noise that is correlated over steps (4 bands). "
-        f"{law['values']:,} values of noise take {noise['milliseconds']:.1f} ms; their "
-        f"Kolmogorov distance from the normal law, times √n, is {law['kolmogorov']:.2f} (above 2.7 "
-        f"once in a million), and the largest is {law['largest']:.2f} standard deviations.",
+        f"A draw of {law['values']:,} values of noise takes {noise['milliseconds']:.1f} ms. The "
+        f"largest value is {law['largest']:.2f} standard deviations. The Kolmogorov distance of "
+        f"the values from the normal distribution, times √n, is {law['kolmogorov']:.2f} (correct "
+        "noise exceeds 2.7 once in a million draws).",
     ]

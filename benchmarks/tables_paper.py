@@ -175,7 +175,13 @@ def layer_shares():
             lines.append(row(seed, f"{of[plain]:.2f}", f"{of[shared]:.2f}",
                              f"{of[shared] - of[plain]:+.2f}"))  # fmt: skip
     lines.append(row("mean", "", "", with_interval(found["summary"])))
-    return [*lines, "", f"Flat clipping alone, seed 0: {scores[0][flat]:.2f}.", ""]
+    return [
+        *lines,
+        "",
+        "Clipping all layers together "
+        f'(`clipping="flat"`), without shares, seed 0: {scores[0][flat]:.2f}.',
+        "",
+    ]
 
 
 def signal():
