@@ -126,6 +126,13 @@ def test_the_guarantee_is_the_one_asked_for(delta):
     assert found.details["noise_stddev"] == pytest.approx(sigma * (2 * K) ** 0.5)
 
 
+def test_hardly_any_noise_is_asked_for_by_a_large_epsilon():
+    """Privacy losses of 10,000 are too many numbers for a distribution of losses."""
+    found = private_click_statistics(clicks(), SIZES, epsilon=1e4, delta=1e-6)
+    stated = tfdp.accounting.epsilon(found.event, 1e-6, accountant="rdp")
+    assert 9e3 < stated <= 1e4 and found.event.noise_multiplier < 0.01
+
+
 def test_counts_have_values_by_their_logarithm():
     counts = [np.nan, -3.0, 0.0, 0.5, 1.0, 10.0, 1e30, np.inf]
     assert value_of_count(counts).numpy().tolist() == [0, 0, 0, 1, 2, 5, 39, 39]

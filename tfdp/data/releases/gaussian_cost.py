@@ -3,6 +3,7 @@
 import dp_accounting
 
 from tfdp import _validate, accounting
+from tfdp.accounting.accountants import best_accountant
 from tfdp.accounting.losses.analytic_gaussian import gaussian_noise_multiplier
 
 
@@ -36,6 +37,11 @@ def gaussian_cost(epsilon, delta, noise_multiplier, num_examples):
     delta = _validate.open_unit("delta", 1 / (10 * num_examples) if delta is None else delta)
     sigma = gaussian_noise_multiplier(accounting.PrivacyBudget(epsilon, delta))
     # The ledger's accountant rounds up: what a statement says must not exceed what was asked for.
-    while accounting.epsilon(dp_accounting.GaussianDpEvent(sigma), delta) > epsilon:
+    while _stated(sigma, delta) > epsilon:
         sigma *= 1.0 + 2.0**-13
     return sigma, {"epsilon": epsilon, "delta": delta}
+
+
+def _stated(sigma, delta):
+    event = dp_accounting.GaussianDpEvent(sigma)
+    return accounting.epsilon(event, delta, best_accountant(event, delta=delta))
