@@ -82,7 +82,7 @@ def auc_of(model, test):
     scores = model.predict(
         {k: np.asarray(v) for k, v in test[0].items()}, batch_size=20_000, verbose=0
     )
-    return auc(scores[:, 0], np.asarray(test[1]))
+    return auc(scores[:, 0], np.ravel(test[1]))
 
 
 def one_pass(way, data, pilot, sizes, batch):
@@ -151,8 +151,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         data, sizes = written(folder, args.records + HELD_OUT, seed=0)
         pilot, _ = written(folder, args.records // 10 + HELD_OUT, seed=1)
-        result["weeks"] = weeks(part(data, 0, args.records // 20), sizes, args.batch, folder)
-        result.write()
+        if "weeks" not in result:
+            result["weeks"] = weeks(part(data, 0, args.records // 20), sizes, args.batch, folder)
+            result.write()
         for way in args.ways:
             result["runs"].append(one_pass(way, data, pilot, sizes, args.batch))
             print(result["runs"][-1], flush=True)

@@ -3,9 +3,9 @@
     python benchmarks/two_towers_sequences.py --data ml-1m.txt --name movielens [--epsilons 8]
         [--runs 1] [--all-items] [--start release]
 
-Runs are added to those that the results have. With --all-items the softmax is over all items; with
---start release a half of ε buys a release of transitions, and the vectors start as the factors of
-its matrix.
+Runs are added to those that the results have. With --all-items the softmax is over all items. With
+--start release, three quarters of ε buy a release of transitions, and the vectors start as the
+factors of its matrix.
 
 The last item of each user is the test target (with --target second_last the second last one, to
 choose settings), ranked among all items; δ = 1/n. A user has its last pairs of a history and the
@@ -38,7 +38,7 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 LENGTH, PAIRS, WIDTH = 20, 4, 32
 SETTINGS = {"users": 1000, "steps": 150, "negatives": 512, "rate": 0.02, "clipping": "normalized"}
 #: Of vectors that start from a release.
-FACTORS = {"width": 128, "last_items": 5, "decay": 0.7, "scale": 20.0, "rate": 0.002, "share": 0.5}
+FACTORS = {"width": 128, "last_items": 5, "decay": 0.7, "scale": 20.0, "rate": 0.01, "share": 0.75}
 RELEASES = {
     "movielens": {"longest": 2277},
     "amazon_games": {"longest": 200, "symmetric": True, "rounds": 2, "threshold": 2.0},
