@@ -1,10 +1,8 @@
 """Which data sets count as neighbours, and what that does to an event."""
 
-import inspect
-
 import attr
 import dp_accounting
-from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting import dp_event
 
 ADJACENCIES = ("add_or_remove_one", "replace_one", "zero_out")
 #: Those under which the number of records, and who is in a batch, may be seen.
@@ -37,13 +35,13 @@ def interpretations(event, accountant, adjacency):
       clipped sum, Poisson-sampled or not, are those of removing the record, so the
       add-or-remove-one analysis holds wherever dp_accounting has no zero-out rule.
     - replace_one: one contribution of norm at most C turns into another: sensitivity 2C. PLD has
-      an exact rule for Gaussians, Poisson-sampled or not, from dp_accounting 0.5 on. Everything
-      else is analysed with its sensitivity doubled under add-or-remove-one, which dominates: by
-      joint convexity (Balle, Barthe and Gaboardi 2018, theorem 2) the two mixtures
-      (1-q) M(0) + q M(x) and (1-q) M(0) + q M(x') are at most as far apart as
-      (1-q) M(0) + q M(2C) and M(0); compositions agree numerically with the exact rule.
-      The RDP accountant and the PLD accountant of 0.4 take a replace-one relation and silently
-      keep the sensitivity at C: they are never asked for it with an undoubled event.
+      an exact rule for Gaussians, Poisson-sampled or not. Everything else is analysed with its
+      sensitivity doubled under add-or-remove-one, which dominates: by joint convexity (Balle,
+      Barthe and Gaboardi 2018, theorem 2) the two mixtures (1-q) M(0) + q M(x) and
+      (1-q) M(0) + q M(x') are at most as far apart as (1-q) M(0) + q M(2C) and M(0);
+      compositions agree numerically with the exact rule.
+      The RDP accountant takes a replace-one relation and silently keeps the sensitivity at C: it
+      is never asked for it with an undoubled event.
 
     Args:
         event: a DpEvent.
@@ -58,7 +56,7 @@ def interpretations(event, accountant, adjacency):
     if adjacency == "zero_out":
         return [(event, _Relation.REPLACE_SPECIAL), (event, _Relation.ADD_OR_REMOVE_ONE)]
     pairs = []
-    if accountant == "pld" and _PLD_KNOWS_REPLACE_ONE and _has_replace_one_rule(event):
+    if accountant == "pld" and _has_replace_one_rule(event):
         pairs.append((event, _Relation.REPLACE_ONE))
     doubled = double_sensitivity(event)
     if accountant == "rdp" and doubled is not None:
@@ -82,48 +80,36 @@ def double_sensitivity(event):
         return event.doubled()
     if isinstance(event, _UNCHANGED) or hasattr(event, "rdp"):
         return event
-    if isinstance(event, (dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent)):
+    if isinstance(event, (dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent)):
         return attr.evolve(event, noise_multiplier=event.noise_multiplier / 2)
-    if isinstance(event, _classes("DiscreteLaplaceDpEvent")):
+    if isinstance(event, dp_event.DiscreteLaplaceDpEvent):
         return attr.evolve(event, sensitivity=2 * event.sensitivity)
-    if isinstance(event, _classes("ZCDpEvent")):
+    if isinstance(event, dp_event.ZCDpEvent):
         return attr.evolve(event, rho=4 * event.rho, xi=3 * event.xi)
-    if isinstance(event, dp_accounting.ComposedDpEvent):
+    if isinstance(event, dp_event.ComposedDpEvent):
         parts = [double_sensitivity(part) for part in event.events]
-        return None if None in parts else dp_accounting.ComposedDpEvent(parts)
+        return None if None in parts else dp_event.ComposedDpEvent(parts)
     if isinstance(event, _WRAPPERS):
         inner = double_sensitivity(event.event)
         return None if inner is None else attr.evolve(event, event=inner)
     return None
 
 
-def _classes(*names):
-    """The event classes of these names that the installed dp_accounting has."""
-    found = (getattr(dp_accounting.dp_event, name, None) for name in names)
-    return tuple(cls for cls in found if cls is not None)
-
-
-_UNCHANGED = _classes("NoOpDpEvent", "NonPrivateDpEvent", "RandomizedResponseDpEvent")
-_WRAPPERS = _classes(
-    "SelfComposedDpEvent",
-    "PoissonSampledDpEvent",
-    "SampledWithoutReplacementDpEvent",
-    "RepeatAndSelectDpEvent",
-)
-_PLD_KNOWS_REPLACE_ONE = (
-    "neighboring_relation"
-    in inspect.signature(privacy_loss_distribution.from_gaussian_mechanism).parameters
+_UNCHANGED = (dp_event.NoOpDpEvent, dp_event.NonPrivateDpEvent, dp_event.RandomizedResponseDpEvent)
+_WRAPPERS = (
+    dp_event.SelfComposedDpEvent,
+    dp_event.PoissonSampledDpEvent,
+    dp_event.SampledWithoutReplacementDpEvent,
+    dp_event.RepeatAndSelectDpEvent,
 )
 
 
 def _has_replace_one_rule(event):
-    if isinstance(event, dp_accounting.ComposedDpEvent):
+    if isinstance(event, dp_event.ComposedDpEvent):
         return all(_has_replace_one_rule(part) for part in event.events)
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+    if isinstance(event, dp_event.SelfComposedDpEvent):
         return _has_replace_one_rule(event.event)
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return isinstance(event.event, dp_accounting.GaussianDpEvent)
-    return isinstance(
-        event,
-        (*_UNCHANGED, *_classes("GaussianDpEvent", "TruncatedSubsampledGaussianDpEvent")),
-    )
+    if isinstance(event, dp_event.PoissonSampledDpEvent):
+        return isinstance(event.event, dp_event.GaussianDpEvent)
+    known = (*_UNCHANGED, dp_event.GaussianDpEvent, dp_event.TruncatedSubsampledGaussianDpEvent)
+    return isinstance(event, known)
