@@ -81,19 +81,12 @@ def best_accountant(event, adjacency="add_or_remove_one", delta=None):
         return "rdp"
     if delta is not None and _rounding(_number_of_events(event)) > _LARGEST_ROUNDING * delta:
         return "rdp"
-    for candidate, relation in interpretations(event, "pld", adjacency):
-        if _fresh_accountant("pld", adjacency, relation).supports(candidate):
-            return "pld"
-    return "rdp"
+    return "rdp" if _accountant_for(event, "pld", adjacency) is None else "pld"
 
 
 def has_rule(event, adjacency):
     """Whether an ε of the event can be computed under an adjacency, by any accountant."""
-    return _lacks_noise(event) or any(
-        _fresh_accountant(accountant, adjacency, relation).supports(candidate)
-        for accountant in ACCOUNTANTS
-        for candidate, relation in interpretations(event, accountant, adjacency)
-    )
+    return _lacks_noise(event) or any(_accountant_for(event, a, adjacency) for a in ACCOUNTANTS)
 
 
 def _rounding(count):
@@ -170,27 +163,27 @@ def key_of(event, accountant, adjacency):
 def compose_accountant(encoded_event, accountant, adjacency):
     """An accountant that has composed what `key_of` gives; cached: do not compose it further."""
     event = event_from_dict(json.loads(encoded_event))
+    found = _accountant_for(event, accountant, adjacency)
+    if found is None:
+        raise ValueError(_unsupported_message(event, accountant, adjacency))
+    fresh, candidate = found
+    with np.errstate(over="ignore"):
+        return fresh.compose(candidate)
+
+
+def _accountant_for(event, accountant, adjacency):
+    """(A fresh accountant, the event as it takes it), or None where it has no rule for it."""
+    kind = _PldAccountant if accountant == "pld" else _RenyiAccountant
     for candidate, relation in interpretations(event, accountant, adjacency):
-        fresh = _fresh_accountant(accountant, adjacency, relation)
+        fresh = kind(adjacency, relation)
         if fresh.supports(candidate):
-            with np.errstate(over="ignore"):
-                return fresh.compose(candidate)
-    raise ValueError(_unsupported_message(event, accountant, adjacency))
-
-
-def _fresh_accountant(accountant, adjacency, relation):
-    if accountant == "pld":
-        return _PldAccountant(adjacency, relation)
-    return _RenyiAccountant(adjacency, relation)
+            return fresh, candidate
+    return None
 
 
 def _unsupported_message(event, accountant, adjacency):
     other = "rdp" if accountant == "pld" else "pld"
-    supported_by_other = any(
-        _fresh_accountant(other, adjacency, relation).supports(candidate)
-        for candidate, relation in interpretations(event, other, adjacency)
-    )
-    if supported_by_other:
+    if _accountant_for(event, other, adjacency) is not None:
         advice = f'Use accountant="{other}", which has one.'
     else:
         advice = f'accountant="{other}" has none either. Use another adjacency or mechanism.'
