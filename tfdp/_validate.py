@@ -71,8 +71,8 @@ def seed(value):
 
 
 def one_of(name, value, allowed):
-    """One of a few strings."""
+    """One of a few strings, or None where that is allowed."""
     if value not in allowed:
-        choices = ", ".join(f'"{choice}"' for choice in allowed)
+        choices = ", ".join("None" if one is None else f'"{one}"' for one in allowed)
         raise ValueError(f"Argument `{name}` must be one of {choices}. Received: {name}={value!r}")
     return value

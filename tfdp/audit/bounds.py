@@ -42,9 +42,7 @@ def epsilon_of_rates(
     Raises:
         ValueError: if an argument is out of range.
     """
-    _validate.open_unit("confidence", confidence)
-    if not 0 <= delta < 1:
-        raise ValueError(f"Argument `delta` must be in [0, 1). Received: delta={delta!r}")
+    _check(delta, confidence)
     for name, value, most in (("hits", hits, with_record),
                               ("false_alarms", false_alarms, without_record)):  # fmt: skip
         if not 0 <= value <= most or most < 1:
@@ -118,14 +116,12 @@ def epsilon_of_guesses(
     Raises:
         ValueError: if an argument is out of range.
     """
-    _validate.open_unit("confidence", confidence)
+    _check(delta, confidence)
     if not 0 <= correct <= guesses <= canaries or canaries < 1:
         raise ValueError(
             "Arguments `correct`, `guesses` and `canaries` must be counts in rising order. "
             f"Received: correct={correct!r}, guesses={guesses!r}, canaries={canaries!r}"
         )
-    if not 0 <= delta < 1:
-        raise ValueError(f"Argument `delta` must be in [0, 1). Received: delta={delta!r}")
 
     def probability(epsilon):
         """Largest probability of so many right guesses under (epsilon, delta)."""
@@ -142,3 +138,9 @@ def epsilon_of_guesses(
         middle = 0.5 * (low + high)
         low, high = (middle, high) if probability(middle) < 1 - confidence else (low, middle)
     return low
+
+
+def _check(delta, confidence):
+    _validate.open_unit("confidence", confidence)
+    if not 0 <= delta < 1:
+        raise ValueError(f"Argument `delta` must be in [0, 1). Received: delta={delta!r}")

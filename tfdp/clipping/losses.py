@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdp._compat.keras import mask_of
+from tfdp._validate import one_of
 from tfdp.clipping.crossentropy import is_sparse_crossentropy, sparse_crossentropy
 from tfdp.data.provenance.padding_guard import example_mask_of
 
@@ -37,11 +38,7 @@ class PerExampleLoss(keras.losses.Loss):
 
     def __init__(self, loss, per_example_reduction="mean", name=None):
         super().__init__(name=name or "per_example_loss", reduction="none")
-        if per_example_reduction not in REDUCTIONS:
-            raise ValueError(
-                f"Argument `per_example_reduction` must be one of {REDUCTIONS}. "
-                f"Received: per_example_reduction={per_example_reduction}"
-            )
+        one_of("per_example_reduction", per_example_reduction, REDUCTIONS)
         loss = loss.loss if isinstance(loss, PerExampleLoss) else loss  # `loss=model.loss`
         self.loss = loss
         self.per_example_reduction = per_example_reduction

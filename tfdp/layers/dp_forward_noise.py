@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp._validate import not_negative, positive
+from tfdp._validate import not_negative, one_of, positive
 from tfdp.fixed_settings import FixedSettings
 from tfdp.noise import Grid, ReplicaNoiseSource
 
@@ -91,10 +91,7 @@ class DPForwardNoise(FixedSettings, keras.layers.Layer):
             noise_multiplier,
             "find one with `tfdp.accounting.calibrate_forward_noise(budget, copies)`",
         )
-        if gradient not in GRADIENTS:
-            raise ValueError(
-                f"Argument `gradient` must be one of {GRADIENTS}. Received: gradient={gradient!r}"
-            )
+        one_of("gradient", gradient, GRADIENTS)
         possible = accounting.forward_noise.FORWARD_ADJACENCIES
         if adjacency not in possible:
             raise ValueError(

@@ -7,7 +7,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdp._validate import count
+from tfdp._validate import count, one_of
 from tfdp.clipping import Rule, register_rule
 from tfdp.clipping.rules import combiners
 from tfdp.clipping.sums.surviving_rows import mark_sparse_table
@@ -75,15 +75,8 @@ class SparseEmbedding(keras.layers.Layer):
     ):
         for name, value in (("input_dim", input_dim), ("output_dim", output_dim)):
             count(name, value)
-        if combiner not in COMBINERS:
-            raise ValueError(
-                f"Argument `combiner` must be one of {COMBINERS}. Received: combiner={combiner!r}"
-            )
-        if placement not in PLACEMENTS:
-            raise ValueError(
-                f"Argument `placement` must be one of {PLACEMENTS}. Received: "
-                f"placement={placement!r}"
-            )
+        one_of("combiner", combiner, COMBINERS)
+        one_of("placement", placement, PLACEMENTS)
         for name in _DENSE:
             if kwargs.pop(name, None) is not None:
                 raise ValueError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from tfdp._validate import count
+from tfdp._validate import count, one_of
 from tfdp.data.releases.count_values import INTEGER_VALUES, INTEGERS
 from tfdp.layers.click_odds import ClickOdds, StoredStatistics
 from tfdp.layers.sparse_embedding import SparseEmbedding
@@ -43,16 +43,10 @@ class CategoricalFeature:
     table: str | None = None
 
     def __post_init__(self):
-        for name in ("vocabulary_size", "embedding_dim"):
-            value = getattr(self, name)
-            if value is None and name == "embedding_dim":
-                continue
-            count(name, value)
-        if self.combiner not in ("sum", "mean", "sqrtn"):
-            raise ValueError(
-                'Argument `combiner` must be "sum", "mean" or "sqrtn". '
-                f"Received: combiner={self.combiner!r}"
-            )
+        count("vocabulary_size", self.vocabulary_size)
+        if self.embedding_dim is not None:
+            count("embedding_dim", self.embedding_dim)
+        one_of("combiner", self.combiner, ("sum", "mean", "sqrtn"))
 
     @property
     def dim(self):

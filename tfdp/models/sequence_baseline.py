@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfdp._compat.keras import set_mask
+from tfdp._validate import one_of
 from tfdp.layers.re_attention_block import ReAttentionBlock
 from tfdp.models.sequence_model import SequenceModel, causal_mask, positions
 
@@ -53,8 +54,7 @@ class SequenceBaseline(SequenceModel):
         transitions: keras.Layer | None = None,
         **kwargs,
     ):
-        if cell not in CELLS:
-            raise ValueError(f"Argument `cell` must be one of {CELLS}. Received: cell={cell}")
+        one_of("cell", cell, CELLS)
         super().__init__(
             num_items,
             max_length,

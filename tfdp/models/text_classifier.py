@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp._compat.keras import all_layers
+from tfdp._validate import one_of
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.releases.representations import release_once
 from tfdp.errors import BudgetError
@@ -122,10 +123,7 @@ class TextClassifier(DPModel):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if pooling not in POOLINGS:
-            raise ValueError(
-                f"Argument `pooling` must be one of {POOLINGS}. Received: pooling={pooling!r}"
-            )
+        one_of("pooling", pooling, POOLINGS)
         if budget is not None and noise_multiplier is not None:
             raise ValueError(
                 "At most one of the arguments `budget` and `noise_multiplier` must be given. "

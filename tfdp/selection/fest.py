@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp._validate import count, positive
+from tfdp._validate import count, one_of, positive
 from tfdp.data.provenance.origins import Origin
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.top_k import MECHANISMS, private_top_k
@@ -65,10 +65,7 @@ class FEST(RowSelection):
             )
         if epsilon is not None:
             positive("epsilon", epsilon)
-        if mechanism not in MECHANISMS:
-            raise ValueError(
-                f"Argument `mechanism` must be one of {MECHANISMS}. Received: {mechanism=}"
-            )
+        one_of("mechanism", mechanism, MECHANISMS)
         for value in k.values() if isinstance(k, dict) else [k]:
             count("k", value)
         self.k = k

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validate import count, positive
+from tfdp._validate import count, one_of, positive
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.releases.base import ChargedRelease
 from tfdp.data.sampling.periods import entered
@@ -190,10 +190,7 @@ def check(features, vocabulary_sizes, epsilon, mechanism):
             f"Received: vocabulary_sizes={vocabulary_sizes} for features {sorted(features)}"
         )
     positive("epsilon", epsilon)
-    if mechanism not in MECHANISMS:
-        raise ValueError(
-            f"Argument `mechanism` must be one of {MECHANISMS}. Received: mechanism={mechanism!r}"
-        )
+    one_of("mechanism", mechanism, MECHANISMS)
 
 
 def _of(setting, name, default=None):

@@ -11,7 +11,7 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from tfdp._validate import positive
+from tfdp._validate import one_of, positive
 from tfdp.data.releases.base import ChargedRelease
 from tfdp.data.releases.gaussian_cost import gaussian_cost
 from tfdp.data.sampling.arguments import check_sequences, known_num_items
@@ -109,16 +109,15 @@ def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, detai
         details: of the persons, for the ledger.
         origin: `Origin` of the records.
     """
+    one_of("mechanism", mechanism, ("gaussian", "laplace"))
     if mechanism == "gaussian":
-        delta = 1 / (10 * n) if delta is None else delta
-        if not 0 < delta < 1:
-            raise ValueError(f"Argument `delta` must be between 0 and 1. Received: delta={delta!r}")
         sensitivity = math.sqrt(items_per_record)
-        noise_multiplier, _ = gaussian_cost(epsilon, delta, None, n)
+        noise_multiplier, cost = gaussian_cost(epsilon, delta, None, n)
+        delta = cost["delta"]
         event = dp_accounting.GaussianDpEvent(noise_multiplier)
         law = normal_pair
         scale = stddev = noise_multiplier * sensitivity
-    elif mechanism == "laplace":
+    else:
         if delta is not None:
             raise ValueError(
                 "Argument `delta` must be None with mechanism='laplace', whose δ is 0. "
@@ -129,11 +128,6 @@ def release_counts(counts, n, items_per_record, epsilon, delta, mechanism, detai
         event = dp_accounting.LaplaceDpEvent(1 / epsilon)
         law, scale = laplace_pair, sensitivity / epsilon
         stddev = math.sqrt(2) * scale
-    else:
-        raise ValueError(
-            "Argument `mechanism` must be 'gaussian' or 'laplace'. "
-            f"Received: mechanism={mechanism!r}"
-        )
     noisy = _noisy(counts, scale, law, items_per_record, n)
     probabilities = np.clip(noisy / n, 1 / n, 1.0)
     return FrequencyRelease(

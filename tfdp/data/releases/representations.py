@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp import accounting
-from tfdp._validate import count, is_number, plain, positive
+from tfdp._validate import count, is_number, one_of, open_unit, plain, positive
 from tfdp.accounting.charges.mechanisms import LABELS_NOT_COVERED
 from tfdp.accounting.events.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
@@ -76,11 +76,7 @@ def release_once(
         budget,
         lambda: accounting.calibrate_forward_noise(budget, 1, adjacency),
     )
-    if adjacency not in FORWARD_ADJACENCIES:
-        raise ValueError(
-            f"Argument `adjacency` must be one of {FORWARD_ADJACENCIES}. "
-            f"Received: adjacency={adjacency!r}"
-        )
+    one_of("adjacency", adjacency, FORWARD_ADJACENCIES)
     details = _details(
         "release_once", len(h), clip_norm, noise_multiplier, delta,
         adjacency=adjacency, not_covered=[LABELS_NOT_COVERED],
@@ -157,10 +153,7 @@ def release_mixtures(
         raise ValueError(
             f"Argument `labels` must lie between 0 and num_classes-1 = {num_classes - 1}."
         )
-    if not 0 < label_share < 1:
-        raise ValueError(
-            f"Argument `label_share` must lie in (0, 1). Received: label_share={label_share}"
-        )
+    open_unit("label_share", label_share)
     q = expected_size / n
     sigma, delta = _amount(
         noise_multiplier,
