@@ -194,7 +194,7 @@ def test_a_plan_shows_which_batch_size_leaves_the_least_noise(tmp_path, capsys):
     assert "least noise" in large and "least noise" not in small and str(path) in written
     assert small.endswith(16 * "█")  # the other bar is shorter by what its noise is less
     shares = [float(line.split()[4]) / float(small.split()[4]) for line in (small, large)]
-    assert large.split()[5] == text_bars.bar(shares[1], 16) and shares[1] < 0.9
+    assert large.split()[5] == text_bars.bar(shares[1]) and shares[1] < 0.9
     for line, batch in ((small, 100), (large, 2000)):
         size, steps, sigma, of_a_step, of_all = map(float, line.split()[:5])
         assert (size, steps) == (batch, 5 * 2000 / batch)

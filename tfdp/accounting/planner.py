@@ -77,7 +77,7 @@ def table(planned):
         lines.append(
             f"{one.batch_size:8g}  {one.steps:7d}  {round_up_to(one.noise_multiplier, 6):16.6f}  "
             f"{one.step_noise:15.3g}  {one.total_noise:12.3g}  "
-            f"{bar(one.total_noise / most, 16)}{mark}"
+            f"{bar(one.total_noise / most)}{mark}"
         )
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ from tfdp.accounting.rounding import round_up_to
 
 # So many times the least noise is worth half of the memory.
 _NEARLY = 1.05
+_BANDS = 4  # of noise that is correlated over a stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ def banded_way(budget, num_examples, steps, batch_size):
     return next(one for one in tried if one.noise_in_weights <= _NEARLY * least)
 
 
-def compare_ways(num_examples, epochs, epsilon, delta, batch_size, bands=4):
+def compare_ways(num_examples, epochs, epsilon, delta, batch_size):
     """The ways of one ε, one number of epochs and one batch size (MATH.md sections 7, 10, 13).
 
     Args:
@@ -73,7 +74,6 @@ def compare_ways(num_examples, epochs, epsilon, delta, batch_size, bands=4):
         epochs: passes over the data; where a way knows whole passes alone, rounded up.
         epsilon, delta: the budget.
         batch_size: B, expected or exact.
-        bands: of the correlated noise.
 
     Returns:
         List of `Way`, the one of least noise first.
@@ -88,7 +88,7 @@ def compare_ways(num_examples, epochs, epsilon, delta, batch_size, bands=4):
     budget, passes, of_pass = PrivacyBudget(epsilon, delta), math.ceil(epochs), -(-n // size)
     steps, all_steps = math.ceil(epochs * n / size), passes * of_pass
     pattern = (passes, of_pass if passes > 1 else 1)
-    m = correlated_noise.optimized(bands, all_steps, correlated_noise.PREFIX_SUMS, *pattern)
+    m = correlated_noise.optimized(_BANDS, all_steps, correlated_noise.PREFIX_SUMS, *pattern)
     gaussian = calibrate_noise_multiplier(budget, 1.0, 1)
 
     def way(name, sigma, count, memory, demands, m=(1.0,), s=1.0):
@@ -109,7 +109,7 @@ def compare_ways(num_examples, epochs, epsilon, delta, batch_size, bands=4):
             "none", "every record at any time; its draw is secret",
         ),
         way(
-            f"in order, correlated ({bands} bands)", gaussian, all_steps,
+            f"in order, correlated ({_BANDS} bands)", gaussian, all_steps,
             "none; of sparse tables 4 bytes a row",
             "one order that stays; the number of steps is known ahead", m,
             correlated_noise.sensitivity(m, all_steps, *pattern),

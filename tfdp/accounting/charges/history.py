@@ -173,12 +173,8 @@ class ChargeHistory:
         if ahead is not None:
             name, mechanism, steps = ahead
             runs[name] = (mechanism, runs.get(name, (mechanism, 0))[1] + steps)
-        return self._ledger(runs)
-
-    def _ledger(self, runs):
-        releases = self._root()._releases
-        ledger, paid = Ledger(releases), {}
-        for entry in releases:
+        ledger, paid = Ledger(root._releases), {}
+        for entry in root._releases:
             for name, steps in entry.details.get("covers", {}).items():
                 paid[name] = max(paid.get(name, 0), steps)
         for name, (mechanism, steps) in runs.items():

@@ -40,10 +40,7 @@ class PoissonSampledConcentratedDpEvent(dp_accounting.DpEvent):
         converter=lambda value: _validate.positive("noise_multiplier", value)
     )
 
-    @property
-    def adjacencies(self):
-        """Adjacencies under which `rdp` holds."""
-        return ("add_or_remove_one", "zero_out")
+    adjacencies = ("add_or_remove_one", "zero_out")
 
     def rdp(self, orders):
         """The Rényi curve; see `sampled_rdp`."""

@@ -48,10 +48,7 @@ class WishartDpEvent(dp_accounting.DpEvent):
                 f"(fewer rows, a smaller norm). Received: relative_sensitivity={value}"
             )
 
-    @property
-    def adjacencies(self):
-        """Adjacencies under which `rdp` holds: all (see `relative_sensitivity`)."""
-        return ("add_or_remove_one", "replace_one", "zero_out")
+    adjacencies = ("add_or_remove_one", "replace_one", "zero_out")  # see `relative_sensitivity`
 
     def rdp(self, orders):
         """The Rényi curve; see `wishart_rdp`."""

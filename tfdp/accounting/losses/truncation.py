@@ -6,6 +6,8 @@ import scipy
 
 from tfdp import _validate
 
+_LARGEST_TAIL = 1e-20  # of a capacity that is chosen: P[Binomial(n, q) > max_batch_size]
+
 
 def overflow_probability(num_examples, sampling_probability, max_batch_size):
     """P[Binomial(n, q) > max_batch_size]: a Poisson batch does not fit.
@@ -25,13 +27,12 @@ def overflow_probability(num_examples, sampling_probability, max_batch_size):
     return float(scipy.stats.binom.sf(max_batch_size, num_examples, sampling_probability))
 
 
-def smallest_capacity(num_examples, sampling_probability, tail_probability=1e-20):
-    """The smallest `max_batch_size` that overflows with at most a given probability.
+def smallest_capacity(num_examples, sampling_probability):
+    """The smallest `max_batch_size` that overflows with a probability of at most 1e-20.
 
     Args:
         num_examples: n.
         sampling_probability: q in (0, 1].
-        tail_probability: largest accepted P[Binomial(n, q) > max_batch_size].
 
     Returns:
         An int between 1 and n.
@@ -40,11 +41,10 @@ def smallest_capacity(num_examples, sampling_probability, tail_probability=1e-20
         ValueError: if an argument is out of range.
     """
     num_examples = _validate.count("num_examples", num_examples)
-    tail_probability = _validate.open_unit("tail_probability", tail_probability)
     low, high = 0, num_examples  # `high` always fits, `low` never does
     while high - low > 1:
         middle = (low + high) // 2
-        if overflow_probability(num_examples, sampling_probability, middle) <= tail_probability:
+        if overflow_probability(num_examples, sampling_probability, middle) <= _LARGEST_TAIL:
             high = middle
         else:
             low = middle

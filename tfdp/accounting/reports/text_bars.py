@@ -7,14 +7,9 @@ _EIGHTHS_WIDE = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 _EIGHTHS_HIGH = "▁▂▃▄▅▆▇█"
 
 
-def bar(share: float, width: int) -> str:
-    """A horizontal bar.
-
-    Args:
-        share: length over the width, in [0, 1].
-        width: in characters.
-    """
-    eighths = round(8 * width * share)
+def bar(share: float) -> str:
+    """A horizontal bar, of 16 characters for a share of 1."""
+    eighths = round(8 * 16 * share)
     return "█" * (eighths // 8) + _EIGHTHS_WIDE[eighths % 8]
 
 
