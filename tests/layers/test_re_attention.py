@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp
-from tfdp.layers.effective_error import EffectiveError
+from tfdp.layers.accounted_weights import EffectiveError
 from tfdp.layers.item_embedding import EmbeddingError, LearnedPositions, PopularityPrior
 from tfdp.layers.re_attention import ReAttention
 from tfdp.layers.re_attention_block import ReAttentionBlock

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfdp import accounting
 from tfdp.accounting.charges.participant import PrivacyParticipant
-from tfdp.data.provenance.variable_values import mark_released
 from tfdp.data.releases.count_values import INTEGERS, value_of_count
+from tfdp.layers.accounted_weights import add_constant
 
 if TYPE_CHECKING:
     from tfdp.data.releases.click_statistics import ClickStatistics
@@ -54,15 +54,7 @@ class ClickOdds(PrivacyParticipant, keras.layers.Layer):
         self.privacy_assumptions = list(statistics.privacy_assumptions)
         self._starts = np.concatenate([[0], np.cumsum(list(self.vocabulary_sizes.values()))[:-1]])
         table = np.concatenate([np.asarray(values) for values in odds.values()])
-        self.table = self.add_weight(
-            name="log_odds",
-            shape=table.shape,
-            initializer=lambda shape, dtype: keras.ops.convert_to_tensor(table, dtype),
-            trainable=False,
-            dtype="float32",
-            autocast=False,
-        )
-        mark_released(self.table)
+        self.table = add_constant(self, "log_odds", table)
 
     @property
     def has_integers(self):

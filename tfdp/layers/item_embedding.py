@@ -7,8 +7,7 @@ import tensorflow as tf
 from tfdp import accounting
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
 from tfdp.data.provenance.origins import Origin
-from tfdp.data.provenance.variable_values import mark_released
-from tfdp.layers.effective_error import EffectiveError
+from tfdp.layers.accounted_weights import EffectiveError, add_constant, add_setting
 
 
 class ItemFrequency(EffectiveError):
@@ -54,25 +53,9 @@ class ItemFrequency(EffectiveError):
                 f"Received: values from {probabilities.min()} to {probabilities.max()}"
             )
         self._probabilities = probabilities
-        self.frequency = self.add_weight(
-            name="item_frequency",
-            shape=(num_items + 1,),
-            initializer=lambda shape, dtype: keras.ops.convert_to_tensor(probabilities, dtype),
-            trainable=False,
-            dtype="float32",
-            autocast=False,
-        )
+        self.frequency = add_constant(self, "item_frequency", probabilities)
         # Never below 1/n: a row that nothing trains has no finite error.
-        self.smallest = self.add_weight(
-            name="smallest_frequency",
-            shape=(),
-            initializer="zeros",
-            trainable=False,
-            dtype="float32",
-            autocast=False,
-        )
-        mark_released(self.frequency)
-        self.smallest.is_accounted_for = True  # 1/n, public
+        self.smallest = add_setting(self, "smallest_frequency")
 
     def bind_privacy(self, *, num_examples, **kwargs):
         super().bind_privacy(num_examples=num_examples, **kwargs)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdp.clipping.recording import constant
 from tfdp.layers import error_propagation as propagate
-from tfdp.layers.effective_error import EffectiveError
+from tfdp.layers.accounted_weights import EffectiveError
 from tfdp.layers.re_attention import ReAttention
 
 

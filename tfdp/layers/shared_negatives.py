@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdp import _validate, accounting
 from tfdp.accounting.charges.participant import PrivacyParticipant
 from tfdp.data.provenance.origins import Origin
-from tfdp.data.provenance.variable_values import mark_released
+from tfdp.layers.accounted_weights import add_constant
 from tfdp.layers.shared_scores import NoisedVectors, SharedScores, precise
 from tfdp.runtime import ordering
 
@@ -147,7 +147,8 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
                 f"positive sum. Received: shape {values.shape}, from {np.min(values)} to "
                 f"{np.max(values)}"
             )
-        self.cumulative = self._constant("cumulative", np.cumsum(values / values.sum()), "float64")
+        cumulative = np.cumsum(values / values.sum())
+        self.cumulative = add_constant(self, "cumulative", cumulative, "float64")
 
     def _take_features(self, features):
         arrays = {name: np.asarray(values) for name, values in features.items()}
@@ -161,27 +162,15 @@ class SharedNegatives(PrivacyParticipant, keras.layers.Layer):
         origin = Origin.of(features)
         self._note(origin.releases, [*origin.assumptions, _PUBLIC_FEATURES])
         self.columns = {
-            name: self._constant(f"feature_{name}", array, "float32" if array.dtype.kind == "f"
-                                 else "int64")
+            name: add_constant(
+                self, f"feature_{name}", array, "float32" if array.dtype.kind == "f" else "int64"
+            )
             for name, array in arrays.items()
-        }  # fmt: skip
+        }
 
     def _note(self, releases, assumptions):
         self.privacy_releases += [e for e in releases if e not in self.privacy_releases]
         self.privacy_assumptions += [a for a in assumptions if a not in self.privacy_assumptions]
-
-    def _constant(self, name, array, dtype):
-        """A variable that holds what is public, or released and charged."""
-        variable = self.add_weight(
-            name=name,
-            shape=array.shape,
-            initializer=lambda shape, dtype: keras.ops.convert_to_tensor(array, dtype),
-            trainable=False,
-            dtype=dtype,
-            autocast=False,
-        )
-        mark_released(variable)
-        return variable
 
     def build(self, users_shape, items_shape):
         count = self.num_negatives or self.num_items

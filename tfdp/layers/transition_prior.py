@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdp import _validate, accounting
 from tfdp.accounting.charges.participant import PrivacyParticipant
 from tfdp.clipping import PerExampleGradients, Rule, register_rule
-from tfdp.data.provenance.variable_values import mark_released
+from tfdp.layers.accounted_weights import add_constant
 
 if TYPE_CHECKING:
     from tfdp.data.releases.transitions import TransitionRelease
@@ -87,11 +87,11 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
         popularity[0] = 0.0
         popularity /= popularity.sum()
         rates = self.vote(values / (sums + self.smoothing)[row], popularity[columns])
-        self.splits = self._constant("splits", splits, "int64")
-        self.columns = self._constant("columns", columns, "int32")
-        self.rates = self._constant("rates", rates, "float32")
-        self.known = self._constant("known", sums / (sums + self.smoothing), "float32")
-        self.popularity = self._constant("popularity", popularity, "float32")
+        self.splits = add_constant(self, "splits", splits, "int64")
+        self.columns = add_constant(self, "columns", columns, "int32")
+        self.rates = add_constant(self, "rates", rates)
+        self.known = add_constant(self, "known", sums / (sums + self.smoothing))
+        self.popularity = add_constant(self, "popularity", popularity)
         self.gate = self.add_weight(
             name="gate",
             shape=(),
@@ -109,18 +109,6 @@ class TransitionPrior(PrivacyParticipant, keras.layers.Layer):
             popularity: float64 (S,): pop(j).
         """
         return share
-
-    def _constant(self, name, value, dtype):
-        variable = self.add_weight(
-            name=name,
-            shape=value.shape,
-            initializer=lambda shape, dtype: keras.ops.convert_to_tensor(value, dtype),
-            trainable=False,
-            dtype=dtype,
-            autocast=False,
-        )
-        mark_released(variable)
-        return variable
 
     def build(self, *shapes):
         self.built = True

@@ -16,7 +16,7 @@ from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.padding_guard import keeps_padding, map_batches
 from tfdp.distribution import host_selection
 from tfdp.errors import PrivacyError
-from tfdp.layers.effective_error import EffectiveError
+from tfdp.layers.accounted_weights import EffectiveError
 from tfdp.layers.item_embedding import PopularityPrior
 from tfdp.training.checks import rule_check
 from tfdp.training.checks.first_rows import as_batch, first_batch, first_rows, is_dataset

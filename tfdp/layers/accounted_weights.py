@@ -1,8 +1,28 @@
-"""The effective error of a layer's parameters, set when the model is compiled."""
+"""Weights of layers that are not trained: what was released, and what follows from settings."""
 
 import keras
 
 from tfdp.accounting.charges.participant import PrivacyParticipant
+from tfdp.data.provenance.variable_values import mark_released
+
+
+def add_constant(layer, name, values, dtype="float32"):
+    """A weight that holds what is public, or released and charged by the layer."""
+    weight = layer.add_weight(
+        name=name, shape=values.shape, trainable=False, dtype=dtype, autocast=False,
+        initializer=lambda shape, dtype: keras.ops.convert_to_tensor(values, dtype),
+    )  # fmt: skip
+    mark_released(weight)
+    return weight
+
+
+def add_setting(layer, name):
+    """A number that follows from the optimizer's settings and the public n; 0 until it is set."""
+    weight = layer.add_weight(
+        name=name, shape=(), initializer="zeros", trainable=False, dtype="float32", autocast=False
+    )
+    weight.is_accounted_for = True
+    return weight
 
 
 class EffectiveError(PrivacyParticipant, keras.layers.Layer):
@@ -24,11 +44,7 @@ class EffectiveError(PrivacyParticipant, keras.layers.Layer):
                 f"Received: error_scale={error_scale}"
             )
         self.error_scale = float(error_scale)
-        self.error = self.add_weight(
-            name="effective_error", shape=(), initializer="zeros", trainable=False, dtype="float32",
-            autocast=False,
-        )  # fmt: skip
-        self.error.is_accounted_for = True  # computed from the optimizer's settings
+        self.error = add_setting(self, "effective_error")
 
     def bind_privacy(self, *, noise_multiplier, clip_norm, expected_batch_size, num_examples):
         """Called by `DPModel.compile`."""
