@@ -1,7 +1,8 @@
 """Weight penalties, kept out of the losses of single examples: they depend on no example."""
 
-import contextlib
 import threading
+
+from tfdp.runtime.threads import holding
 
 # Of each thread, of which every replica has one.
 _APART = threading.local()
@@ -12,11 +13,6 @@ def are_apart():
     return getattr(_APART, "yes", False)
 
 
-@contextlib.contextmanager
 def apart():
     """Context in which losses are computed without penalties."""
-    before, _APART.yes = are_apart(), True
-    try:
-        yield
-    finally:
-        _APART.yes = before
+    return holding(_APART, "yes", True)

@@ -20,6 +20,7 @@ from tfdp.data.provenance.variable_values import is_released
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import external_tables
 from tfdp.runtime.strategies import scope_of
+from tfdp.runtime.threads import holding
 
 _ACTIVE = threading.local()
 
@@ -157,7 +158,7 @@ class Recorder:
             for layer in all_layers(self.model):
                 call = _wrap(layer, _in_python(layer.call))
                 stack.enter_context(_replaced_call(layer, call))
-            stack.enter_context(_recorder(self))
+            stack.enter_context(holding(_ACTIVE, "recorder", self))
             yield stack.enter_context(RecordingScope(self))
 
 
@@ -175,19 +176,9 @@ def _replaced_call(layer, call):
             layer.__dict__["call"] = own
 
 
-@contextlib.contextmanager
-def _recorder(recorder):
-    previous = getattr(_ACTIVE, "recorder", None)
-    _ACTIVE.recorder = recorder
-    try:
-        yield
-    finally:
-        _ACTIVE.recorder = previous
-
-
 def paused():
     """Calls inside this context reach no recorder."""
-    return _recorder(None)
+    return holding(_ACTIVE, "recorder", None)
 
 
 @contextlib.contextmanager
@@ -217,15 +208,9 @@ def constant(variable):
         return tf.stop_gradient(tf.cast(tf.convert_to_tensor(variable.value), tf.float32))
 
 
-@contextlib.contextmanager
 def _constants():
     """Inside this context no read of a variable is noticed."""
-    previous = getattr(_ACTIVE, "constant", False)
-    _ACTIVE.constant = True
-    try:
-        yield
-    finally:
-        _ACTIVE.constant = previous
+    return holding(_ACTIVE, "constant", True)
 
 
 def note_read(variable):

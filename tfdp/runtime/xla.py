@@ -5,20 +5,20 @@ TensorFlow does not pay for. Where the two need different programs for the same 
 here; `DPModel.train_step` answers.
 """
 
-import contextlib
 import threading
 
 import tensorflow as tf
 
 from tfdp._compat.tensorflow import traces_for_xla
 from tfdp.runtime.strategies import traces_once
+from tfdp.runtime.threads import holding
 
 _STATE = threading.local()
 
 
 def compiling(now):
     """Context: what is traced inside is compiled by XLA as part of a whole step, if `now`."""
-    return _set("now", bool(now))
+    return holding(_STATE, "now", bool(now))
 
 
 def is_compiling():
@@ -28,7 +28,7 @@ def is_compiling():
 
 def for_platform(name):
     """Context: what is traced inside will be compiled for "CPU", "GPU" or "TPU"."""
-    return _set("platform", name)
+    return holding(_STATE, "platform", name)
 
 
 def platform():
@@ -39,13 +39,3 @@ def platform():
     if traces_once(tf.distribute.get_strategy()):
         return "TPU"
     return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-
-
-@contextlib.contextmanager
-def _set(name, value):
-    before = getattr(_STATE, name, None)
-    setattr(_STATE, name, value)
-    try:
-        yield
-    finally:
-        setattr(_STATE, name, before)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
+
+from tfdp.runtime.threads import holding
 
 _RULES = {}
 _LOOK_UP = threading.local()
@@ -196,14 +197,9 @@ def is_foreign(rule):
     return rule is not None and type(rule).__module__.split(".")[0] != "tfdp"
 
 
-@contextlib.contextmanager
 def rules_of_tfdp_alone():
     """Within it, layers with rules of others take the exact fallback."""
-    _LOOK_UP.tfdp_alone = True
-    try:
-        yield
-    finally:
-        _LOOK_UP.tfdp_alone = False
+    return holding(_LOOK_UP, "tfdp_alone", True)
 
 
 def _is_generated(cls):

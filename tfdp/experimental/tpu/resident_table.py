@@ -11,6 +11,7 @@ from tfdp.clipping.sums.surviving_rows import mark_sparse_table
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import ExternalTable
 from tfdp.runtime.strategies import traces_once
+from tfdp.runtime.threads import holding
 
 _ACTIVE = threading.local()
 
@@ -102,7 +103,7 @@ class TPUResidentTable(ExternalTable):
                 graph, when it is run.
         """
         note_read(self)
-        found = getattr(_ACTIVE, "look_ups", {})
+        found = getattr(_ACTIVE, "look_ups", None) or {}
         if self.name in found:
             rows = found[self.name].take(ids)
         elif self.holder is not None and self.holder.reads_rows:
@@ -182,21 +183,12 @@ def looked_up(look_ups):
     Args:
         look_ups: list of `LookUps`.
     """
-    _ACTIVE.look_ups = {found.name: found for found in look_ups}
-    try:
+    with holding(_ACTIVE, "look_ups", {found.name: found for found in look_ups}):
         yield
         for found in look_ups:
             found.finish()
-    finally:
-        _ACTIVE.look_ups = {}
 
 
-@contextlib.contextmanager
 def nothing_looked_up():
     """While open, tables read as they do outside of a step: for a trace beside the step's own."""
-    before = getattr(_ACTIVE, "look_ups", {})
-    _ACTIVE.look_ups = {}
-    try:
-        yield
-    finally:
-        _ACTIVE.look_ups = before
+    return holding(_ACTIVE, "look_ups", None)
