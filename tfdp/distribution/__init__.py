@@ -3,23 +3,11 @@
 The private step itself is in `models` and `optimizers`; here is where it meets the other replicas.
 """
 
-import importlib
+from tfdp.distribution.backup import BackupAndRestore
+from tfdp.distribution.host_selection import select_on_host
+from tfdp.distribution.poisson import poisson_batches
 
-_EXPORTS = {
-    "BackupAndRestore": "backup",
-    "poisson_batches": "poisson",
-    "select_on_host": "host_selection",
-}
-
-__all__ = [*_EXPORTS]
-
-
-def __getattr__(name):
-    # Lazily: `noise` and `optimizers` import `replicas`, which is below them, and `data` is not.
-    if name in _EXPORTS:
-        module = importlib.import_module(f"tfdp.distribution.{_EXPORTS[name]}")
-        return getattr(module, name)
-    raise AttributeError(f"module 'tfdp.distribution' has no attribute {name!r}")
+__all__ = ["BackupAndRestore", "poisson_batches", "select_on_host"]
 
 
 def __dir__():
