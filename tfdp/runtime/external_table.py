@@ -25,18 +25,6 @@ class ExternalTable:
         self.shape = tuple(shape)
         self.holder = None
 
-    def read(self, ids):
-        """(*ids.shape, d) rows of the table; zeros where an id is negative."""
-        raise NotImplementedError
-
-    def to_arrays(self):
-        """What is saved: dict of array name to array."""
-        raise NotImplementedError
-
-    def load(self, arrays):
-        """Takes what `to_arrays` gave."""
-        raise NotImplementedError
-
 
 class VectorTable(ExternalTable):
     """The vectors that a tower makes of public features, as the rows of a table.

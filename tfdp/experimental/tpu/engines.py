@@ -99,8 +99,15 @@ class Engine:
         raise NotImplementedError
 
     def assign(self, name, arrays):
-        """Sets what `arrays` gave."""
-        raise NotImplementedError
+        """Sets what `arrays` gave, where tables can be set.
+
+        Raises:
+            RuntimeError: where they cannot.
+        """
+        raise RuntimeError(
+            f"Table {name!r} is in the TPU's embedding engine, which takes values when it is made. "
+            "Load the weights before the first `fit`."
+        )
 
     def shard_rows(self, shard, shape):
         """The rows of a table of this (padded) shape that one shard of it holds."""
@@ -217,9 +224,6 @@ class V1(Engine):
         values = np.concatenate([s.numpy() for s in shards])
         return {"0": values[: self.tables[name].shape[0]]}
 
-    def assign(self, name, arrays):
-        _refuse_assignment(name)
-
 
 class V2(Engine):
     """`TPUEmbeddingV2`: the SparseCore of TPU v5p and later. It updates its tables itself."""
@@ -272,9 +276,6 @@ class V2(Engine):
         first = shard.offset[0] // length * per_chip
         return np.concatenate([np.arange(first + i, shape[0], cores) for i in range(per_chip)])
 
-    def assign(self, name, arrays):
-        _refuse_assignment(name)
-
 
 def engine_for(feature):
     """The `Engine` class for a kind of hardware.
@@ -320,10 +321,3 @@ def _sum_by_row(gradient, survivors):
     values = tf.convert_to_tensor(gradient.values)
     values = tf.reshape(values, [-1, values.shape[-1]])
     return tf.math.unsorted_segment_sum(values, tf.reshape(place, [-1]), survivors.shape[0])
-
-
-def _refuse_assignment(name):
-    raise RuntimeError(
-        f"Table {name!r} is in the TPU's embedding engine, which takes values when it is made. "
-        "Load the weights before the first `fit`."
-    )
