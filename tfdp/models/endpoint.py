@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
+_BEST = 10  # items that an exported model returns unless it is told otherwise
+
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
@@ -19,3 +21,17 @@ class Endpoint:
     signature: list
     tracked: list
     others: dict = dataclasses.field(default_factory=dict)
+
+
+def number_of_best(k, num_items):
+    """How many items an exported model returns: k; for None 10, or all where there are fewer.
+
+    Raises:
+        ValueError: if k is no integer from 1 to num_items.
+    """
+    k = min(_BEST, num_items) if k is None else k
+    if k != int(k) or not 1 <= k <= num_items:
+        raise ValueError(
+            f"Argument `k` must lie between 1 and num_items={num_items}. Received: k={k}"
+        )
+    return k

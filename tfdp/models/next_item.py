@@ -5,10 +5,8 @@ import tensorflow as tf
 
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
 from tfdp.distribution.multi_worker import as_results
-from tfdp.models.endpoint import Endpoint
+from tfdp.models.endpoint import Endpoint, number_of_best
 from tfdp.training.dp_model import DPModel
-
-_BEST = 10  # items that an exported model returns unless it is told otherwise
 
 
 class NextItemModel(DPModel):
@@ -55,16 +53,8 @@ class NextItemModel(DPModel):
         return as_results(results, self.distribute_strategy)
 
     def serving_endpoint(self, k):
-        """From raw histories to the k best next items; None is 10, or all where there are fewer.
-
-        Raises:
-            ValueError: if k is no integer from 1 to num_items.
-        """
-        k = min(_BEST, self.num_items) if k is None else k
-        if k != int(k) or not 1 <= k <= self.num_items:
-            raise ValueError(
-                f"Argument `k` must lie between 1 and num_items={self.num_items}. Received: k={k}"
-            )
+        """From raw histories to the k best next items (`number_of_best`)."""
+        k = number_of_best(k, self.num_items)
 
         def serve(sequences):
             scores, items = tf.math.top_k(self.score_next(newest(sequences, self.max_length)), k)

@@ -16,15 +16,13 @@ from tfdp.data.provenance.padding_guard import map_batches
 from tfdp.layers.shared_negatives import SharedNegatives
 from tfdp.metrics import NDCG, HitRate
 from tfdp.models.catalogue import PART, Catalogue, better_and_tied, vectors_of_all
-from tfdp.models.endpoint import Endpoint
+from tfdp.models.endpoint import Endpoint, number_of_best
 from tfdp.training.dp_model import DPModel
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from tfdp.data.releases.frequency import FrequencyRelease
-
-_BEST = 10  # items that an exported model returns unless it is told otherwise
 
 
 @keras.saving.register_keras_serializable(package="tfdp")
@@ -174,16 +172,8 @@ class TwoTower(DPModel):
         return {name: float(metric.result()) for name, metric in metrics.items()}
 
     def serving_endpoint(self, k):
-        """From features of users to the k best items; None is 10, or all where there are fewer.
-
-        Raises:
-            ValueError: if k is no integer from 1 to num_items.
-        """
-        k = min(_BEST, self.num_items) if k is None else k
-        if k != int(k) or not 1 <= k <= self.num_items:
-            raise ValueError(
-                f"Argument `k` must lie between 1 and num_items={self.num_items}. Received: k={k}"
-            )
+        """From features of users to the k best items (`number_of_best`)."""
+        k = number_of_best(k, self.num_items)
         specification = self._user_specification
         if specification is None:
             specification = tf.nest.map_structure(_specification, input_structure(self.user_tower))
