@@ -46,6 +46,10 @@ class LayerCall:
     children: list = dataclasses.field(default_factory=list)
     calls_of_layer: dict = dataclasses.field(default_factory=dict)
 
+    def made(self):
+        """The operations that the call made, in its graph."""
+        return self.graph.get_operations()[self.operations.start : self.operations.stop]
+
     def subtree(self):
         yield self
         for child in self.children:

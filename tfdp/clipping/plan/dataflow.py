@@ -174,6 +174,11 @@ def handles_of(variable):
     return [part.handle for part in getattr(value, "values", (value,)) if hasattr(part, "handle")]
 
 
+def called_by(node):
+    """Names of the functions that are attributes of a node of a `GraphDef`."""
+    return {f.name for a in node.attr.values() for f in (a.func, *a.list.func)}
+
+
 def gradient_ends(op):
     """Whether no gradient flows through an operation."""
     return op.type in _ENDS

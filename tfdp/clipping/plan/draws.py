@@ -8,7 +8,7 @@ that of another computation.
 """
 
 from tfdp._compat.vectorized import DRAWS
-from tfdp.clipping.plan.dataflow import has_batch_axis
+from tfdp.clipping.plan.dataflow import called_by, has_batch_axis
 from tfdp.errors import PrivacyError
 
 # Operations whose results differ each time they run, or with the shape of what they fill.
@@ -58,8 +58,8 @@ class Draws:
         # A seed that comes from outside is the same for every example.
         outside = {op.name for op in self._graph.get_operations()[: call.operations.start]}
         search = _Search(self._top, found, outside - found)
-        for name in [op.name for op in self._operations(call)]:
-            node = self._top.nodes[name]
+        for op in call.made():
+            node = self._top.nodes[op.name]
             bad = self._unkeyed(self._top, node, search)
             if bad is not None:
                 raise PrivacyError(
@@ -78,17 +78,13 @@ class Draws:
             call: a `LayerCall` in the graph.
             other: the same call in another graph, with another number of examples.
         """
-        twins = other.graph.get_operations()[other.operations.start : other.operations.stop]
-        operations = self._operations(call)
+        operations, twins = call.made(), other.made()
         return len(operations) == len(twins) and all(
-            not _called(self._top.nodes[op.name]) & self._functions.keys()
+            not called_by(self._top.nodes[op.name]) & self._functions.keys()
             and (not _draws(op.type) or (op.type in DRAWS and op.type == twin.type
                                          and has_batch_axis(op.outputs[0], twin.outputs[0])))
             for op, twin in zip(operations, twins, strict=True)
         )  # fmt: skip
-
-    def _operations(self, call):
-        return self._graph.get_operations()[call.operations.start : call.operations.stop]
 
     def _unkeyed(self, body, node, search):
         """The first operation of a node, or of the functions that it calls, that has no key."""
@@ -98,7 +94,7 @@ class Draws:
             names = [arg.name for arg in self._graph.op_def_for_type(node.op).input_arg]
             keys = [i for i, name in zip(_data(node), names, strict=False) if name in _KEYS]
             return None if any(search.reaches(body, key) for key in keys) else node
-        for name in _called(node) & self._functions.keys():
+        for name in called_by(node) & self._functions.keys():
             function = self._functions[name]
             places = {arg.name: i for i, arg in enumerate(function.signature.input_arg)}
             inside = _Body(function.node_def, places, body, node)
@@ -155,9 +151,3 @@ class _Search:
 
 def _data(node):
     return [name for name in node.input if not name.startswith("^")]
-
-
-def _called(node):
-    values = list(node.attr.values())
-    names = {value.func.name for value in values}
-    return names | {f.name for value in values for f in value.list.func}

@@ -185,8 +185,7 @@ def _estimate_work(calls, pairs):
 
 
 def _work(planned, call):
-    operations = call.graph.get_operations()[call.operations.start : call.operations.stop]
-    steps = loop_steps(operations)
+    steps = loop_steps(call.made())
     places = [
         math.prod(size or _UNKNOWN for size in t.shape[1:-1])
         for t in tensors_of(call.outputs)

@@ -88,7 +88,7 @@ class Sharing:
         while pending:
             tensor = pending.pop()
             meets = scores.get(tensor.name)
-            inside = {op.name for op in _operations(meets)} if meets else ()
+            inside = {op.name for op in meets.made()} if meets else ()
             if tensor.name in self._outputs or self._flow.has_batch_size(tensor, self._twin):
                 return None
             for op in tensor.consumers():
@@ -143,8 +143,8 @@ class Sharing:
     def _goes_on_by_these_alone(self, call):
         """Whether gradients reach the call's output by its uses alone."""
         above = [c for c in self._calls if c.key in {use.above for use in self._uses[call.key]}]
-        inside = {op.name for c in above for op in _operations(c)}
-        edges = self._edges | {op.name for op in _operations(call)}
+        inside = {op.name for c in above for op in c.made()}
+        edges = self._edges | {op.name for op in call.made()}
         pending, seen = list(call.probes), set()
         while pending:
             tensor = pending.pop()
@@ -159,7 +159,3 @@ class Sharing:
                 elif op.name not in inside:
                     return False
         return True
-
-
-def _operations(call):
-    return call.graph.get_operations()[call.operations.start : call.operations.stop]

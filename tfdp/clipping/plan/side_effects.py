@@ -8,7 +8,7 @@ import contextlib
 
 import tensorflow as tf
 
-from tfdp.clipping.plan.dataflow import handles_of
+from tfdp.clipping.plan.dataflow import called_by, handles_of
 from tfdp.data.provenance.variable_values import fingerprint
 from tfdp.errors import PrivacyError
 
@@ -137,8 +137,7 @@ def _writers(nodes, held, functions):
         if node.op == "Identity":
             held.add(node.name)
             continue
-        names = [f.name for a in node.attr.values() for f in (a.func, *a.list.func)]
-        called = [functions[name] for name in names if name in functions]
+        called = [functions[name] for name in sorted(called_by(node) & functions.keys())]
         if not called:
             yield node
         for function in called:
@@ -153,8 +152,7 @@ def _of_called(nodes, functions):
     pending, seen = list(nodes), set()
     while pending:
         node = pending.pop()
-        names = [f.name for a in node.attr.values() for f in (a.func, *a.list.func)]
-        for name in {node.op, *names} & functions.keys() - seen:
+        for name in {node.op, *called_by(node)} & functions.keys() - seen:
             seen.add(name)
             pending += functions[name].node_def
             yield from functions[name].node_def

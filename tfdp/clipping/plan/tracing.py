@@ -129,8 +129,7 @@ def _refuse_corruption(model, graph):
 
 def refuse_corrupting_derivatives(call):
     """Refuses a call on the fallback that needs a derivative which corrupts memory."""
-    operations = call.graph.get_operations()[call.operations.start : call.operations.stop]
-    found = corrupting_convolution(operations)
+    found = corrupting_convolution(call.made())
     if found is not None:
         raise PrivacyError(
             f"Layer {call.layer.name!r} has no clipping rule and computes a convolution of size "

@@ -110,7 +110,7 @@ def refuse_other_computations(planned, call):
         PrivacyError: if the operations are others, or their floating-point constants.
     """
     graph = call.graph
-    first = graph.get_operations()[call.operations.start : call.operations.stop]
+    first = call.made()
     start = len(graph.get_operations())
     run = types.SimpleNamespace(planned=planned, training=call.training, counts=[])
     with graph.as_default(), tapes_record():  # those in the layer: a plan is made in `init_scope`
