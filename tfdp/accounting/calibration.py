@@ -7,7 +7,9 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dp_accounting
 
 from tfdp import _validate
 from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant, epsilon
@@ -18,9 +20,6 @@ from tfdp.accounting.events.random_allocation import allocation_event
 from tfdp.accounting.events.registry import event_from_dict, event_to_dict
 from tfdp.accounting.losses.gdp import gdp_clt_epsilon
 from tfdp.errors import BudgetError
-
-if TYPE_CHECKING:
-    import dp_accounting
 
 _TIGHTNESS = 1e-3  # epsilon of the result is within this share of the budget
 _NARROW = 1e-5  # a bracket of this relative width is one of a jump, between two accountants

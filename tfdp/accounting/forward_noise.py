@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import dp_accounting
 
 from tfdp import _validate
 from tfdp.accounting.budget import PrivacyBudget
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.losses.analytic_gaussian import gaussian_noise_multiplier
-
-if TYPE_CHECKING:
-    import dp_accounting
 
 FORWARD_ADJACENCIES = ("zero_out", "replace_one")
 

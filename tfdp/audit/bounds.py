@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from tfdp import _validate
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 
 def epsilon_of_rates(

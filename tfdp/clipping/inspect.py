@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp.clipping.engine import backward, squared_norms
 from tfdp.clipping.losses import PerExampleLoss, example_mask_of
 from tfdp.clipping.plan.planning import make_clipping_plan
 from tfdp.clipping.recording import input_structure
-
-if TYPE_CHECKING:
-    import keras
-    from numpy.typing import ArrayLike
 
 
 def per_example_gradient_norms(

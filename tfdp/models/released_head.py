@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from tfdp.data.releases.representation_release import Release
+from tfdp.data.releases.representation_release import Release
 
 
 def release_head(release: Release, ridge: float = 0.01) -> tuple[np.ndarray, np.ndarray]:

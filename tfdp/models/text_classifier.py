@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -14,6 +13,7 @@ import tensorflow as tf
 from tfdp import accounting
 from tfdp._compat.keras import all_layers
 from tfdp._validate import one_of
+from tfdp.accounting.budget import PrivacyBudget
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.releases.representations import release_once
 from tfdp.errors import BudgetError
@@ -24,9 +24,6 @@ from tfdp.models.released_head import release_head
 from tfdp.models.text_encoder import POOLINGS, encode, small_text_encoder
 from tfdp.training.dp_model import DPModel
 from tfdp.training.plain_training import change_by_release
-
-if TYPE_CHECKING:
-    from tfdp.accounting.budget import PrivacyBudget
 
 
 def _texts(x):

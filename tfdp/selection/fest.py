@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp import accounting
 from tfdp._validate import count, one_of, positive
 from tfdp.data.provenance.origins import Origin
 from tfdp.selection.row_selection import RowSelection
 from tfdp.selection.top_k import MECHANISMS, private_top_k
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 
 @keras.saving.register_keras_serializable(package="tfdp")

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp._validate import count, one_of, positive
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.releases.base import ChargedRelease
-from tfdp.data.sampling.periods import entered
+from tfdp.data.sampling.periods import Period, entered
 from tfdp.data.sampling.persons import Persons
 from tfdp.noise import NoiseSource, draws, grid_of_counts, laplace_pair
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from tfdp.data.sampling.periods import Period
 
 MECHANISMS = ("laplace", "gumbel")
 _CHUNK = 1 << 22

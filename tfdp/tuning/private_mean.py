@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import dp_accounting
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp import _validate
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.sampling.persons import checked_ids
 from tfdp.noise import Grid, NoiseSource
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 _noted = []
 

@@ -6,18 +6,15 @@ import dataclasses
 import html
 import itertools
 import math
-from typing import TYPE_CHECKING
 
 from tfdp.accounting.charges.ledger import Ledger
 from tfdp.accounting.charges.ledger_entry import LedgerEntry
 from tfdp.accounting.charges.sampling_rules import RULES
 from tfdp.accounting.reports.about import About
+from tfdp.accounting.reports.statement import Statement
 from tfdp.accounting.reports.statement_pages import facts, headline, lists
 from tfdp.accounting.reports.svg_chart import line_chart
 from tfdp.accounting.rounding import round_up
-
-if TYPE_CHECKING:
-    from tfdp.accounting.reports.statement import Statement
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1a1a1a; --page: #fff; --line: #ccc; --mark: #36c }

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from tfdp.accounting.reports import statement_text
+from tfdp.accounting.reports.statement import Statement
 from tfdp.accounting.rounding import round_up
-
-if TYPE_CHECKING:
-    from tfdp.accounting.reports.statement import Statement
 
 
 def to_markdown(statement: Statement) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dp_accounting
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp._validate import count
 from tfdp.data.provenance.origins import Origin
@@ -17,14 +18,9 @@ from tfdp.data.releases.base import ChargedRelease
 from tfdp.data.releases.click_odds import shrunken_log_odds
 from tfdp.data.releases.count_values import INTEGER_VALUES, INTEGERS, value_of_count
 from tfdp.data.releases.gaussian_cost import gaussian_cost
-from tfdp.data.sampling.periods import entered
+from tfdp.data.sampling.periods import Period, entered
 from tfdp.data.sampling.persons import Persons
 from tfdp.noise import NoiseSource, grid_of_counts
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from tfdp.data.sampling.periods import Period
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

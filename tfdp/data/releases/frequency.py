@@ -5,24 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dp_accounting
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp._validate import one_of, positive
 from tfdp.data.releases.base import ChargedRelease
 from tfdp.data.releases.gaussian_cost import gaussian_cost
 from tfdp.data.sampling.arguments import check_sequences, known_num_items
-from tfdp.data.sampling.periods import entered
+from tfdp.data.sampling.periods import Period, entered
 from tfdp.data.sampling.persons import Persons
 from tfdp.noise import NoiseSource, grid_of_counts, laplace_pair, normal_pair
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from tfdp.data.sampling.periods import Period
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from typing import TYPE_CHECKING
 
 import dp_accounting
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp import accounting
 from tfdp._validate import count, is_number, one_of, open_unit, plain, positive
+from tfdp.accounting.budget import PrivacyBudget
 from tfdp.accounting.charges.mechanisms import LABELS_NOT_COVERED
 from tfdp.accounting.events.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
@@ -22,11 +23,6 @@ from tfdp.data.samplers.poisson import draw_poisson
 from tfdp.data.sampling.arguments import check_expected_batch_size
 from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.noise import Grid, NoiseSource
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from tfdp.accounting.budget import PrivacyBudget
 
 _CHUNK = 4096  # rows that receive noise at once
 _ENCODER = "the encoder of the released representations learned nothing from these examples"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dp_accounting
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp import _validate
 from tfdp.data.datasets.sequences import UNIT_OF_PRIVACY
@@ -18,14 +19,9 @@ from tfdp.data.releases.gaussian_cost import gaussian_cost
 from tfdp.data.releases.transition_counts import Histories
 from tfdp.data.releases.transition_rounds import TransitionRounds
 from tfdp.data.sampling import arguments
-from tfdp.data.sampling.periods import entered
+from tfdp.data.sampling.periods import Period, entered
 from tfdp.data.sampling.persons import Persons
 from tfdp.noise import Grid, NoiseSource
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from tfdp.data.sampling.periods import Period
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import tensorflow as tf
 
 from tfdp._validate import count
 from tfdp.accounting import Sampling
@@ -17,9 +16,6 @@ from tfdp.data.sampling.arguments import (
 from tfdp.data.sampling.batches import dataset_of_batches
 from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.data.sources.in_memory import Records
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 
 def microbatches(

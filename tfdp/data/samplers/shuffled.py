@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp._validate import count
 from tfdp.accounting import Sampling
 from tfdp.data.sampling.batches import dataset_of_batches
-from tfdp.data.sampling.periods import claimed
+from tfdp.data.sampling.periods import Period, claimed
 from tfdp.data.sampling.persons import units_of
 from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.data.sources.outside_memory import records_of
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-    from numpy.typing import ArrayLike
-
-    from tfdp.data.sampling.periods import Period
 
 
 def shuffled_epochs(

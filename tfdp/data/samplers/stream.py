@@ -5,25 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp._validate import count
 from tfdp.accounting import Sampling
 from tfdp.data.samplers.read_once import batches_read_once
 from tfdp.data.sampling.batches import dataset_of_rows
-from tfdp.data.sampling.periods import claimed
+from tfdp.data.sampling.periods import Period, claimed
 from tfdp.data.sampling.persons import checked_ids
 from tfdp.data.sampling.separated import separated
 from tfdp.data.sources.outside_memory import records_of
 from tfdp.errors import PrivacyError
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from tfdp.data.sampling.periods import Period
 
 
 def stream_batches(
