@@ -1,7 +1,5 @@
 """epsilon of an event: the only place that runs an accountant."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -8,8 +8,6 @@ disjoint entries, so that each is a sampled Gaussian mechanism of its own (Choqu
 2023, arXiv 2306.08153; MATH.md section 13). Only numbers; nothing here is private.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

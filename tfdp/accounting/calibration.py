@@ -1,7 +1,5 @@
 """The smallest noise that meets a budget after the other charges."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

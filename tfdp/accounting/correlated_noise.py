@@ -7,8 +7,6 @@ record, with a share of norm 1 in each step that it takes part in, moves C₀x (
 arXiv 2202.08312; MATH.md section 13). Only numbers; nothing here is private.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """What noise on representations costs (MATH.md section 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import dp_accounting

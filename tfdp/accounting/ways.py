@@ -1,7 +1,5 @@
 """Ways to spend one ε on the same epochs and batch size, side by side."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """All attacks by name, games and canaries."""
 
-from __future__ import annotations
-
 from tfdp import _validate
 from tfdp.audit.bounds import epsilon_of_scores
 from tfdp.audit.games import GAMES

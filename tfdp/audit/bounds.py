@@ -1,7 +1,5 @@
 """From an attacker's successes to a lower bound on ε, with a confidence."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

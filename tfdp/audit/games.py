@@ -5,8 +5,6 @@ in, and the ε that the library states for one run. The record is the worst that
 through; nothing else is in the data, or what cannot be told from it.
 """
 
-from __future__ import annotations
-
 import dp_accounting
 import keras
 import numpy as np

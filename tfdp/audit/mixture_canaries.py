@@ -1,7 +1,5 @@
 """Canaries in released mixtures: records with a direction and a class of their own."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import tfdp

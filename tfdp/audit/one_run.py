@@ -1,7 +1,5 @@
 """An audit of one training run, by canaries (Steinke, Nasr and Jagielski 2023)."""
 
-from __future__ import annotations
-
 import numbers
 import secrets
 from collections.abc import Callable

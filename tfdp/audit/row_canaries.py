@@ -1,7 +1,5 @@
 """Canaries in a sparse table: records with a row of their own, trained by an ordinary `fit`."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

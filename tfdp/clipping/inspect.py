@@ -1,7 +1,5 @@
 """Looking at what private training would do: norms of single examples, and the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

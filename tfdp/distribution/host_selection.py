@@ -4,8 +4,6 @@ Which rows an example activates depends on its ids and on no gradient, so that A
 where the batches are made, before they are divided among replicas.
 """
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Poisson sampling by several workers, each from its own share of the records."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batch normalization replaced by group normalization, which looks at one example at a time."""
 
-from __future__ import annotations
-
 import keras
 
 from tfdp._compat.keras import all_layers

@@ -1,7 +1,5 @@
 """Noise on the representation of each example, in training only."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Attention whose weights are corrected for the noise of private training."""
 
-from __future__ import annotations
-
 import math
 
 import keras

@@ -1,7 +1,5 @@
 """A transformer block that carries, beside its activations, the variance of their noise."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Embedding tables of which a batch reads a few rows, and nothing ever reads them all."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import keras

@@ -1,7 +1,5 @@
 """Text to token ids, inside the graph."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Sequence

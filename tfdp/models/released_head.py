@@ -1,7 +1,5 @@
 """A linear classifier straight from a release, with the known noise taken out of its moments."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tfdp.data.releases.representation_release import Release

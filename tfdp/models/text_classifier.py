@@ -1,7 +1,5 @@
 """A text classifier from raw strings, private by forward noise."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rows chosen anew in every step, from how many examples of the batch activate them."""
 
-from __future__ import annotations
-
 import math
 
 import keras

@@ -1,7 +1,5 @@
 """How much a batch contributes to each row of the sparse tables, and which rows survive."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tensorflow as tf

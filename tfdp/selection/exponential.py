@@ -1,7 +1,5 @@
 """Rows chosen anew in every step by the exponential mechanism, from the size of their gradients."""
 
-from __future__ import annotations
-
 import math
 
 import keras

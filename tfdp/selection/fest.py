@@ -1,7 +1,5 @@
 """Rows chosen once, before training: the most frequent ones of each feature."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """What a threshold lets through, known before any data are read."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

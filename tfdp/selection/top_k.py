@@ -1,7 +1,5 @@
 """The most frequent values of each feature, released once with differential privacy."""
 
-from __future__ import annotations
-
 import dataclasses
 import secrets
 

@@ -1,7 +1,5 @@
 """A score on private records, released with noise."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 

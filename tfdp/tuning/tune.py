@@ -1,7 +1,5 @@
 """The best of a random number of runs, and what that costs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import secrets

@@ -1,7 +1,5 @@
 """The ledger: every mechanism that touched the data, in order."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

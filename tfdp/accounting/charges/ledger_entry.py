@@ -1,7 +1,5 @@
 """One mechanism in a ledger: what it did to the data, and how often."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

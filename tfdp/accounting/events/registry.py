@@ -1,7 +1,5 @@
 """Events to and from JSON-able dicts, exactly."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math

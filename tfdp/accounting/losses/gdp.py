@@ -1,7 +1,5 @@
 """The central-limit approximation of DP-SGD's epsilon (Gaussian differential privacy)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

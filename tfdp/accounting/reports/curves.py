@@ -1,7 +1,5 @@
 """Drawing what `tfdp.callbacks.PrivacyCurve` kept."""
 
-from __future__ import annotations
-
 import os
 
 from tfdp.accounting.reports.figures import new_figure

@@ -1,7 +1,5 @@
 """A model card as one HTML page: the statement, its curve, and what the owner says."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import itertools

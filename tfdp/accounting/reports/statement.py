@@ -1,7 +1,5 @@
 """The privacy statement: what is guaranteed, for whom, and what is not."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """A privacy statement in parts for a model card, and as a section of one in Markdown."""
 
-from __future__ import annotations
-
 import math
 
 from tfdp.accounting.reports import statement_text

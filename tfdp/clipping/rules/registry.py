@@ -1,7 +1,5 @@
 """The rules, by layer type. A rule turns a recorded layer call into per-example gradients."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """How often each value of each feature was shown and clicked, released once with privacy."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import secrets

@@ -1,7 +1,5 @@
 """How many sequences contain each item, released once with differential privacy."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import secrets

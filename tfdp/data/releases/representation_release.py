@@ -1,7 +1,5 @@
 """Released representations: batches of them, their statement, and the file that keeps them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Private representations that are drawn once, kept, and may be used for anything."""
 
-from __future__ import annotations
-
 import math
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Which item follows which, released once with differential privacy."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import secrets

@@ -1,7 +1,5 @@
 """Random allocation ("balls in bins"): each record in exactly one step of every epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

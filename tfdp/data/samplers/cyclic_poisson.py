@@ -1,7 +1,5 @@
 """Cyclic Poisson sampling: parts of the records that are sampled in turn."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

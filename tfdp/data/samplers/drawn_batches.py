@@ -1,7 +1,5 @@
 """Batches that were drawn ahead, by `tfdp.beam.draw_batches`, and wait in files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Batches of several independent Poisson samples, as "DP-FP" draws them; for comparison."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Poisson sampling that is really Poisson: what the accountant assumes is what is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shuffled batches: each record exactly once an epoch, for guarantees without amplification."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches of a stream in its own order, each record once a pass."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Periods of a stream whose persons are in one of them only, so that their costs do not add up."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
