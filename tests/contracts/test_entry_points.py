@@ -297,7 +297,7 @@ ELSEWHERE = {
     "selection.ExponentialSelection.": "tensors of a step",
     "selection.FEST.check": "tensors of a step", "selection.FEST.joint_rows": "tensors of a step",
     "selection.FEST.select": "tensors of a step", "selection.RowSelection.": "tensors of a step",
-    "selection.Survivors": "tensors of a step", "selection.TableActivity": "tensors of a step",
+    "selection.TableActivity": "tensors of a step",
     "selection.TopKRelease": "charges itself",
     "tuning.HyperParameters.": "settings of runs", "tuning.NumberOfRuns": "a number",
     "tuning.tune(train)": "a function; its models know what they were charged",

@@ -10,11 +10,11 @@ from tfdp.selection import ContributionMap
 
 def contributions(rows, example_mask, norm=1.0, num_rows=50):
     """V̂ as a vector, through the public interface: a step without noise and a tiny threshold."""
-    found = ContributionMap(
+    found, noisy = ContributionMap(
         tf.constant(rows, tf.int64), tf.constant(example_mask), num_rows, norm
-    ).survivors(1e-9, 0.0, NoiseSource(0))
+    )._survivors(1e-9, 0.0, NoiseSource(0))
     total = np.zeros(num_rows)
-    total[found.rows.numpy()] = found._contributions().numpy()
+    total[found.numpy()] = noisy().numpy()
     return total
 
 

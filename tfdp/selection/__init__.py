@@ -1,7 +1,7 @@
 """Selects the rows of tables that a step may update (MATH.md section 3). Updates no table."""
 
 from tfdp.selection.adafest import AdaFEST
-from tfdp.selection.contribution_map import ContributionMap, Survivors
+from tfdp.selection.contribution_map import ContributionMap
 from tfdp.selection.exponential import ExponentialSelection
 from tfdp.selection.fest import FEST
 from tfdp.selection.forecast import SelectionForecast
@@ -18,7 +18,6 @@ __all__ = [
     "NO_ROW",
     "RowSelection",
     "SelectionForecast",
-    "Survivors",
     "TableActivity",
     "TopKRelease",
     "private_top_k",

@@ -158,7 +158,7 @@ class AdaFEST(RowSelection):
         )
         rows = contributions.survivors(
             self.threshold, self.contribution_noise_multiplier(noise_multiplier), source
-        ).rows
+        )
         if candidates is not None:
             rows = tf.gather(candidates, rows)
         return split_rows(rows, tables)

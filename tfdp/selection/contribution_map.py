@@ -1,29 +1,9 @@
 """How much a batch contributes to each row of the sparse tables, and which rows survive."""
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from tfdp.noise import draws
 from tfdp.runtime import ordering
-
-
-class Survivors:
-    """The surviving rows of a step: a private output. Nothing else about its rows may be shown.
-
-    Args:
-        rows: (S,) int64, the surviving rows, sorted.
-        contributions: function of no arguments, whose result only tests may see: (S,) float64, the
-            noisy contributions V of these rows. They lie on no grid, so their low bits tell V̂
-            (docs/noise.md).
-
-    Attributes:
-        rows: as given.
-    """
-
-    def __init__(self, rows: tf.Tensor, contributions: Callable[[], tf.Tensor]):
-        self.rows = rows
-        self._contributions = contributions
 
 
 def activations(rows, example_mask, contribution_norm, distinct=False):
@@ -97,7 +77,14 @@ class ContributionMap:
             source: a `tfdp.noise.NoiseSource`.
 
         Returns:
-            `Survivors`, in the order of their rows, which reveals nothing about who activated them.
+            (S,) int64, the surviving rows, sorted, which reveals nothing about who activated them.
+        """
+        return self._survivors(threshold, noise_multiplier, source)[0]
+
+    def _survivors(self, threshold, noise_multiplier, source):
+        """`survivors`, and for tests alone a function that gives their noisy V, (S,) float64.
+
+        These lie on no grid, so that their low bits tell V̂ (docs/noise.md).
         """
         threshold = tf.constant(threshold, tf.float64)
         stddev = tf.cast(noise_multiplier, tf.float64) * self.contribution_norm
@@ -122,7 +109,7 @@ class ContributionMap:
             noisy = tf.boolean_mask(sums - stddev * tf.math.ndtri(uniform), survives)
             return tf.gather(tf.maximum(threshold, noisy), order)
 
-        return Survivors(tf.gather(rows, order), contributions)
+        return tf.gather(rows, order), contributions
 
 
 def _survival(z):
