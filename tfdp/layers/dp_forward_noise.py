@@ -83,12 +83,9 @@ class DPForwardNoise(FixedSettings, keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        positive("clip_norm", clip_norm)
-        not_negative(
-            "noise_multiplier",
-            noise_multiplier,
-            "find one with `tfdp.accounting.calibrate_forward_noise(budget, copies)`",
-        )
+        hint = "find one with `tfdp.accounting.calibrate_forward_noise(budget, copies)`"
+        self.clip_norm = positive("clip_norm", clip_norm)
+        self.noise_multiplier = not_negative("noise_multiplier", noise_multiplier, hint)
         one_of("gradient", gradient, GRADIENTS)
         possible = accounting.forward_noise.FORWARD_ADJACENCIES
         if adjacency not in possible:
@@ -97,8 +94,6 @@ class DPForwardNoise(FixedSettings, keras.layers.Layer):
                 "changes the number of noisy vectors, which everybody sees. Received: "
                 f"adjacency={adjacency!r}"
             )
-        self.clip_norm = float(clip_norm)
-        self.noise_multiplier = float(noise_multiplier)
         self.gradient = gradient
         self.adjacency = adjacency
         self.seed = seed
@@ -131,14 +126,7 @@ class DPForwardNoise(FixedSettings, keras.layers.Layer):
         return input_shape
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "clip_norm": self.clip_norm,
-            "noise_multiplier": self.noise_multiplier,
-            "gradient": self.gradient,
-            "adjacency": self.adjacency,
-            "seed": self.seed,
-        }
+        return super().get_config() | {name: getattr(self, name) for name in self.fixed}
 
 
 def clip_examples(inputs, clip_norm, mask=None):

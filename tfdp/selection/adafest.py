@@ -63,20 +63,14 @@ class AdaFEST(RowSelection):
         within: FEST | None = None,
         capacity: int | None = None,
     ):
-        for name, value in (
-            ("threshold", threshold),
-            ("noise_ratio", noise_ratio),
-            ("contribution_norm", contribution_norm),
-        ):
-            positive(name, value)
         if within is not None and not isinstance(within, FEST):
             raise ValueError(
                 "Argument `within` must be a tfdp.selection.FEST, or None for all rows. "
                 f"Received: within={within}"
             )
-        self.threshold = float(threshold)
-        self.noise_ratio = float(noise_ratio)
-        self.contribution_norm = float(contribution_norm)
+        self.threshold = positive("threshold", threshold)
+        self.noise_ratio = positive("noise_ratio", noise_ratio)
+        self.contribution_norm = positive("contribution_norm", contribution_norm)
         self.within = within
         self.capacity = None if capacity is None else count("capacity", capacity)
 
@@ -138,14 +132,8 @@ class AdaFEST(RowSelection):
         )
 
     def describe(self):
-        return {
-            "name": "AdaFEST",
-            "threshold": self.threshold,
-            "noise_ratio": self.noise_ratio,
-            "contribution_norm": self.contribution_norm,
-            "within": None if self.within is None else self.within.describe(),
-            "capacity": self.capacity,
-        }
+        within = None if self.within is None else self.within.describe()
+        return {"name": "AdaFEST", **{n: getattr(self, n) for n in self.fixed}, "within": within}
 
     def check(self, tables):
         if self.within is not None:
@@ -184,14 +172,8 @@ class AdaFEST(RowSelection):
         return _index_in(candidates, rows), candidates.shape[0], candidates
 
     def get_config(self):
-        within = self.within
-        return {
-            "threshold": self.threshold,
-            "noise_ratio": self.noise_ratio,
-            "contribution_norm": self.contribution_norm,
-            "within": None if within is None else keras.saving.serialize_keras_object(within),
-            "capacity": self.capacity,
-        }
+        within = keras.saving.serialize_keras_object(self.within)  # None stays None
+        return {n: getattr(self, n) for n in self.fixed} | {"within": within}
 
     @classmethod
     def from_config(cls, config):

@@ -58,11 +58,7 @@ class ExponentialSelection(RowSelection):
         return of_choice * math.sqrt(self.num_rows) / 2.0
 
     def describe(self):
-        return {
-            "name": "ExponentialSelection",
-            "num_rows": self.num_rows,
-            "noise_ratio": self.noise_ratio,
-        }
+        return {"name": "ExponentialSelection", **self.get_config()}
 
     def check(self, tables):
         total = sum(tables.values())
