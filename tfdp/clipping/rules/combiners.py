@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdp.clipping.sums.contributions import Rows
+from tfdp.clipping.sums.contributions import Rows, flatten_time
 
 
 def coefficients(weights, combiner):
@@ -39,12 +39,7 @@ def weighted_rows(ids, factors, s):
     if len(s.shape) == len(ids.shape):
         s = s[..., tf.newaxis, :]
     values = factors[..., tf.newaxis] * s
+    values = flatten_time(values, 1)
     batch = tf.shape(ids)[0] if ids.shape[0] is None else ids.shape[0]
-    positions = 1
-    for size in ids.shape[1:]:
-        positions = None if size is None or positions is None else positions * size
-    positions = -1 if positions is None else positions
-    return Rows(
-        tf.reshape(ids, [batch, positions]),
-        tf.reshape(values, [batch, positions, s.shape[-1]]),
-    )
+    positions = -1 if values.shape[1] is None else values.shape[1]
+    return Rows(tf.reshape(ids, [batch, positions]), values)

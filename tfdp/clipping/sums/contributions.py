@@ -4,6 +4,7 @@ g_i below is example i's gradient with respect to one variable, never formed unl
 """
 
 import dataclasses
+import math
 
 import tensorflow as tf
 
@@ -150,18 +151,13 @@ def flatten_time(x, features):
 
     A tensor with no axes in between gets T = 1.
     """
-    shape = x.shape
-    size = 1
-    for d in shape[len(shape) - features :]:
-        size *= d
-    positions = 1
-    for d in shape[1 : len(shape) - features]:
-        positions = None if d is None or positions is None else positions * d
-    batch = shape[0] if shape[0] is not None else -1
-    if positions is None:
-        if batch == -1:
-            batch = tf.shape(x)[0]
-        positions = -1
+    between = x.shape[1 : len(x.shape) - features]
+    size = math.prod(x.shape[len(x.shape) - features :])
+    known = None not in between
+    batch = x.shape[0]
+    if batch is None:
+        batch = -1 if known else tf.shape(x)[0]
+    positions = math.prod(between) if known else -1
     return tf.cast(tf.reshape(x, [batch, positions, size]), tf.float32)
 
 

@@ -1,5 +1,7 @@
 """The forms in which every example's gradient by one variable is kept, their norms and sums."""
 
+import math
+
 import tensorflow as tf
 
 from tfdp.clipping.sums import cost
@@ -88,11 +90,11 @@ class PerExampleForm(Gradient):
 
     def squared_norm(self):
         norm = sum_of_squares(self.values)
-        return norm, norm * POSITIVE + _size(self.variable.shape) * UNDERFLOW
+        return norm, norm * POSITIVE + math.prod(self.variable.shape) * UNDERFLOW
 
     def sum_of(self, parts, factors):
         (values,) = parts
-        flat = tf.reshape(values, [-1, _size(self.variable.shape)])
+        flat = tf.reshape(values, [-1, math.prod(self.variable.shape)])
         if is_compiling():  # XLA for CPUs reads such a product's matrix column by column
             total = sum_of_rows(flat * factors[:, tf.newaxis])
         else:
@@ -169,24 +171,14 @@ class RowGradients(Gradient):
             norm = tf.reduce_sum(sum_of_squares_of_rows(self.values), axis=1)
             return norm, norm * POSITIVE
         norm = sum_of_squares(self.values)
-        return norm, norm * POSITIVE + _size(self.values.shape[1:]) * UNDERFLOW
+        return norm, norm * POSITIVE + math.prod(self.values.shape[1:]) * UNDERFLOW
 
     def row_norms(self):
         """(B, T) float64 norms of the rows; 0 in all places of a repeated id but the first."""
         return tf.sqrt(sum_of_squares_of_rows(self.values))
 
     def per_example(self):
-        batch = tf.shape(self.ids)[0]
-        count = self.variable.shape[0]
-        ids = tf.cast(self.ids, tf.int64)
-        own = ids + tf.cast(tf.range(batch)[:, None], tf.int64) * count
-        flat = tf.where(ids >= 0, own, -1)  # no row of the example before
-        sums = tf.math.unsorted_segment_sum(
-            tf.reshape(self.values, [-1, self.values.shape[2]]),
-            tf.reshape(flat, [-1]),
-            batch * count,
-        )
-        return tf.reshape(sums, [batch, *self.variable.shape])
+        return in_rows(self.ids, self.values, self.variable.shape)
 
     @property
     def parts(self):
@@ -287,15 +279,23 @@ class Tied(Gradient):
         )
 
 
+def in_rows(ids, values, shape):
+    """(B, V, d) of (V, d): values (B, T, d) added up in the rows (B, T) or (T,) of each example.
+
+    Negative ids are no rows.
+    """
+    batch, (count, width) = tf.shape(values)[0], shape
+    ids = tf.cast(ids, tf.int64)
+    own = ids + tf.cast(tf.range(batch)[:, None], tf.int64) * count
+    flat = tf.where(ids >= 0, own, -1)  # no row of the example before
+    sums = tf.math.unsorted_segment_sum(
+        tf.reshape(values, [-1, width]), tf.reshape(flat, [-1]), batch * count
+    )
+    return tf.reshape(sums, [batch, count, width])
+
+
 def join(tensors):
     return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=1)
-
-
-def _size(shape):
-    size = 1
-    for d in shape:
-        size *= d
-    return size
 
 
 def _merged_by_pairs(ids, values, _):

@@ -1,5 +1,7 @@
 """What a rule returns, checked for its form when a step is traced."""
 
+import math
+
 from tfdp.clipping.sums.contributions import (
     GatedRows,
     OuterProduct,
@@ -93,9 +95,5 @@ def _shapes(variable, contribution):
                 "right": (None, contribution.gate.shape[1])}  # fmt: skip
     if isinstance(contribution, SharedRows):
         return {"left": (None, contribution.ids.shape[0]), "right": (None, *shape[1:])}
-    layout = contribution.layout
-    sizes = [1, 1]
-    for i, axes in enumerate((layout.rows, layout.columns)):
-        for axis in axes:
-            sizes[i] *= shape[axis]
-    return {"left": (None, sizes[0]), "right": (None, sizes[1])}
+    axes = {"left": contribution.layout.rows, "right": contribution.layout.columns}
+    return {name: (None, math.prod(shape[a] for a in own)) for name, own in axes.items()}

@@ -6,7 +6,7 @@ import types
 import tensorflow as tf
 
 from tfdp.clipping.sums.contributions import OuterProduct
-from tfdp.clipping.sums.forms import Gradient, Outer, Tied, join
+from tfdp.clipping.sums.forms import Gradient, Outer, Tied, in_rows, join
 from tfdp.runtime import ordering
 from tfdp.runtime.xla import is_compiling
 
@@ -77,14 +77,7 @@ class SharedRowGradients(Gradient):
         return self.form.squared_norm()
 
     def per_example(self):
-        batch, rows, width = tf.shape(self.outer.parts[0])[0], *self.variable.shape
-        values = self._values()
-        own = self.ids + tf.cast(tf.range(batch)[:, None], tf.int64) * rows
-        flat = tf.where(self.ids >= 0, own, -1)  # no row of the example before
-        shared = tf.math.unsorted_segment_sum(
-            tf.reshape(values, [-1, width]), tf.reshape(flat, [-1]), batch * rows
-        )
-        shared = tf.reshape(shared, [batch, rows, width])
+        shared = in_rows(self.ids, self._values(), self.variable.shape)
         return shared if self.rows is None else shared + self.rows.per_example()
 
     def sum_of(self, parts, factors):
