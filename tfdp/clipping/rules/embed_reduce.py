@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
 from tfdp.clipping.rules import combiners
+from tfdp.clipping.rules.fallback import Calls
 from tfdp.clipping.rules.registry import Rule, register_rule
 from tfdp.clipping.sums.surviving_rows import mark_sparse_table
 
@@ -33,7 +34,8 @@ class EmbedReduceRule(Rule):
 
     def call(self, layer, run, args, kwargs, probe):
         ids, factors, dtype = _look_up(layer, *_ids_and_weights(args, kwargs))
-        rows = _Uncast()(function=lambda: tf.gather(layer.embeddings.value, ids))
+        # Not under autocasting, which would copy the table.
+        rows = Calls()(lambda: tf.gather(layer.embeddings.value, ids))
         values = tf.cast(rows, dtype) * tf.cast(factors, dtype)[..., tf.newaxis]
         return probe(tf.reduce_sum(values, axis=-2) if len(ids.shape) > 1 else values)
 
@@ -74,16 +76,6 @@ def _look_up(layer, ids, weights):
     ids = tf.cast(ids, ids.dtype if ids.dtype in (tf.int32, tf.int64) else tf.int32)
     ids = tf.cast(ids, tf.int64)
     return tf.where(ids < 0, ids + layer.input_dim, ids), factors, dtype
-
-
-class _Uncast(keras.Layer):
-    """Calls a function outside of autocasting, which would copy the table."""
-
-    def __init__(self):
-        super().__init__(autocast=False, dtype="float32")
-
-    def call(self, function):
-        return function()
 
 
 def _embed_reduce():

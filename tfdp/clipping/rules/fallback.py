@@ -25,11 +25,12 @@ from tfdp.errors import PrivacyError
 _ONE_BY_ONE = weakref.WeakSet()  # layers of which that was said
 
 
-class _TrainingContext(keras.Layer):
-    """Calls a layer so that everything below it sees the `training` of the forward pass."""
+class Calls(keras.Layer):
+    """Calls a function without autocasting; everything in it sees this layer's `training`."""
 
     def __init__(self):
-        super().__init__(autocast=False, name="training_context")  # a scope begins with a letter
+        # A scope begins with a letter; a policy of 16 bits would turn autocasting on.
+        super().__init__(autocast=False, dtype="float32", name="calls")
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
 
@@ -284,5 +285,5 @@ def _scope(recorded, seeds, parameters=()):
 def _call(recorded, call, scope):
     (args, kwargs), planned = call, recorded.planned
     with paused(), called_in_python(planned.layer), scope:
-        around = _TrainingContext()
+        around = Calls()
         return around(lambda: planned.layer(*args, **kwargs), training=recorded.training)
