@@ -24,7 +24,7 @@ def vectorized_map(function, elements):
 
     What has neither way raises, and TensorFlow's hundreds of lines about it are not logged.
     """
-    with _safe_products(), _without_log_of_conversion():
+    with _active("safe"), _without_log_of_conversion():
         return tf.vectorized_map(function, elements, fallback_to_while_loop=True)
 
 
@@ -49,10 +49,6 @@ def _without_log_of_conversion():
         yield
     finally:
         logger.removeFilter(other)
-
-
-def _safe_products():
-    return _active("safe")
 
 
 @contextlib.contextmanager

@@ -38,13 +38,13 @@ def _step_epsilon(model, delta):
     return Ledger(mechanism.entries(1, "one step")).epsilon(delta)
 
 
-def _linear(present, trials, delta, sigma, batch):
-    """Steps of a model with one weight, whose gradient is the input: 10, clipped to 1, or 0."""
+def _linear(present, trials, delta, batch):
+    """Steps (σ = 1) of one weight, whose gradient is the input: 10, clipped to 1, or 0."""
     model = tfdp.make_private(
         keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     )
     optimizer = tfdp.optimizers.DPOptimizer(
-        keras.optimizers.SGD(float(batch)), noise_multiplier=sigma, num_examples=_N,
+        keras.optimizers.SGD(float(batch)), noise_multiplier=1.0, num_examples=_N,
         expected_batch_size=batch, clip_norm=1.0,
     )  # fmt: skip
     model.compile(optimizer, loss=lambda y, p: tf.reduce_sum(p, axis=-1))
@@ -58,12 +58,12 @@ def _linear(present, trials, delta, sigma, batch):
 
 def full_batch_step(present, trials, delta):
     """A step that uses every record, σ = 1."""
-    return _linear(present, trials, delta, 1.0, _N)
+    return _linear(present, trials, delta, _N)
 
 
 def poisson_step(present, trials, delta):
     """A step on a Poisson sample, q = 1/4, σ = 1."""
-    return _linear(present, trials, delta, 1.0, 1)
+    return _linear(present, trials, delta, 1)
 
 
 def adafest_step(present, trials, delta):

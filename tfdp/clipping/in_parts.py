@@ -166,7 +166,8 @@ class GradientsInParts:
             found, pairs = [], self._pairs(gradients, size)
             for (v, contributions), tensors in zip(self._pending, own, strict=True):
                 of_shared = [c for variable, c in pairs if variable is v]
-                all_of_it = _with_tensors(contributions, tensors) + of_shared
+                pairs_of_own = zip(contributions, tensors, strict=True)
+                all_of_it = [dataclasses.replace(c, **t) for c, t in pairs_of_own] + of_shared
                 norm, bound = variable_gradient(v, all_of_it).squared_norm()
                 # The sum adds up what shared calls give position by position, and the rest apart.
                 found += norm, bound + SUMMED * tf.square(tf.add_n([_length(c) for c in of_shared]))
@@ -268,10 +269,6 @@ def _tensors(contributions):
 
 def _is_shared(contribution, name):
     return isinstance(contribution, SharedRows) and name == "ids"
-
-
-def _with_tensors(contributions, tensors):
-    return [dataclasses.replace(c, **t) for c, t in zip(contributions, tensors, strict=True)]
 
 
 def _divided(tensor, count, size):

@@ -48,7 +48,7 @@ def replace_batch_norm(model: keras.Model, groups: int = 32) -> keras.Model:
             return layer  # an operation, such as a sum, which holds nothing
         if _is_replaced(layer):
             new = keras.layers.GroupNormalization(
-                _groups(_channels(layer), groups), axis=layer.axis, epsilon=layer.epsilon,
+                _groups(layer.moving_mean.shape[0], groups), axis=layer.axis, epsilon=layer.epsilon,
                 center=layer.center, scale=layer.scale, name=layer.name, dtype=layer.dtype_policy,
             )  # fmt: skip
         else:
@@ -87,10 +87,6 @@ def replace_batch_norm(model: keras.Model, groups: int = 32) -> keras.Model:
 
 def _is_replaced(layer):
     return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-
-
-def _channels(layer):
-    return layer.moving_mean.shape[0]
 
 
 def _groups(channels, most):

@@ -71,8 +71,6 @@ class SparseEmbedding(keras.layers.Layer):
         placement: str | None = None,
         **kwargs,
     ):
-        for name, value in (("input_dim", input_dim), ("output_dim", output_dim)):
-            count(name, value)
         one_of("combiner", combiner, COMBINERS)
         one_of("placement", placement, PLACEMENTS)
         for name in _DENSE:
@@ -83,8 +81,8 @@ class SparseEmbedding(keras.layers.Layer):
                     f"value for {name}"
                 )
         super().__init__(**kwargs)
-        self.input_dim = int(input_dim)
-        self.output_dim = int(output_dim)
+        self.input_dim = count("input_dim", input_dim)
+        self.output_dim = count("output_dim", output_dim)
         self.combiner = combiner
         self.mask_zero = mask_zero
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)

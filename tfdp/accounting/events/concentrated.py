@@ -83,7 +83,8 @@ def sampled_rdp(orders, rho, sampling_probability):
     added = _chord(a, lambda n: _log_binomial_sum(n, rho, q, 1.0))
     of_both = _chord(a, lambda n: _log_binomial_sum(n, rho, q, 3.0))
     log_remainder = _log_expm1_minus((1 - a) * np.log1p(-q), (a - 1) * q)
-    removed = np.minimum(np.logaddexp(0.0, _log_expm1(2 * rho) + log_remainder), of_both)
+    log_growth = 2 * rho + np.log(-np.expm1(-2 * rho))  # log(e^(2ρ) − 1)
+    removed = np.minimum(np.logaddexp(0.0, log_growth + log_remainder), of_both)
     return np.minimum(np.maximum(added, removed) / (a - 1), a * rho)
 
 
@@ -115,7 +116,3 @@ def _log_expm1_minus(x, y):
     small = np.log(np.where(x < 0.1, tail + (x - y), 1.0))
     large = x + np.log(np.where(x < 0.1, 1.0, -np.expm1(-x) - y * np.exp(-x)))
     return np.where(x < 0.1, small, large)
-
-
-def _log_expm1(x):
-    return x + np.log(-np.expm1(-x))

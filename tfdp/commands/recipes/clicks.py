@@ -9,8 +9,8 @@ from tfdp.commands.recipes.trained import (
     delta_of,
     fit_plain,
     fit_private,
-    in_words,
     print_size,
+    quality_on,
 )
 
 #: AdaFEST's threshold over its noise: one untouched row in 300,000 survives a step by noise alone.
@@ -53,16 +53,10 @@ def ctr(arguments):
     )
     curve = fit_private(model, batches, epochs)
 
-    def quality(model):
-        if not len(data.test[1]):
-            return "no impressions are held out"
-        with working("Predicting the held-out impressions"):
-            results = model.evaluate(*data.test, batch_size=1024, verbose=0, return_dict=True)
-        return in_words(results)
-
     def without_privacy():
         return fit_plain(compiled(tfdp.optimizers.LazyAdam(rate)), batches, epochs)
 
+    quality = quality_on(data.test, "impressions", 1024)
     return Trained(model, delta, quality, without_privacy, curve)
 
 

@@ -4,7 +4,7 @@ import keras
 
 import tfdp
 from tfdp.commands.progress import working
-from tfdp.commands.recipes.trained import Trained, delta_of, fit_plain, in_words, print_size
+from tfdp.commands.recipes.trained import Trained, delta_of, fit_plain, print_size, quality_on
 
 
 def text(arguments):
@@ -50,11 +50,4 @@ def text(arguments):
             rows = plain.representations(texts)
         return fit_plain(plain, tfdp.data.poisson_batches((rows, labels), batch), epochs)
 
-    def quality(model):
-        if not len(data.test[1]):
-            return "no texts are held out"
-        with working("Classifying the held-out texts"):
-            results = model.evaluate(*data.test, batch_size=256, verbose=0, return_dict=True)
-        return in_words(results)
-
-    return Trained(model, delta, quality, without_privacy)
+    return Trained(model, delta, quality_on(data.test, "texts", 256), without_privacy)

@@ -7,6 +7,7 @@ import keras
 
 import tfdp
 from tfdp.accounting.budget import check_delta
+from tfdp.commands.progress import working
 from tfdp.commands.recipes.training_progress import TrainingProgress
 
 
@@ -70,7 +71,15 @@ def print_size(what, count, more=""):
     print(f"{count:,} {what}{more}; n is taken to be public.")
 
 
-def in_words(results):
-    """Metrics by name as one line; the loss comes last."""
-    shown = sorted(results.items(), key=lambda named: named[0] == "loss")
-    return ", ".join(f"{name} {value:.4f}" for name, value in shown)
+def quality_on(held_out, what, batch_size):
+    """Function of a model -> its metrics on (x, y), in words; the loss comes last."""
+
+    def quality(model):
+        if not len(held_out[1]):
+            return f"no {what} are held out"
+        with working(f"Evaluating the held-out {what}"):
+            found = model.evaluate(*held_out, batch_size=batch_size, verbose=0, return_dict=True)
+        shown = sorted(found.items(), key=lambda named: named[0] == "loss")
+        return ", ".join(f"{name} {value:.4f}" for name, value in shown)
+
+    return quality

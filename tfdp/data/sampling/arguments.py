@@ -67,8 +67,7 @@ def steps_of_epoch(steps_per_epoch, num_examples, expected_batch_size):
     """Batches in one pass: as given, checked, or n/B rounded and at least 1."""
     if steps_per_epoch is None:
         return max(1, math.floor(num_examples / expected_batch_size + 0.5))
-    count("steps_per_epoch", steps_per_epoch)
-    return steps_per_epoch
+    return count("steps_per_epoch", steps_per_epoch)
 
 
 def check_sequences(train, privacy_ids=None):
@@ -97,5 +96,4 @@ def known_num_items(train, num_items):
             "Argument `num_items` must be given with plain arrays: the vocabulary size is public "
             "and must not be read from the data. Received: num_items=None"
         )
-    count("num_items", num_items)
-    return int(num_items)
+    return count("num_items", num_items)
