@@ -46,14 +46,14 @@ def test_dense():
     w = kernel + error * GENERATOR.normal(size=(DRAWS // 8, 6, 40))
     y = np.einsum("nd,ndk->nk", x, w) + error * GENERATOR.normal(size=(DRAWS // 8, 40))
     value = propagate.dense(*(tf.constant(a, tf.float32) for a in
-                              ([variance], inputs[None], kernel, error)))  # fmt: skip
+                              ([variance], [np.sum(inputs**2)], kernel, error)))  # fmt: skip
     assert float(value[0]) == pytest.approx(sampled(y), rel=0.03)
 
 
 def test_dense_by_hand():
     """Of x = (3, 4) with variance 0.5, a kernel of squares 4 + 9 + 1 + 4 and an error of 0.1."""
     kernel = [[2.0, 3.0], [1.0, 2.0]]
-    value = propagate.dense(*map(tf.constant, ([0.5], [[3.0, 4.0]], kernel, 0.1)))
+    value = propagate.dense(*map(tf.constant, ([0.5], [25.0], kernel, 0.1)))
     expected = 2 * 0.5 * 0.01 + 0.5 * 18 / 2 + 0.01 * 25 + 0.01
     assert float(value[0]) == pytest.approx(expected, rel=1e-5)
 

@@ -56,15 +56,11 @@ def one_run(
     included = (bits & 1).astype(bool)
     model = train(included.copy())
     scores = np.asarray(score(model), np.float64)
-    if scores.shape != (canaries,):
+    wrong = np.isnan(scores).sum()
+    if scores.shape != (canaries,) or wrong:
         raise ValueError(
             f"Argument `score` must give one number for each of {canaries} canaries. "
-            f"Received: an array of shape {scores.shape}"
-        )
-    if np.isnan(scores).any():
-        raise ValueError(
-            f"Argument `score` must give one number for each of {canaries} canaries. "
-            f"Received: {np.isnan(scores).sum()} that are not a number"
+            f"Received: an array of shape {scores.shape}, of which {wrong} are not a number"
         )
     order = np.argsort(scores, kind="stable")
     says_in, says_out = order[canaries - guessed_in :], order[:guessed_out]

@@ -9,12 +9,12 @@ import math
 import tensorflow as tf
 
 
-def dense(variance, inputs, kernel, error):
+def dense(variance, inputs_square, kernel, error):
     """Variance after x → xW + b, averaged over the outputs (eq. 5.5 summed over the inputs).
 
     Args:
         variance: (..., T) variance of the inputs.
-        inputs: (..., T, d_in).
+        inputs_square: (..., T) ‖x‖² of the inputs.
         kernel: (d_in, d_out).
         error: scalar, the effective error (a standard deviation) of the kernel and the bias.
 
@@ -24,7 +24,6 @@ def dense(variance, inputs, kernel, error):
     d_in, d_out = kernel.shape
     square = tf.square(error)
     kernel_square = tf.reduce_sum(tf.square(kernel)) / d_out
-    inputs_square = tf.reduce_sum(tf.square(inputs), axis=-1)
     return variance * (d_in * square + kernel_square) + square * (inputs_square + 1.0)
 
 

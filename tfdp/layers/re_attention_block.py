@@ -115,14 +115,14 @@ class ReAttentionBlock(EffectiveError):
         )
 
     def _after_dense(self, variance, x, layer):
-        return propagate.dense(variance, _constant(x), constant(layer.kernel), self.error)
+        return propagate.dense(variance, _square(x), constant(layer.kernel), self.error)
 
     def _after_heads(self, variance, x, layer):
         """(B, heads, T): each head's own share of a projection."""
         kernel = constant(layer.kernel)  # (d, heads, d_k)
         return tf.stack(
             [
-                propagate.dense(variance, _constant(x), kernel[:, head], self.error)
+                propagate.dense(variance, _square(x), kernel[:, head], self.error)
                 for head in range(self.num_heads)
             ],
             axis=1,
@@ -135,11 +135,7 @@ class ReAttentionBlock(EffectiveError):
         # The context enters the output projection: ‖x‖² there is that of the attended values.
         kernel = constant(self.attention.output_dense.kernel)
         kernel = tf.reshape(kernel, [-1, kernel.shape[-1]])
-        square = tf.square(tf.cast(self.error, tf.float32))
-        context = self._context_square(x, scores)
-        after = mixed * (
-            kernel.shape[0] * square + tf.reduce_sum(tf.square(kernel)) / kernel.shape[1]
-        ) + square * (context + 1.0)
+        after = propagate.dense(mixed, self._context_square(x, scores), kernel, self.error)
         return propagate.dropout(after, self.dropout, training)
 
     def _context_square(self, x, scores):
@@ -162,6 +158,10 @@ class ReAttentionBlock(EffectiveError):
             "dropout": self.dropout,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
         }
+
+
+def _square(x):
+    return tf.reduce_sum(tf.square(_constant(x)), axis=-1)
 
 
 def _constant(x):

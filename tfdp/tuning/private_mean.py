@@ -99,17 +99,12 @@ class PrivateMean:
         values = self.values(model)
         origin = Origin.all_of([Origin.of(values), self._origin])
         values = np.asarray(values, np.float64)
-        if values.ndim != 1:
-            raise ValueError(
-                "Argument `values` must give one score for each record, an array (n,). "
-                f"Received: an array of shape {values.shape}"
-            )
         records = self.num_examples if self._persons is None else len(self._persons)
-        if len(values) != records:
+        if values.shape != (records,):
             raise ValueError(
-                "Argument `values` must return one score for each record; with several, one "
-                f"record would count several times. Received: {len(values)} scores of {records} "
-                "records"
+                "Argument `values` must return one score for each record, an array (n,); with "
+                "several, one record would count several times. Received: an array of shape "
+                f"{values.shape} for {records} records"
             )
         values = np.where(np.isfinite(values), np.clip(values, 0.0, self.bound), 0.0)
         if self._persons is not None:

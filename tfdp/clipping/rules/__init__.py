@@ -3,7 +3,7 @@
 Importing this package registers them all.
 """
 
-from tfdp.clipping.rules import (
+from tfdp.clipping.rules import (  # noqa: F401
     convolution,
     dense,
     embed_reduce,
@@ -12,8 +12,3 @@ from tfdp.clipping.rules import (
     position,
     recurrent,
 )
-
-__all__ = [
-    "convolution", "dense", "embed_reduce", "embedding", "normalization", "position",
-    "recurrent",
-]  # fmt: skip

@@ -6,12 +6,12 @@ from tfdp.clipping.recording import paused
 from tfdp.clipping.rules.registry import Rule, register_rule
 from tfdp.clipping.sums.contributions import PerExampleGradients, reduce_to_shape
 
-_LAYERS = [keras.layers.LayerNormalization, keras.layers.GroupNormalization]
-if hasattr(keras.layers, "RMSNormalization"):
-    _LAYERS.append(keras.layers.RMSNormalization)
 
-
-@register_rule(*_LAYERS)
+@register_rule(
+    keras.layers.LayerNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.RMSNormalization,
+)
 class NormalizationRule(Rule):
     def variables(self, layer, args, kwargs):
         return [v for v in _gain_and_shift(layer) if v is not None]
