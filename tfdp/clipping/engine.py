@@ -100,7 +100,6 @@ def record_forward(model, plan, tape, x, batch_size):
     changes.
 
     Args:
-        model: the Keras model.
         plan: from `make_clipping_plan`.
         tape: a `tf.GradientTape(watch_accessed_variables=False)` that is recording.
         x: inputs.
@@ -164,7 +163,6 @@ def backward(model, plan, x, losses_of: Callable, example_mask, rows_per_unit=No
     """Runs the model once and differentiates the examples' losses at the layer outputs.
 
     Args:
-        model: the Keras model.
         plan: its `ClippingPlan`.
         x: inputs.
         losses_of: function of the outputs that gives (B,) losses, each from its own example.
@@ -288,7 +286,6 @@ def clipped_sums(model, result, clip_norm, clipping, layer_shares=None, scales=N
     what keeps each of them below 1,300·clip_norm.
 
     Args:
-        model: the Keras model.
         result: from `backward`.
         clip_norm: C.
         clipping: see `clip_factors`.

@@ -55,7 +55,6 @@ class GradientsInParts:
         """The `Gradient` of such a variable; all of them are to be made before any norm is taken.
 
         Args:
-            variable: the variable.
             contributions: list of what the examples contribute to it in other calls.
         """
         self._pending.append((variable, contributions))
@@ -71,7 +70,6 @@ class GradientsInParts:
         """What shared calls contribute to a variable, of one example: Σ_u clip_u times unit u's.
 
         Args:
-            variable: the variable.
             factors: `self.factors`, zeros where a unit is not finite.
             clip: (U,) clip factors.
         """
@@ -190,7 +188,6 @@ class InParts(Gradient):
     """A variable of layers that all examples share, whose gradients are never kept.
 
     Args:
-        variable: the variable.
         contributions: what the examples contribute to it in other calls.
         parts: the `GradientsInParts`.
     """

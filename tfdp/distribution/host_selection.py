@@ -191,7 +191,6 @@ def rows_of_step(model, survivors, static):
     """The rows that were chosen on the host, as `SparseTraining.select` gives them.
 
     Args:
-        model: the model.
         survivors: this replica's part of `SelectedInputs.survivors`.
         static: as for `SparseTraining.select`.
 

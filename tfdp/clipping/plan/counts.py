@@ -20,7 +20,6 @@ def advances_of(model, scope):
     To be called in the graph that the pass was traced in.
 
     Args:
-        model: the Keras model.
         scope: the `RecordingScope` of the pass.
 
     Raises:

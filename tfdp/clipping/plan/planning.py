@@ -43,7 +43,6 @@ class PlannedCall:
 
     Attributes:
         key: the call's place in the call tree.
-        layer: the layer.
         rule: its rule, or None for the exact fallback.
         variables: the trainable variables covered, in the order they were read.
         broadcast: the output lacks the batch axis and is broadcast to it.

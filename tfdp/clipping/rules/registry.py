@@ -37,7 +37,6 @@ class Rule:
         """Runs the layer and probes the tensors at which the gradient is needed.
 
         Args:
-            layer: the layer.
             run: its original `call`.
             args, kwargs: what it was called with.
             probe: a `Probe`, which marks a tensor of shape (B, ...) and returns it.

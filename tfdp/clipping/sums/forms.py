@@ -54,7 +54,6 @@ class Gradient:
     """Every example's gradient by one variable, in whatever form is the cheapest.
 
     Attributes:
-        variable: the variable.
         parts: tuple of tensors (B, ...) of which the gradients are made, example by example.
         is_product: whether `sum_of` multiplies the parts with each other.
         examples: None; or (K,), where the parts are (K, ...), the example of each entry.

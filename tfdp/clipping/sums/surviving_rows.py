@@ -44,7 +44,6 @@ def activated_rows(model, result):
     """The rows that each example activates in each sparse table, and their gradients.
 
     Args:
-        model: the Keras model.
         result: a `Backward`.
 
     Returns:

@@ -30,7 +30,6 @@ class TPUTables:
         is_compiled: whether XLA compiles the step.
 
     Attributes:
-        shapes: the shapes.
         reads_rows: whether rows can be read outside of a training step.
 
     Raises:
