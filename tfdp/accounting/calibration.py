@@ -16,12 +16,11 @@ from tfdp.accounting.events.adjacency import ADJACENCIES
 from tfdp.accounting.events.composition import MECHANISMS, compose, training_event
 from tfdp.accounting.events.random_allocation import allocation_event
 from tfdp.accounting.events.registry import event_from_dict, event_to_dict
-from tfdp.accounting.losses.gdp import gdp_clt_epsilon
+from tfdp.accounting.losses.gdp import LARGEST_NOISE, gdp_clt_noise_multiplier
 from tfdp.errors import BudgetError
 
 _TIGHTNESS = 1e-3  # epsilon of the result is within this share of the budget
 _NARROW = 1e-5  # a bracket of this relative width is one of a jump, between two accountants
-_LARGEST = 1e6
 
 
 def calibrate_noise_multiplier(
@@ -127,7 +126,8 @@ def _calibrate(
             f"use a larger delta. Received: budget={budget}, extra_delta={extra_delta:.3g}"
         )
     encoded = json.dumps([event_to_dict(event) for event in other_events])
-    guess = sensitivity * _guess(budget.epsilon, q, steps, budget.delta - extra_delta)
+    delta = budget.delta - extra_delta
+    guess = sensitivity * gdp_clt_noise_multiplier(budget.epsilon, q, steps, delta)
     return _calibrate_cached(
         make, count, guess, budget, accountant, adjacency, encoded, extra_delta
     )  # fmt: skip
@@ -153,20 +153,8 @@ def _calibrate_cached(
         named = accountant
     if others and epsilon(compose(others), delta, named, adjacency) >= budget.epsilon:
         raise BudgetError(_spent_message(budget, delta, named, adjacency, others))
-    guess = min(guess * (2 if adjacency == "replace_one" else 1), _LARGEST)
+    guess = min(guess * (2 if adjacency == "replace_one" else 1), LARGEST_NOISE)
     return _search(epsilon_at, budget, guess, named)
-
-
-def _guess(target, q, steps, delta):
-    """sigma by the central limit; a starting point, never a result."""
-    low, high = math.log(0.05), math.log(_LARGEST)
-    for _ in range(40):
-        middle = (low + high) / 2
-        if gdp_clt_epsilon(math.exp(middle), q, steps, delta) > target:
-            low = middle
-        else:
-            high = middle
-    return math.exp(high)
 
 
 def _search(epsilon_at, budget, sigma, accountant):
@@ -182,7 +170,7 @@ def _search(epsilon_at, budget, sigma, accountant):
                 return sigma
         else:
             low = sigma
-            if sigma == _LARGEST:
+            if sigma == LARGEST_NOISE:
                 raise BudgetError(_unmet_message(budget, reached, accountant))
         if low and high and high / low <= 1 + _NARROW:
             return high
@@ -193,7 +181,7 @@ def _search(epsilon_at, budget, sigma, accountant):
         step = min(max((aim - y) / slope, -math.log(4)), math.log(4))
         if evaluation > 3 and not (low and high):  # crawling along a flat curve
             step = math.copysign(max(abs(step), 0.1 * 2**evaluation), step)
-        sigma = min(math.exp(min(x + step, 700)), _LARGEST)
+        sigma = min(math.exp(min(x + step, 700)), LARGEST_NOISE)
         if low and high and (not low < sigma < high or evaluation % 5 == 0):
             sigma = math.sqrt(low * high)
 
@@ -213,8 +201,8 @@ def _spent_message(budget, delta, accountant, adjacency, others):
 
 def _unmet_message(budget, reached, accountant):
     return (
-        f"No noise multiplier up to {_LARGEST:g} meets the budget: at that noise epsilon is still "
-        f"{reached:.4g}. Either the other charges leave too little of the budget, or the budget "
-        f"is below the resolution of the {accountant.upper()} accountant. Use a larger epsilon, "
-        f"fewer steps or smaller charges. Received: budget={budget}"
+        f"No noise multiplier up to {LARGEST_NOISE:g} meets the budget: at that noise epsilon is "
+        f"still {reached:.4g}. Either the other charges leave too little of the budget, or the "
+        f"budget is below the resolution of the {accountant.upper()} accountant. Use a larger "
+        f"epsilon, fewer steps or smaller charges. Received: budget={budget}"
     )

@@ -4,14 +4,13 @@ import dataclasses
 import math
 
 import dp_accounting
-from scipy import optimize
 
 from tfdp import _validate
 from tfdp.accounting.accountants import epsilon
 from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEvent
 from tfdp.accounting.events.wishart import WishartDpEvent
 from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
-from tfdp.accounting.losses.gdp import gdp_clt_epsilon
+from tfdp.accounting.losses.gdp import gdp_clt_epsilon, gdp_clt_noise_multiplier
 from tfdp.accounting.rounding import round_up
 
 
@@ -121,13 +120,7 @@ def paper_forward_noise_multiplier(
     """
     _validate.positive("claimed_epsilon", claimed_epsilon)
     p, draws = _paper_draws(num_examples, expected_batch_size, microbatches, epochs)
-
-    def excess(log_sigma):
-        found = gdp_clt_epsilon(math.exp(log_sigma), p, draws, delta)
-        return min(found, 1e6) - claimed_epsilon
-
-    low, high = math.log(0.05), math.log(1e4)
-    return math.exp(optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-13))
+    return gdp_clt_noise_multiplier(claimed_epsilon, p, draws, delta)
 
 
 def _paper_draws(num_examples, expected_batch_size, microbatches, epochs):

@@ -5,7 +5,7 @@ import math
 from scipy import optimize
 
 from tfdp import _validate
-from tfdp.accounting.losses.gdp import log_gaussian_delta
+from tfdp.accounting.losses.gdp import gdp_epsilon, log_gaussian_delta
 
 
 def gaussian_epsilon(noise_multiplier, delta, releases=1):
@@ -29,15 +29,7 @@ def gaussian_epsilon(noise_multiplier, delta, releases=1):
     mu = math.sqrt(_validate.count("releases", releases)) / _validate.positive(
         "noise_multiplier", noise_multiplier
     )
-    target = math.log(_validate.open_unit("delta", delta))
-
-    def excess(eps):
-        return max(log_gaussian_delta(eps, mu), -1e6) - target
-
-    if excess(0.0) <= 0:
-        return 0.0
-    upper = mu * mu / 2 + mu * math.sqrt(-2 * target) + 1.0
-    return float(optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12))
+    return gdp_epsilon(mu, _validate.open_unit("delta", delta))
 
 
 def gaussian_noise_multiplier(budget, releases=1):

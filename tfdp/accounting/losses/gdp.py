@@ -7,6 +7,8 @@ from scipy import optimize, special
 
 from tfdp import _validate
 
+LARGEST_NOISE = 1e6  # noise multiplier that is looked for
+
 
 def log_gaussian_delta(epsilon, mu):
     """log of delta(epsilon; mu) = Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2)."""
@@ -14,6 +16,20 @@ def log_gaussian_delta(epsilon, mu):
     second = epsilon + special.log_ndtr(-epsilon / mu - mu / 2)
     gap = second - first
     return first + np.log(-np.expm1(gap)) if gap < 0 else -math.inf
+
+
+def gdp_epsilon(mu, delta):
+    """The epsilon, at least 0, at which delta(epsilon; mu) is this delta."""
+
+    def excess(epsilon):
+        return max(log_gaussian_delta(epsilon, mu), -1e6) - math.log(delta)
+
+    if excess(0.0) <= 0:
+        return 0.0
+    upper = mu * mu / 2 + mu * math.sqrt(-2 * math.log(delta)) + 1.0
+    while excess(upper) > 0:
+        upper *= 2
+    return float(optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12))
 
 
 def gdp_clt_epsilon(
@@ -50,15 +66,16 @@ def gdp_clt_epsilon(
     if exponent > 600:
         return math.inf
     mu = q * math.sqrt(steps * math.expm1(exponent))
-    if mu == 0:
-        return 0.0
+    return gdp_epsilon(mu, delta) if mu else 0.0
 
-    def excess(epsilon):
-        return max(log_gaussian_delta(epsilon, mu), -1e4) - math.log(delta)
 
-    if excess(0.0) <= 0:
-        return 0.0
-    upper = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1.0
-    while excess(upper) > 0:
-        upper *= 2
-    return float(optimize.brentq(excess, 0.0, upper, xtol=1e-12, rtol=1e-12))
+def gdp_clt_noise_multiplier(epsilon, sampling_probability, steps, delta):
+    """The sigma of which `gdp_clt_epsilon` is epsilon; no guarantee, as that is none."""
+    low, high = math.log(0.05), math.log(LARGEST_NOISE)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if gdp_clt_epsilon(math.exp(middle), sampling_probability, steps, delta) > epsilon:
+            low = middle
+        else:
+            high = middle
+    return math.exp(high)
