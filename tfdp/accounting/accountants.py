@@ -11,6 +11,7 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from tfdp import _validate
 from tfdp._compat.dp_accounting import PldAccountant, RdpAccountant
 from tfdp.accounting.events.adjacency import ADJACENCIES, interpretations
+from tfdp.accounting.events.composition import leaves
 from tfdp.accounting.events.random_allocation import RandomAllocationGaussianDpEvent
 from tfdp.accounting.events.registry import event_from_dict, event_to_dict
 from tfdp.accounting.losses.gaussian_losses import gaussian_losses
@@ -97,13 +98,9 @@ def _rounding(count):
 
 
 def _number_of_events(event):
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return sum(_number_of_events(e) for e in event.events)
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        if isinstance(event.event, dp_accounting.GaussianDpEvent):
-            return 1  # composed in closed form
-        return event.count * _number_of_events(event.event)
-    return 1
+    # Gaussians are composed in closed form.
+    gaussian = dp_accounting.GaussianDpEvent
+    return sum(1 if isinstance(leaf, gaussian) else count for leaf, count in leaves(event))
 
 
 def _lacks_noise(event):

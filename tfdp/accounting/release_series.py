@@ -3,6 +3,7 @@
 import dp_accounting
 
 from tfdp.accounting.accountants import epsilon
+from tfdp.accounting.events.composition import leaves
 from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
 
 _MOST_CALLS = 2**40
@@ -56,14 +57,9 @@ def affordable_calls(event, budget):
 
 def _gaussian_precision(event):
     """Sum of 1/sigma^2 over the Gaussians of an event; `None` if it holds anything else."""
-    if isinstance(event, dp_accounting.NoOpDpEvent):
-        return 0.0
-    if isinstance(event, dp_accounting.GaussianDpEvent) and event.noise_multiplier > 0:
-        return event.noise_multiplier**-2
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        inner = _gaussian_precision(event.event)
-        return None if inner is None else event.count * inner
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        parts = [_gaussian_precision(part) for part in event.events]
-        return None if None in parts else sum(parts)
-    return None
+    parts = list(leaves(event))
+    known = all(
+        isinstance(leaf, dp_accounting.GaussianDpEvent) and leaf.noise_multiplier > 0
+        for leaf, _ in parts
+    )
+    return sum(count * leaf.noise_multiplier**-2 for leaf, count in parts) if known else None

@@ -60,7 +60,7 @@ def compose(counted_events):
     """
     merged = []
     for event, count in counted_events:
-        for leaf, leaf_count in _flatten(event, count):
+        for leaf, leaf_count in leaves(event, count):
             for i, (known, known_count) in enumerate(merged):
                 if known == leaf:
                     merged[i] = (known, known_count + leaf_count)
@@ -76,13 +76,14 @@ def compose(counted_events):
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
 
-def _flatten(event, count):
+def leaves(event, count=1):
+    """(event, count) pairs of what an event is composed of, none of them a composition."""
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        yield from _flatten(event.event, count * event.count)
+        yield from leaves(event.event, count * event.count)
     elif isinstance(event, dp_accounting.ComposedDpEvent):
         for part in event.events:
-            yield from _flatten(part, count)
+            yield from leaves(part, count)
     else:
         yield event, count
