@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from eager_steps import EAGER
+from epsilon_by_hand import assert_one, by_hand, poisson
 from small_models import make_data
 
 import tfdp
@@ -135,6 +136,109 @@ def test_layers_that_the_model_has_are_read_by_any_name(small, trained):
     model = compiled(small, Student(by_name(trained), trained))
     model.fit(small.poisson(), verbose=0)
     assert len(model.ledger) == 2
+
+
+def records():
+    return tf.data.Dataset.from_tensor_slices(make_data())
+
+
+def mapped_after(small, encoder):
+    return small.poisson().map(lambda x, y, weight: (encoder(x), y, weight)).prefetch(2)
+
+
+def mapped_by_person(small, encoder):
+    ids = {"privacy_ids": np.arange(40), "max_records_per_unit": 1}
+    return small.poisson(**ids).map(lambda x, y, weight: (encoder(x), y, weight))
+
+
+def mapped_by_a_traced_function(small, encoder):
+    function = tf.function(encoder.call).get_concrete_function(tf.TensorSpec([None, 3], tf.float32))
+    return small.poisson().map(lambda x, y, weight: (function(x), y, weight))
+
+
+def mapped_before(small, encoder):
+    return small.poisson(records().map(lambda x, y: (encoder(x[None])[0], y)))
+
+
+def mapped_and_declared(small, encoder):
+    batches = records().map(lambda x, y: (encoder(x[None])[0], y)).batch(10)
+    return tfdp.data.declare_sampling(batches, "poisson", 40, 10)
+
+
+def student(small, data):
+    persons = {"max_records_per_unit": 1} if data is mapped_by_person else {}
+    return small.model(small.base(features=2), noise_multiplier=4.0, **persons)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        mapped_after,
+        mapped_by_person,
+        mapped_by_a_traced_function,
+        mapped_before,
+        mapped_and_declared,
+    ],
+)
+def test_batches_that_were_made_by_weights_that_were_charged_are_refused(data, small, trained):
+    """The student was charged its own 4 steps, ε = 0.29; with the encoder's it is 0.85."""
+    model = student(small, data)
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(data(small, trained), verbose=0)
+    assert not model.ledger.entries
+    model = student(small, data)
+    with pytest.raises(PrivacyError, match=LOST):
+        next(iter(model.training_batches(data(small, trained))))
+
+
+def test_batches_may_be_made_by_weights_whose_charges_the_model_has(small, trained):
+    trained.trainable = False
+    model = compiled(small, Student(tf.identity, trained))
+    for data in (mapped_after, mapped_before):
+        model.fit(data(small, trained).map(lambda x, y, w: (x, y, w)), verbose=0)
+    assert_one(model, by_hand(poisson(2.0, 0.25, 4), poisson(4.0, 0.25, 8)))
+    other = small.model(small.base(), noise_multiplier=4.0)
+    fresh = keras.layers.Dense(3)
+    other.fit(mapped_after(small, fresh), verbose=0)  # nothing was charged for them
+    assert_one(other, by_hand(poisson(4.0, 0.25, 4)))
+
+
+def test_released_batches_that_were_made_by_weights_that_were_charged_are_refused(small, trained):
+    release = tfdp.data.release_once(*make_data(), clip_norm=1.0, noise_multiplier=2.0)
+    model = tfdp.make_private(small.base(features=2))
+    model.compile("sgd", loss=small.loss)
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(release.batches(10).map(lambda x, y: (trained(x), y)), verbose=0)
+
+
+@pytest.mark.parametrize("hides", [by_name, by_function])
+def test_weights_that_were_charged_and_then_quantized_are_refused(hides, small):
+    """The student was charged its own 4 steps, ε = 0.29; with the encoder's it is 0.85."""
+    encoder, frozen = keras.layers.Dense(2, use_bias=False), keras.layers.Dense(3)
+    frozen.trainable = False
+    inner = keras.Sequential([keras.Input((3,)), frozen, encoder])
+    small.model(inner, noise_multiplier=2.0).fit(small.poisson(), verbose=0)
+    for layer in (encoder, frozen):
+        layer.quantize("int8")
+    model = compiled(small, Student(hides(encoder)))
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(small.poisson(), verbose=0)
+    with pytest.raises(PrivacyError, match=LOST):
+        small.model(small.base(features=2)).fit(mapped_after(small, encoder), verbose=0)
+    model = compiled(small, Student(hides(frozen)))
+    model.fit(small.poisson(), verbose=0)  # it learned nothing
+    assert_one(model, by_hand(poisson(4.0, 0.25, 4)))
+
+
+def test_the_numbers_of_quantized_weights_are_refused_by_themselves(small):
+    encoder = keras.layers.Dense(2, use_bias=False)
+    inner = keras.Sequential([keras.Input((3,)), encoder])
+    small.model(inner, noise_multiplier=2.0).fit(small.poisson(), verbose=0)
+    encoder.quantize("int8")
+    integers = encoder._kernel  # without their scale
+    model = compiled(small, Student(lambda x: x @ tf.cast(integers.value, tf.float32)))
+    with pytest.raises(PrivacyError, match=LOST):
+        model.fit(small.poisson(), verbose=0)
 
 
 def elsewhere(model):

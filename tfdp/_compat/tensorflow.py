@@ -24,16 +24,20 @@ def ancestors(dataset):
         pending += inputs_of(made_from)
 
 
+def captured_by(dataset):
+    """What the functions of a dataset use beside its elements, as tensors: variables' handles."""
+    functions = [one.function for one in dataset._functions()]
+    return [tensor for function in functions for tensor in function.captured_inputs]
+
+
 def hides_others(dataset):
     """Whether elements of a dataset may come from datasets that `inputs_of` does not name.
 
     They do where a function of it uses another dataset or an iterator, where it was given datasets
     as elements, and where it was made of a variant tensor.
     """
-    captured = [
-        tensor for function in dataset._functions() for tensor in function.function.captured_inputs
-    ]
-    if any(tensor.dtype == tf.variant or "Iterator" in str(tensor) for tensor in captured
+    if any(tensor.dtype == tf.variant or "Iterator" in str(tensor)
+           for tensor in captured_by(dataset)
            if tensor.dtype in (tf.variant, tf.resource)):  # fmt: skip
         return True
     if inputs_of(dataset):

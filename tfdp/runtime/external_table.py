@@ -83,6 +83,14 @@ def is_external(variable):
     return isinstance(variable, ExternalTable)
 
 
+def handles_of(variable):
+    """The resource handles of a Keras variable, one for each replica; none of an external table."""
+    if is_external(variable):
+        return []
+    value = variable.value
+    return [part.handle for part in getattr(value, "values", (value,)) if hasattr(part, "handle")]
+
+
 def external_tables(layers):
     """The external tables of layers, which have them as attribute `external_table`."""
     found = [getattr(layer, "external_table", None) for layer in layers]

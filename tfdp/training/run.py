@@ -110,8 +110,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     plain_training.refuse_noise_alone(model, x, y, kwargs)
     x = checks.padded(x, strategy.num_replicas_in_sync, optimizer.rows_per_unit)
     x = resident_models.prepare(model, x, callbacks, kwargs)
-    model.join_histories()
-    model.charge_releases(origin.releases)
+    _charge_releases(model, origin)
     notes |= Notes(assumptions=model.weight_origin.assumption())
     optimizer.charging.begin(sampling, strategy, notes)
     model.weight_origin.begin()
@@ -136,13 +135,19 @@ def _origin_of(x, y, kwargs):
     return Origin.all_of([dataset_tags.origin_of(x), Origin.of(given)])
 
 
+def _charge_releases(model, origin):
+    """Charges what was released before the run; `origin` is that of its data."""
+    model.join_histories()
+    other_reads.refuse_charged_data(model, origin)
+    model.charge_releases(origin.releases)
+
+
 def _begin_plain_run(model, x, y, callbacks, kwargs, notes):
     resident_models.refuse_training_otherwise(model)
     origin = _origin_of(x, y, kwargs)
     notes |= Notes(assumptions=origin.assumptions)
     x = preflight.apply_class_weight(x, kwargs)
-    model.join_histories()
-    model.charge_releases(origin.releases)
+    _charge_releases(model, origin)
     mechanism = plain_training.mechanism_of_fit(model, x, y, notes, kwargs)
     model.join_histories()  # again: the checks have built the model
     model.plain_charging.begin(mechanism)

@@ -8,10 +8,10 @@ may have seen raw data, and would keep it without noise.
 import tensorflow as tf
 
 from tfdp._compat.keras import all_layers
-from tfdp.clipping.plan.dataflow import handles_of
 from tfdp.clipping.plan.side_effects import known_inside
 from tfdp.clipping.recording import is_seed_state
 from tfdp.errors import PrivacyError
+from tfdp.runtime.external_table import handles_of
 
 
 def advances_of(model, scope):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdp._compat.keras import mask_of
 from tfdp.errors import PrivacyError
-from tfdp.runtime.external_table import is_external
+from tfdp.runtime.external_table import handles_of
 
 #: Examples in the two traces from which a plan is made.
 BATCH_SIZES = (3, 5)
@@ -164,14 +164,6 @@ def _has_batch_size(a, b):
     if a.shape.rank is None or a.shape.rank != b.shape.rank:
         return False
     return BATCH_SIZES in zip(a.shape, b.shape, strict=True)
-
-
-def handles_of(variable):
-    """The resource handles of a Keras variable, one for each replica; none of an external table."""
-    if is_external(variable):
-        return []
-    value = variable.value
-    return [part.handle for part in getattr(value, "values", (value,)) if hasattr(part, "handle")]
 
 
 def called_by(node):

@@ -8,9 +8,10 @@ import contextlib
 
 import tensorflow as tf
 
-from tfdp.clipping.plan.dataflow import called_by, handles_of
+from tfdp.clipping.plan.dataflow import called_by
 from tfdp.data.provenance.variable_values import fingerprint
 from tfdp.errors import PrivacyError
+from tfdp.runtime.external_table import handles_of
 
 # Operations that TensorFlow calls stateful and that leave nothing of the batch behind: reads,
 # creation of tables, calls of functions, checks, and random generators, whose next state depends

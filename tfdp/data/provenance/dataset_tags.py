@@ -6,10 +6,11 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import ancestors, hides_others, inputs_of
+from tfdp._compat.tensorflow import ancestors, captured_by, hides_others, inputs_of
 from tfdp.accounting import Sampling
 from tfdp.data.provenance.origins import ORIGIN, Origin
 from tfdp.data.provenance.released_datasets import is_release, released_by
+from tfdp.data.provenance.variable_values import histories_read
 
 _ATTRIBUTE = "_tfdp_sampling"
 
@@ -58,15 +59,24 @@ def assumptions_of(dataset):
 
 def origin_of(dataset):
     """The `Origin` of the records of a dataset, whatever was done to it since, or of arrays."""
+    found = [Origin(read=_charged_weights_of(dataset))]
     for made_from in walk(dataset):
         if getattr(made_from, _ATTRIBUTE, None) is not None:
-            return getattr(made_from, ORIGIN, Origin())
+            return Origin.all_of([*found, getattr(made_from, ORIGIN, Origin())])
     # How batches are drawn is not known any more; what their records cost is.
-    found = [Origin.of(dataset)]
+    found.append(Origin.of(dataset))
     if isinstance(dataset, tf.data.Dataset):
         for made_from in ancestors(dataset):
             found.append(released_by(made_from) if is_release(made_from) else Origin.of(made_from))
     return Origin.all_of(found)
+
+
+def _charged_weights_of(dataset):
+    """(variable, history) of those that a dataset's functions read; of arrays, none are known."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return ()
+    read = {id(tensor) for made_from in ancestors(dataset) for tensor in captured_by(made_from)}
+    return tuple(histories_read(read))
 
 
 def refuse_drawn(name, dataset, way_out):

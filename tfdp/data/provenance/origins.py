@@ -32,10 +32,13 @@ class Origin:
     Args:
         releases: `LedgerEntry` tuple of the private releases that the records were made with.
         assumptions: sentences about what was taken to be public in their making.
+        read: (variable, `ChargeHistory`) tuple of the charged weights that functions of a dataset
+            read; arrays do not know them.
     """
 
     releases: tuple = ()
     assumptions: tuple = ()
+    read: tuple = ()
 
     def __bool__(self):
         return bool(self.releases or self.assumptions)
@@ -72,11 +75,12 @@ class Origin:
             if entry not in releases:
                 releases.append(entry)
         assumptions = dict.fromkeys(text for origin in origins for text in origin.assumptions)
-        return cls(tuple(releases), tuple(assumptions))
+        read = {id(variable): (variable, held) for one in origins for variable, held in one.read}
+        return cls(tuple(releases), tuple(assumptions), tuple(read.values()))
 
     def on(self, array):
         """An array with this origin beside its own; the same array where there is none."""
-        origin = Origin.all_of([Origin.of(array), self])
+        origin = dataclasses.replace(Origin.all_of([Origin.of(array), self]), read=())
         return OriginArray.of(array, origin) if origin else np.asarray(array)
 
 

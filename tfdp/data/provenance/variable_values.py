@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp.runtime.external_table import handles_of
+
 #: Attribute of a variable: the fingerprint of the values that are accounted for.
 STATE = "_tfdp_state"
 #: Attribute of a variable: once true of it, it stays true of what its values become.
@@ -35,8 +37,27 @@ def give_history(holder, history):
 
 
 def variables_with_history():
-    """The Keras variables of this process that hold a history, with or without charges."""
-    return [v for v in list(_HOLDERS.values()) if isinstance(v, keras.Variable)]
+    """(variable, history) of the Keras variables of this process that hold one, if only an empty.
+
+    The variables that `quantize` made of others have the history of their layer.
+    """
+    found = []
+    for holder in list(_HOLDERS.values()):
+        history = vars(holder)[HISTORY]
+        if isinstance(holder, keras.Variable):
+            found.append((holder, history))
+        elif getattr(holder, "quantization_mode", None) is not None:
+            found += [(variable, history) for variable in holder.weights]
+    return found
+
+
+def histories_read(handles):
+    """(variable, history) of those whose resource handles are among some, given by their ids."""
+    return [
+        (variable, history)
+        for variable, history in (variables_with_history() if handles else ())
+        if any(id(handle) in handles for handle in handles_of(variable))
+    ]
 
 
 def mark_released(variable):

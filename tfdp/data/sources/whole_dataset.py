@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp._compat.tensorflow import ancestors, inputs_of, may_reorder
-from tfdp.data.provenance.dataset_tags import assumptions_of, refuse_drawn, releases_of
+from tfdp.data.provenance.dataset_tags import origin_of, refuse_drawn
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.sources.in_memory import Records
 
@@ -52,7 +52,8 @@ def records_of_dataset(dataset, in_order=False):
     ]
     records = Records(tf.nest.pack_sequence_as(spec, arrays))
     order = (_IN_ORDER,) if in_order else ()
-    records.origin = Origin(releases_of(dataset), (*assumptions_of(dataset), ITS_OWN, *order))
+    made_by = Origin(assumptions=(ITS_OWN, *order))
+    records.origin = Origin.all_of([origin_of(dataset), made_by])
     return records
 
 

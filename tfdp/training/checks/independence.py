@@ -16,7 +16,6 @@ from tfdp.clipping.independence import proof
 from tfdp.clipping.independence.values import Joined, Rows
 from tfdp.clipping.independence.walk import Walk
 from tfdp.clipping.plan.counts import advances_of
-from tfdp.clipping.plan.dataflow import handles_of
 from tfdp.clipping.plan.side_effects import (
     known_inside,
     refuse_results_of_metrics,
@@ -27,6 +26,7 @@ from tfdp.clipping.recording import call_model, trained_variables
 from tfdp.errors import PrivacyError
 from tfdp.experimental.tpu.resident_models import tables_of
 from tfdp.experimental.tpu.resident_table import nothing_looked_up
+from tfdp.runtime.external_table import handles_of
 from tfdp.training.checks import searched_layers
 from tfdp.training.weights import other_reads
 

@@ -10,10 +10,21 @@ import contextlib
 import tensorflow as tf
 
 from tfdp._compat.tensorflow import dtype_of_variable
-from tfdp.clipping.plan.dataflow import handles_of
 from tfdp.clipping.plan.tracing import variables_of_metrics
-from tfdp.data.provenance.variable_values import HISTORY, variables_with_history
+from tfdp.data.provenance.variable_values import histories_read, variables_with_history
 from tfdp.errors import PrivacyError
+from tfdp.runtime.external_table import handles_of
+
+_WAY_OUT = (
+    "whose training was charged, but its layer is not among the layers of the model, so its "
+    "charges would be lost. {}Make it a part of the model: an attribute that the `__init__` of the "
+    "model or of one of its layers sets, or a layer of a functional model. Freeze it if it is not "
+    "to be trained."
+)
+_HIDDEN = (
+    "It is called by a global name, in a Lambda, by a loss, or stored in an object that Keras does "
+    "not inspect. "
+)
 
 
 class OtherRead:
@@ -32,13 +43,13 @@ class OtherRead:
 
 
 def note(model, graph, operations, seen=()):
-    """Notes the floating-point variables that a graph reads and that are none of the model's.
+    """Notes the variables that a graph reads and that are none of the model's.
 
     Args:
         model: the model, whose `weight_origin` takes them.
         graph: the graph.
-        operations: those of its operations whose reads the statement lists, if nobody knows where
-            the values come from.
+        operations: those of its operations whose reads of floating-point variables the statement
+            lists, if nobody knows where the values come from.
         seen: Keras variables that may be among them, which have names and initializers.
 
     Returns:
@@ -47,12 +58,13 @@ def note(model, graph, operations, seen=()):
     Raises:
         PrivacyError: for a variable whose training was charged.
     """
-    named = {id(h): v for v in (*variables_with_history(), *seen) for h in handles_of(v)}
+    charged = [variable for variable, _ in variables_with_history()]
+    named = {id(h): v for v in (*charged, *seen) for h in handles_of(v)}
     read = {t.op.name for op in operations for t in op.inputs if t.dtype == tf.resource}
     origin, before = model.weight_origin, len(model.weight_origin.others)
     for handle, dtype, name in _reads(model, graph):
         origin.reads[id(handle)] = handle
-        if name in read:
+        if name in read and dtype.is_floating:
             unnamed = OtherRead(handle, dtype, name)
             origin.others.setdefault(id(handle), named.get(id(handle), unnamed))
     refuse_charged(model)
@@ -82,7 +94,7 @@ def noted(model, listed=False):
 
 
 def _reads(model, graph):
-    """(handle, dtype, name in the graph) of floating-point variables that are not the model's."""
+    """(handle, dtype, name in the graph) of variables that are not the model's."""
     optimizer = model.optimizer
     held = [
         *model.variables, *variables_of_metrics(model), *optimizer.variables,
@@ -92,7 +104,7 @@ def _reads(model, graph):
     for _, inner in getattr(graph, "captures", ()):
         handle = _outermost(inner) if inner.dtype == tf.resource else None
         dtype = dtype_of_variable(handle)
-        if dtype is not None and dtype.is_floating and id(handle) not in own:
+        if dtype is not None and id(handle) not in own:
             yield handle, dtype, inner.op.name
 
 
@@ -102,17 +114,29 @@ def refuse_charged(model):
     Raises:
         PrivacyError: if one of the variables noted for it was trained with privacy.
     """
-    reads = model.weight_origin.reads
-    for variable in variables_with_history() if reads else ():
-        read = any(id(handle) in reads for handle in handles_of(variable))
-        if read and model.charge_history.lacks(vars(variable)[HISTORY]):
+    for variable, history in histories_read(model.weight_origin.reads):
+        if model.charge_history.lacks(history):
             raise PrivacyError(
-                f"A step of model {model.name!r} reads variable {variable.path!r}, whose training "
-                "was charged, but its layer is not among the layers of the model, so its charges "
-                "would be lost. It is called by a global name, in a Lambda, by a loss, or stored "
-                "in an object that Keras does not inspect. Make it a part of the model: an "
-                "attribute that the `__init__` of the model or of one of its layers sets, or a "
-                "layer of a functional model. Freeze it if it is not to be trained."
+                f"A step of model {model.name!r} reads variable {variable.path!r}, "
+                + _WAY_OUT.format(_HIDDEN)
+            )
+
+
+def refuse_charged_data(model, origin):
+    """Refuses batches that weights made which were charged elsewhere.
+
+    Args:
+        model: the model.
+        origin: the `Origin` of the batches.
+
+    Raises:
+        PrivacyError: if a function of the dataset read a variable that was trained with privacy.
+    """
+    for variable, history in origin.read:
+        if model.charge_history.lacks(history):
+            raise PrivacyError(
+                f"A `map` of the batches for model {model.name!r} reads variable "
+                f"{variable.path!r}, " + _WAY_OUT.format("")
             )
 
 
