@@ -235,13 +235,14 @@ class CallsOf(keras.layers.Layer):
         self.layer, self.how = layer, how
 
     def build(self, shape):
-        self.layer.build(shape)
+        if not self.layer.built:
+            self.layer.build(shape)
 
     def call(self, x):
         return self.how(self.layer, x)
 
     def compute_output_shape(self, shape):
-        return (shape[0], shape[1], shape[1])
+        return (None, 4, 4)
 
 
 def by_inner_function(layer, x):
@@ -276,3 +277,99 @@ def test_turns_that_are_written_out_are_counted(tmp_path):
     outputs = keras.layers.TimeDistributed(feature_attention())(inputs)
     (release,) = exported_statement(inputs, outputs, tmp_path / "m")["releases_at_inference"]
     assert release["calls_in_one_request"] == 3
+
+
+def windows(x):
+    """(2 batch, 4, 4096): two windows of each input, Swin's way."""
+    return tf.reshape(x, [-1, 4, 4096])
+
+
+def by_windows(layer, x):
+    return layer(windows(x))
+
+
+def by_windows_of_all_inputs(layer, x):
+    """The first windows of all inputs, then the second ones."""
+    shape = [2 * tf.shape(x)[0], 4, 4096]
+    return layer(tf.reshape(tf.transpose(tf.reshape(x, [-1, 2, 4, 4096]), [1, 0, 2, 3]), shape))
+
+
+def by_windows_in_a_function(layer, x):
+    return tf.function(lambda x: layer(x))(windows(x))
+
+
+def by_windows_and_input(layer, x):
+    layer(x[:, :4])
+    return layer(windows(x))
+
+
+def by_windows_in_a_branch(layer, x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: layer(windows(x)), lambda: windows(x)[..., :4])
+
+
+def by_windows_in_a_loop(layer, x):
+    return tf.map_fn(lambda x: layer(windows(x)), x[tf.newaxis])[0]
+
+
+def by_half(layer, x):
+    return layer(tf.reshape(x[: tf.shape(x)[0] // 2], [-1, 4, 4096])[::2])
+
+
+def by_first(layer, x):
+    return layer(x[:1, :4])
+
+
+def by_some(layer, x):
+    return layer(tf.boolean_mask(x[:, :4], tf.reduce_sum(x, [1, 2]) > 0))
+
+
+def by_any_number(layer, x):
+    """A function that is traced for any number of inputs."""
+    spec = tf.TensorSpec([None, 4, 4096])
+    return tf.function(lambda x: layer(x), input_signature=[spec])(windows(x))
+
+
+def by_known_number(layer, x):
+    """Python that makes another graph where it knows the number of inputs."""
+    return layer(x[:, :4]) if x.shape[0] is not None else layer(x[:, :4]) + layer(x[:, 4:])
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian_noise", "gaussian_sampling"])
+@pytest.mark.parametrize(
+    "how, calls",
+    [
+        (by_windows, 2),
+        (by_windows_of_all_inputs, 2),
+        (by_windows_in_a_function, 2),
+        (by_windows_in_a_branch, 2),
+        (by_windows_and_input, 3),
+        (by_windows_in_a_loop, None),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_each_window_of_an_input_is_one_release_about_it(
+    tmp_path, how, calls, mechanism, batch_size
+):
+    """Two windows were stated as one call, ε = 1; they cost 1.45."""
+    inputs = keras.Input((8, 4096), batch_size=batch_size)
+    attention = tfdp.layers.PrivateAttention(
+        tfdp.PrivacyBudget(1.0, 1e-5), 0.5, "feature", mechanism=mechanism
+    )
+    attention.build((None, 4, 4096))
+    statement = exported_statement(inputs, CallsOf(attention, how)(inputs), tmp_path / "m")
+    (release,) = statement["releases_at_inference"]
+    assert release["calls_in_one_request"] == calls
+    if calls is not None:
+        all_calls = dp_accounting.SelfComposedDpEvent(attention.event(), calls)
+        expected = release_epsilon(all_calls, 1e-5)
+        assert statement["release_of_one_request"]["epsilon"] == expected > 1.4
+
+
+@pytest.mark.parametrize("how", [by_half, by_first, by_some, by_any_number, by_known_number])
+def test_calls_on_a_number_of_inputs_that_is_not_known_are_refused(tmp_path, how):
+    inputs, attention = keras.Input((8, 4096)), feature_attention()
+    attention.build((None, 4, 4096))
+    model = keras.Model(inputs, CallsOf(attention, how)(inputs))
+    with pytest.raises(tfdp.PrivacyError, match="cannot count what one request releases"):
+        tfdp.serving.export(model, tmp_path / "m")
+    assert not (tmp_path / "m").exists()

@@ -81,7 +81,9 @@ def sampled_covariance(x, ridge, num_samples, source):
     n = x.shape[-2]
     columns = min(n, num_samples)
     covariance = tf.matmul(x, x, transpose_b=True) + ridge * tf.eye(n, dtype=tf.float64)
-    batch = tf.shape(x)[:-2]
+    known = x.shape[:-2]
+    whole = known.is_fully_defined()
+    batch = tf.constant(known.as_list(), tf.int32) if whole else tf.shape(x)[:-2]
     bits = source.bits(tf.concat([batch, [n * columns + columns * WORDS]], 0))
     normal_bits, rest = bits[..., : n * columns], bits[..., n * columns :]
     normal = standard_normal_from_bits(tf.reshape(normal_bits, tf.concat([batch, [n, columns]], 0)))

@@ -210,6 +210,11 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
         return self._plan
 
     @property
+    def built_shape(self):
+        """Shape of query and key for one input: (length, width) or (length, heads, width)."""
+        return self._built_shape
+
+    @property
     def noise_resource(self):
         """Handle of the state that every call draws from once, known by it in traced functions."""
         return self._noise.resource_handle

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 
 import numpy as np
@@ -116,10 +117,18 @@ class ServingNoiseSource(tf.saved_model.experimental.TrackableResource):
             resource=self.resource_handle,
             alg=PHILOX,
             # in steps of 256 values of the counter, each 128 bits: far more than are used
-            delta=tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.uint64),
+            delta=_size_of(shape),
         )
         state = tf.bitcast(state, tf.uint64)
         return state[2:], state[:2]
+
+
+def _size_of(shape):
+    """The product of a shape, uint64: a constant of the graph where the shape is known."""
+    known = tf.get_static_value(tf.convert_to_tensor(shape))
+    if known is not None:
+        return tf.constant(math.prod(known.tolist()), tf.uint64)
+    return tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.uint64)
 
 
 def _entropy_in_graph():

@@ -42,7 +42,8 @@ def export(
     `PrivateAttention` layers release something at every call. The file states this separately from
     training, under "releases_at_inference": it protects the inputs of the calls, and costs per
     call. There, each layer has its "calls_in_one_request", and "release_of_one_request" states
-    their total.
+    their total. A call on several windows of one input, folded into the batch axis, counts as
+    several calls.
 
     Args:
         model: a built `DPModel`, or a Keras model with `PrivateAttention` layers.
@@ -55,6 +56,8 @@ def export(
 
     Raises:
         ValueError: if the model is not a `DPModel`, is not built, or k is out of range.
+        PrivacyError: if it cannot be told how many windows of one input a `PrivateAttention` layer
+            is called on.
         RuntimeError: if a TPU embedding holds tables of the model.
     """
     releasing = [layer for layer in all_layers(model) if isinstance(layer, PrivateAttention)]
@@ -71,17 +74,17 @@ def export(
         )
     resident_models.refuse_export(model)
     statement = _training_statement(model, delta)
+    endpoint = model.serving_endpoint(k) if isinstance(model, DPModel) else None
+    if releasing:
+        statement |= inference_releases(releasing, getattr(model, "model", model), endpoint)
     path = pathlib.Path(path)
     # An export that fails half way leaves no statement: certainly not that of another model.
     (path / STATEMENT).unlink(missing_ok=True)
-    endpoint = model.serving_endpoint(k) if isinstance(model, DPModel) else None
     with one_trace_per_endpoint():
         if endpoint is None:
             getattr(model, "model", model).export(str(path), verbose=False)
         else:
             _write(endpoint, path)
-    if releasing:
-        statement |= inference_releases(releasing, getattr(model, "model", model), endpoint)
     written = path / f"{STATEMENT}.part"
     written.write_text(json.dumps(statement, indent=2, allow_nan=False))
     written.replace(path / STATEMENT)

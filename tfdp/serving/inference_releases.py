@@ -7,7 +7,10 @@ import tensorflow as tf
 
 from tfdp._compat.keras import export_signature
 from tfdp.accounting.release_series import release_epsilon
+from tfdp.errors import PrivacyError
 from tfdp.serving.noise_reads import reads_in
+
+_SIZES = (3, 5)
 
 _REQUESTS = (
     "Requests about one input add up, and each makes all of its calls. `epsilon_by_calls` of a "
@@ -23,6 +26,9 @@ _LOOP = (
 def inference_releases(layers, model, endpoint):
     """The fields of an export's statement that say what its requests cost their askers.
 
+    A call on several windows of an input, which are rows of its batch, is several releases about
+    that input: as many as the batch of the call has rows for each input of the request.
+
     Args:
         layers: the built `PrivateAttention` layers of the model.
         model: the model that `keras.Model.export` writes.
@@ -32,17 +38,18 @@ def inference_releases(layers, model, endpoint):
         A dict of plain values: "releases_at_inference", the `ReleaseStatement` of each layer with
         "calls_in_one_request" (None: in a loop, not known), and "release_of_one_request", which
         holds the epsilon of one request where all layers protect the same unit.
+
+    Raises:
+        PrivacyError: if it cannot be told how often one input of a request is released.
     """
-    function = _traced(model, endpoint)
-    # Every call draws its noise once.
-    calls = [reads_in(function, layer.noise_resource) for layer in layers]
+    function, sized = _traced(model, endpoint)
     entries = [
         {
             **layer.privacy_statement().to_dict(),
             "layer": layer.name,
-            "calls_in_one_request": None if count == math.inf else count,
+            "calls_in_one_request": _calls_in_one_request(layer, function, sized),
         }
-        for layer, count in zip(layers, calls, strict=True)
+        for layer in layers
     ]
     return {
         "releases_at_inference": entries,
@@ -77,10 +84,72 @@ def _one_request(layers, entries):
     }
 
 
+def _calls_in_one_request(layer, function, sized):
+    """Releases of a layer about one input of a request, or None where they are made in a loop.
+
+    Args:
+        layer: a built `PrivateAttention`.
+        function: the function that answers requests.
+        sized: dict of some sizes of a batch to the same function for requests of that size.
+    """
+    reads = reads_in(function, layer.noise_resource)
+    if reads.draws in (0, math.inf):
+        return None if reads.draws else 0
+    found = {size: reads_in(one, layer.noise_resource) for size, one in sized.items()}
+    # A call draws once, the same quantity of random numbers for each row of its batch.
+    one = reads_in(_traced_alone(layer), layer.noise_resource).numbers
+    calls = {reads.numbers / (size * one) for size, reads in found.items()}
+    count = calls.pop()
+    as_traced = all(each.draws == reads.draws for each in found.values())
+    if calls or not as_traced or count == math.inf or count != int(count):
+        rows = ", ".join(f"{_rows(each, one)} for {size}" for size, each in found.items())
+        raise PrivacyError(
+            f"tfdp cannot count what one request releases: layer {layer.name!r} (PrivateAttention) "
+            "must be called on as many rows for each input of the request, one or several (as "
+            "windows of the input), and the graph must tell how many. Give the layer a batch "
+            "whose size follows from that of the request, in the same way for all sizes. "
+            f"Received: rows by the size of the request: {rows}"
+        )
+    return int(count)
+
+
+def _rows(reads, one):
+    return "an unknown number" if reads.numbers == math.inf else f"{reads.numbers / one:g}"
+
+
 def _traced(model, endpoint):
-    """The function that answers a request, as a concrete function."""
+    """The function that answers a request, and a dict of it for batches of certain sizes.
+
+    Returns:
+        A concrete function; and a dict of the size of a batch to a concrete function.
+    """
     if endpoint is None:
         function, signature = model.__call__, export_signature(model)
     else:
         function, signature = endpoint.function, endpoint.signature
+    batches = [spec.shape[0] for spec in tf.nest.flatten(signature) if spec.shape.rank]
+    sizes = _SIZES if None in batches else batches[:1]
+    sized = {size: _concrete(function, _of_size(signature, size)) for size in sizes}
+    return _concrete(function, signature), sized
+
+
+def _traced_alone(layer):
+    """A call of a layer on one input."""
+    query = tf.TensorSpec((1, *layer.built_shape), tf.float32)
+    keys = () if layer.release_plan.setting.symmetric else (query,)
+    return _concrete(layer.__call__, [query, *keys])
+
+
+def _of_size(signature, size):
+    """A signature with a certain size of the batch, where it was open."""
+
+    def sized(spec):
+        if not spec.shape.rank or spec.shape[0] is not None:
+            return spec
+        return tf.TensorSpec((size, *spec.shape[1:]), spec.dtype, spec.name)
+
+    return tf.nest.map_structure(sized, signature)
+
+
+def _concrete(function, signature):
     return tf.function(function, input_signature=signature, autograph=False).get_concrete_function()
