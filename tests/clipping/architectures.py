@@ -35,6 +35,7 @@ from networks import (
     decoder,
     deep_fm,
     deep_sets,
+    detr,
     dlrm,
     encoder,
     entropy,
@@ -51,6 +52,8 @@ from networks import (
     mobile,
     normal,
     numbers,
+    perceiver,
+    q_former,
     resnet,
     scores,
     seq2seq,
@@ -169,6 +172,10 @@ add("decoder", graph(decoder, (T,), dtype="int32"), tokens(T), entropy, small=Tr
 add("grouped queries", graph(lambda x: layers.Dense(1)(layers.GroupQueryAttention(4, 4, 2)(x, x)),
                              SEQUENCE), numbers(SEQUENCE, (T, 1)))  # fmt: skip
 add("vision transformer", graph(vision_transformer, IMAGE), classes(IMAGE), entropy)
+add("perceiver", graph(perceiver, SEQUENCE), numbers(SEQUENCE))
+add("detr", graph(detr, SEQUENCE), numbers(SEQUENCE, (3, 5)))
+add("q former", graph(q_former, SEQUENCE, SEQUENCE),
+    lambda: ([normal(*SEQUENCE), normal(*SEQUENCE)], normal(1) + 3), small=True)  # fmt: skip
 add("mixer", graph(mixer, IMAGE), classes(IMAGE), entropy)
 add("tied in parent", TiedInParent, tokens(T), entropy)
 add("two towers", graph(two_towers, ROW, ROW), lambda: ([normal(4), normal(4)], normal(1) + 3))

@@ -126,6 +126,59 @@ def encoder(x):
     return layers.Dense(3)(layers.GlobalAveragePooling1D()(block(h)))
 
 
+class Queries(layers.Layer):
+    """Three vectors that are learned, given to each example by a function of them and the inputs.
+
+    Without a function they are added to zeros, as many as the batch has examples.
+    """
+
+    def __init__(self, give=None):
+        super().__init__()
+        self.give = give or (lambda q, x: q[None] + ops.zeros_like(x[:, :1, :1]))
+
+    def build(self, input_shape):
+        self.queries = self.add_weight(shape=(3, 4), name="queries")
+
+    def call(self, x):
+        return self.give(ops.convert_to_tensor(self.queries), x)
+
+    def compute_output_shape(self, shape):
+        return shape[0], 3, 4
+
+
+def attended(h, tokens, make=layers.Dense):
+    """Queries attend to tokens, and pass a layer of their own."""
+    h = h + layers.MultiHeadAttention(2, 2)(layers.LayerNormalization()(h), tokens)
+    return h + make(4)(layers.LayerNormalization()(h))
+
+
+def perceiver(x):
+    latents = Queries(lambda q, x: ops.tile(q[None], (ops.shape(x)[0], 1, 1)))(x)
+    h = layers.Dense(4, "gelu")(latents)
+    for _ in range(2):
+        h = block(attended(h, x))
+    return layers.Dense(1)(layers.GlobalAveragePooling1D()(h))
+
+
+def detr(x):
+    places = Queries()(x)
+    tokens = block(layers.Dense(4)(x))
+    h = ops.zeros_like(places)
+    for _ in range(2):
+        own = layers.Dense(4)(places) + h
+        h = attended(layers.LayerNormalization()(h + layers.MultiHeadAttention(2, 2)(own, own)),
+                     tokens)  # fmt: skip
+    return layers.Concatenate()([layers.Dense(2)(h), layers.Dense(3, "sigmoid")(h)])
+
+
+def q_former(x, words):
+    queries = Queries(lambda q, x: ops.broadcast_to(q[None], (ops.shape(x)[0], 3, 4)))(x)
+    queries = layers.EinsumDense("bqd,de->bqe", (None, 4))(queries)
+    h = block(layers.Concatenate(axis=1)([queries, layers.Dense(4)(words)]))
+    h = attended(h[:, :3], x, lambda units: layers.Dense(units, "gelu"))
+    return layers.Dense(1)(ops.max(h, axis=1))
+
+
 def vision_transformer(x):
     h = layers.Reshape((-1, 6))(layers.Conv2D(6, 2, 2)(x))
     return layers.Dense(3)(layers.LayerNormalization()(block(h))[:, 0])

@@ -5,6 +5,7 @@ sound and of sequences, recommenders of the literature, and losses of users' own
 """
 
 import keras
+import networks
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
@@ -285,12 +286,20 @@ def linear_attention():
 @model
 def perceiver():
     inputs = keras.Input((STEPS, 4))
-    latent = layers.Dense(8)(ops.mean(inputs, 1, keepdims=True))
-    latent = layers.MultiHeadAttention(2, 4)(
-        layers.Reshape((4, 2))(latent), layers.Dense(2)(inputs)
-    )
-    return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(latent))), numbers(STEPS, 4), \
-        numbers(1), "mse"  # fmt: skip
+    return keras.Model(inputs, networks.perceiver(inputs)), numbers(STEPS, 4), numbers(1), "mse"
+
+
+@model
+def queries_of_objects():
+    inputs = keras.Input((STEPS, 4))
+    return keras.Model(inputs, networks.detr(inputs)), numbers(STEPS, 4), numbers(3, 5), "mse"
+
+
+@model
+def queries_beside_words():
+    inputs = [keras.Input((STEPS, 4)), keras.Input((5, 3))]
+    x = [numbers(STEPS, 4), numbers(5, 3)]
+    return keras.Model(inputs, networks.q_former(*inputs)), x, numbers(1), "mse"
 
 
 @model

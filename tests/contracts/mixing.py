@@ -123,8 +123,34 @@ def by_numpy(x):
     return tf.ensure_shape(centred, x.shape)
 
 
+def attends(give):
+    """A layer that adds what learned queries, given to each example, find in its inputs."""
+
+    class Attends(layers.Layer):
+        def build(self, input_shape):
+            self.queries = self.add_weight(shape=(3, 4))
+            self.dense, self.attention = layers.Dense(4), layers.MultiHeadAttention(2, 2)
+
+        def call(self, x):
+            queries = self.dense(give(ops.convert_to_tensor(self.queries), x))
+            return x + ops.mean(self.attention(queries, x[:, None]), 1)
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    return Maker(lambda: Attends(name="function_attends"))
+
+
 #: Layers that mix; all are refused, by what the expression says.
 MIXING = {
+    "queries with a mean": (
+        attends(lambda q, x: q[None] + mean(x)[:, None] + 0 * x[:, None]), "Mean"),
+    "queries of the neighbour": (
+        attends(lambda q, x: q[None] + ops.roll(x, 1, axis=0)[:, None]), "Roll"),
+    "rows of the batch as queries": (
+        attends(lambda q, x: q[None] + ops.reshape(ops.tile(x, (3, 1)), (-1, 3, 4))), "Reshape"),
+    "each query many times": (attends(lambda q, x: ops.reshape(
+        ops.repeat(q, ops.shape(x)[0], axis=0), (-1, 3, 4))), "positions"),
     "guard against NaN": (lambda x: ops.cond(ops.any(ops.isnan(x)), lambda: 0 * x, lambda: x),
                           "Any"),
     "clip_by_global_norm": (lambda x: tf.clip_by_global_norm([x], 1.0)[0][0], "L2Loss"),

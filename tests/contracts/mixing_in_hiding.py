@@ -122,6 +122,26 @@ def tiled_seed(x):
         (0, x))[1]  # fmt: skip
 
 
+QUERIES, ONE_FOR_EACH = tf.Variable(np.eye(3, 4)), tf.Variable(np.eye(3 * B, 4))
+
+
+def dense(h):
+    """Keras' layer on more axes than two: a product of matrices between two changes of shape."""
+    flat = tf.reshape(h, [-1, 4]) @ tf.ones([4, 4])
+    return tf.reshape(flat, [-1, *h.shape[1:-1], 4])
+
+
+def queried(give):
+    """A dense layer on queries, and what they find in the inputs."""
+
+    def call(x):
+        queries = dense(tf.ensure_shape(give(tf.cast(QUERIES, x.dtype), x), [B, 3, 4]))
+        found = tf.nn.softmax(tf.matmul(queries, x[..., None, :], transpose_b=True))
+        return x + tf.reduce_sum(found * tf.nn.relu(queries), 1)
+
+    return call
+
+
 def image(function):
     return function, (2, 2, 3)
 
@@ -210,6 +230,31 @@ HIDDEN = {
     "sums of products": lambda x: x + tf.tensordot(x, x, [[0], [0]])[:1],
     "those above zero": lambda x: x + tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > 0), 0),
     "evenly spaced": lambda x: x * tf.linspace(0.0, 1.0, B)[:, None],
+    "queries of the batch before": queried(lambda q, x: q + 0 * q + tf.roll(x, 1, 0)[:, None]),
+    "queries with a mean": queried(
+        lambda q, x: tf.tile((q + tf.reduce_mean(x, 0))[None], [B, 1, 1])),
+    "queries with a mean that is multiplied by 0": queried(
+        lambda q, x: tf.tile((q + 0 * tf.reduce_mean(x, 0))[None], [B, 1, 1])),
+    "rows of the batch as queries": queried(
+        lambda q, x: tf.tile(tf.reshape(tf.tile(x, [3, 1]), [1, 3 * B, 4])[:, :3], [B, 1, 1])),
+    "copies of the batch as queries": queried(
+        lambda q, x: q + tf.reshape(tf.tile(x, [3, 1]), [B, 3, 4])),
+    "examples that become queries": (lambda x: x + dense(
+        tf.reshape(tf.transpose(x, [1, 0, 2]), [B, 3, 4])), (3, 4)),
+    "each query many times": queried(
+        lambda q, x: tf.reshape(tf.repeat(q, tf.shape(x)[0], axis=0), [-1, 3, 4])),
+    "queries of places": queried(
+        lambda q, x: tf.reshape(tf.cast(ONE_FOR_EACH, x.dtype), [-1, 3, 4])),
+    "constant queries of places": queried(lambda q, x: tf.reshape(
+        dense(tf.constant(np.eye(3 * B, 4), x.dtype)), [-1, 3, 4])),
+    "queries of places beside each other": queried(lambda q, x: tf.transpose(
+        tf.reshape(tf.cast(ONE_FOR_EACH, x.dtype), [3, -1, 4]), [1, 0, 2])),
+    "two queries in threes": queried(
+        lambda q, x: tf.reshape(tf.tile(q[:2], [12, 1]), [-1, 3, 4])),
+    "as many queries as examples": lambda x: x + tf.reduce_sum(dense(tf.transpose(
+        tf.tile(tf.cast(ONE_FOR_EACH, x.dtype)[None, :B], [B, 1, 1]), [1, 0, 2])), 1),
+    "numbers that two examples share": lambda x: x * tf.tile(
+        tf.random.uniform([B // 2, 1]), [2, 1]),
 }  # fmt: skip
 
 
@@ -229,8 +274,29 @@ def scattered_top_k(x):
     return x * tf.scatter_nd(places, tf.ones(shape), [shape[0], 6])[:, :, None]
 
 
+def with_queries(give):
+    """As `queried`, of the mean of an example's steps."""
+    return lambda x: x + queried(give)(tf.reduce_mean(x, 1))[:, None]
+
+
 #: Of (B, 6, 4) inputs.
 INNOCENT = {
+    "tiled queries": with_queries(lambda q, x: tf.tile(q[None], [tf.shape(x)[0], 1, 1])),
+    "queries tiled as rows": with_queries(
+        lambda q, x: tf.reshape(tf.tile(q, [tf.shape(x)[0], 1]), [-1, 3, 4])),
+    "queries after each other": with_queries(lambda q, x: tf.reshape(
+        tf.tile(tf.reshape(q, [12]), [tf.shape(x)[0]]), [-1, 3, 4])),
+    "constant queries": with_queries(lambda q, x: tf.reshape(
+        dense(tf.constant(np.tile(np.eye(3, 4), (B, 1)), x.dtype)), [-1, 3, 4])),
+    "broadcast queries": with_queries(
+        lambda q, x: tf.broadcast_to(q, [tf.shape(x)[0], 3, 4])),
+    "repeated queries": with_queries(lambda q, x: tf.repeat(q[None], tf.shape(x)[0], axis=0)),
+    "queries and zeros": with_queries(lambda q, x: q + tf.zeros_like(x)[:, None]),
+    "queries of the example": with_queries(lambda q, x: q * x[:, None]),
+    "chosen queries": with_queries(
+        lambda q, x: tf.gather(q[None], tf.zeros([tf.shape(x)[0]], tf.int32))),
+    "queries that are drawn": with_queries(
+        lambda q, x: tf.reshape(tf.random.normal([tf.shape(x)[0] * 3, 4]), [-1, 3, 4])),
     "positions": lambda x: x + tf.range(6, dtype=tf.float32)[None, :, None],
     "a causal mask": lambda x: tf.linalg.matmul(tf.linalg.band_part(tf.ones((6, 6)), -1, 0), x),
     "the last step": lambda x: x * tf.gather(

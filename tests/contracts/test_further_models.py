@@ -9,7 +9,8 @@ import tfdp
 from tfdp.errors import PrivacyError
 from tfdp.training.checks import independence
 
-QUICK = ("text as tf idf", "self attentive sequences", "mel spectrogram")
+QUICK = ("text as tf idf", "self attentive sequences", "mel spectrogram",
+         "perceiver", "queries of objects", "queries beside words")  # fmt: skip
 #: Layers without a rule: values were searched, and the statement says so.
 SEARCHED = {
     "text as tf idf": "TextVectorization",

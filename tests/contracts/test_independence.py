@@ -1,11 +1,14 @@
 """That examples do not mix is proved from the graph; what mixes them is refused, every time."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 from mixing import APART, LOSSES, MIXING, Function, Maker, mean
+from networks import Queries
 
 import tfdp
 from tfdp.clipping.engine import backward, clipped_sums
@@ -56,12 +59,38 @@ def test_layers_that_mix_are_refused_by_operation_and_layer(name):
             examine(base)
         if name not in ("numpy", "how many differ"):
             assert "SharedNegatives" in str(refusal.value)
-            assert "Layer 'function" in str(refusal.value) or "Model" in str(refusal.value)
+            assert re.match("Layer '(function|multi_head_attention)|Model", str(refusal.value))
 
 
 @pytest.mark.parametrize("name", APART)
 def test_layers_that_treat_each_example_by_itself_are_proved(name):
     notes = examine(sequential(layers.Dense(D), layer_of(APART[name]), layers.Dense(1)))
+    assert notes.remarks == (independence.PROVED,) and not notes.assumptions
+
+
+GIVEN = {
+    "tiled": lambda q, x: keras.ops.tile(q[None], (keras.ops.shape(x)[0], 1, 1)),
+    "tiled as rows": lambda q, x: keras.ops.reshape(
+        keras.ops.tile(q, (keras.ops.shape(x)[0], 1)), (-1, 3, 4)),
+    "broadcast": lambda q, x: keras.ops.broadcast_to(q[None], (keras.ops.shape(x)[0], 3, 4)),
+    "repeated": lambda q, x: keras.ops.repeat(q[None], keras.ops.shape(x)[0], axis=0),
+    "added to zeros": lambda q, x: q[None] + keras.ops.zeros_like(x[:, :1]),
+}  # fmt: skip
+READ = {
+    "dense": lambda h, x: layers.Dense(4)(h),
+    "attention": lambda h, x: layers.MultiHeadAttention(2, 2)(h, layers.Dense(4)(x)),
+    "own attention": lambda h, x: layers.Dense(4)(layers.MultiHeadAttention(2, 2)(h, h)) + x[:, :3],
+    "einsum": lambda h, x: layers.EinsumDense("bqd,de->bqe", (None, 4))(h),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("give", GIVEN)
+def test_queries_that_are_learned_are_proved(give, read):
+    inputs = keras.Input((5, D))
+    h = READ[read](Queries(GIVEN[give])(inputs), inputs)
+    base = keras.Model(inputs, layers.Dense(1)(keras.ops.mean(h, 1) + inputs[:, 0]))
+    notes = examine(base, x=np.repeat(X[:, None], 5, 1), y=Y[:, :1])
     assert notes.remarks == (independence.PROVED,) and not notes.assumptions
 
 

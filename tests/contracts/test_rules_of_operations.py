@@ -61,7 +61,7 @@ def contradiction(call, found):
         for i, value in enumerate(call.values):
             if value is PUBLIC and constants[i] is None:
                 for axis in range(arrays[i].ndim):
-                    if not call.body.unlike(call.op.inputs[i], axis):
+                    if not call.body.unlike(call.op.inputs[i], Rows(axis)):
                         shape = arrays[i].shape
                         arrays[i] = np.broadcast_to(arrays[i].take([0], axis), shape)
         return arrays

@@ -5,7 +5,14 @@ import tensorflow as tf
 
 from tfdp.clipping.independence import search
 from tfdp.clipping.independence.registry import RULES, SOURCES, Call
-from tfdp.clipping.independence.values import PLACES, PUBLIC, Joined, Rows
+from tfdp.clipping.independence.values import (
+    PLACES,
+    PUBLIC,
+    RESHAPES,
+    Joined,
+    Rows,
+    axis_after_reshape,
+)
 
 #: Operations that leave numbers as they are.
 _MOVES = frozenset({"BroadcastTo", "Cast", "ExpandDims", "Reshape", "Squeeze", "Tile", "Transpose"})
@@ -37,8 +44,8 @@ class Body:
         if caller is not None:
             self._sources = dict(zip([t.name for t in graph.inputs], arguments, strict=False))
         self.initial = {}  # of the state of a loop: (tensor of the caller, output of the body)
-        self.assumed = []  # outputs of a loop's body, and axes along which they must be alike
-        self._uniform = {}
+        self.assumed = []  # outputs of a loop's body, and for which `Rows` they must be alike
+        self._alike = {}
 
     def value(self, tensor):
         return self.values.get(tensor.name, PUBLIC)
@@ -132,32 +139,42 @@ class Body:
                 return True
         return False
 
-    def unlike(self, tensor, axis):
-        """Why the slices of a public tensor along an axis differ; "" if they do not.
+    def unlike(self, tensor, rows):
+        """Why a public tensor differs from example to example; "" if it does not.
 
-        Slices of random numbers are alike if they follow one law independently of each other.
+        It does not if it stays the same when examples change their places, which are those that
+        `Rows` says. Random numbers stay the same if they are independent and follow one law.
         """
         body, tensor = self.root(tensor)
-        key = tensor.name, axis
-        if key not in body._uniform:
-            body._uniform[key] = ""  # of the state of a loop: unless its body says otherwise
-            body._uniform[key] = body._unlike(tensor, axis)
-        return body._uniform[key]
+        key = tensor.name, rows
+        if key not in body._alike:
+            body._alike[key] = ""  # of the state of a loop: unless its body says otherwise
+            body._alike[key] = body._unlike(tensor, rows)
+        return body._alike[key]
 
-    def _unlike(self, tensor, axis):
-        shape, op = tensor.shape, tensor.op
-        if shape.rank and shape[axis] == 1:
+    def _unlike(self, tensor, rows):
+        op = tensor.op
+        size = tensor.shape[rows.axis] if tensor.shape.rank else None
+        if size == 1:
             return ""
+        if size is not None and size % (rows.inner * self.walk.batch_size):
+            return PLACES
         if tensor.name in self.initial:
             outside, inside = self.initial[tensor.name]
-            self.assumed.append((inside, axis))
-            return self.caller[0].unlike(outside, axis)
+            self.assumed.append((inside, rows))
+            return self.caller[0].unlike(outside, rows)
         if op.type in SOURCES:
-            return SOURCES[op.type](self, op, axis)
+            return SOURCES[op.type](self, op, rows)
         value = self.constant(tensor)
-        if value is not None and np.all(value == np.take(value, [0], axis)):
+        if value is not None and self._is_alike(value, rows):
             return ""
-        return self._unlike_inputs(tensor, axis)
+        return self._unlike_inputs(tensor, rows)
+
+    def _is_alike(self, value, rows):
+        """Whether a constant is the same for all examples."""
+        before, after = value.shape[: rows.axis], value.shape[rows.axis + 1 :]
+        value = value.reshape([*before, -1, self.walk.batch_size, rows.inner, *after])
+        return bool(np.all(value == np.take(value, [0], rows.axis + 1)))
 
     def is_public_outside(self, tensor):
         """Whether a tensor of a graph around this one is public."""
@@ -202,7 +219,7 @@ class Body:
                 continue
             elif op.type in ("TensorListGetItem", "GatherV2") and place == 1:
                 given = op.inputs[0]
-                if self.value(given) is PUBLIC and self.unlike(given, 0):
+                if self.value(given) is PUBLIC and self.unlike(given, Rows(0)):
                     return False
             else:
                 return False
@@ -230,30 +247,35 @@ class Body:
         return value is not None and value >= self.walk.batch_size
 
     def broken_assumption(self):
-        """Why slices of the state of a loop differ after a step, though they were alike before."""
-        public = [(t, axis) for t, axis in self.assumed if self.value(t) is PUBLIC]
-        return next(filter(None, (self.unlike(t, axis) for t, axis in public)), "")
+        """Why the state of a loop is not alike after a step, though it was before."""
+        public = [(t, rows) for t, rows in self.assumed if self.value(t) is PUBLIC]
+        return next(filter(None, (self.unlike(t, rows) for t, rows in public)), "")
 
-    def _unlike_inputs(self, tensor, axis):
-        """By the operation's rule: an axis of an input with slices that are alike becomes this."""
-        op = tensor.op
-        place = tensor.value_index
-        size = tensor.shape[axis] if tensor.shape.rank else None
-        why = PLACES
+    def _unlike_inputs(self, tensor, rows):
+        """By the operation's rule: where it brings what is alike in an input to these `Rows`."""
+        op, why = tensor.op, PLACES
         for i, given in enumerate(op.inputs):
-            for k in range(given.shape.rank or 0) if op.type in RULES else ():
-                if given.shape[k] != size:
-                    continue
+            for before in self._before(op, given, tensor, rows) if op.type in RULES else ():
                 values = [PUBLIC] * len(op.inputs)
-                values[i] = Rows(k)
-                found = Call(self, op, values, may_search=False).result()[place]
+                values[i] = before
+                found = Call(self, op, values, may_search=False).result()[tensor.value_index]
                 reason = found.what if isinstance(found, Joined) else PLACES
-                if found == Rows(axis):
-                    reason = self.unlike(given, k)
+                if found == rows:
+                    reason = self.unlike(given, before)
                     if not reason:
                         return ""
                 why = reason if reason not in (PLACES, search.NO_RULE) else why
         return why
+
+    def _before(self, op, given, tensor, rows):
+        """The `Rows` of an input that an operation may have brought to those of its output."""
+        ranks = given.shape.rank, tensor.shape.rank
+        if op.type in RESHAPES and None not in ranks:
+            found = axis_after_reshape(tensor.shape, given.shape, rows, self.walk.batch_size)
+            return [] if found is None else [found]
+        size = tensor.shape[rows.axis] if ranks[1] else None
+        sizes = given.shape if ranks[0] else ()
+        return [Rows(k, rows.inner) for k, n in enumerate(sizes) if n == size]
 
 
 def _is_large(tensor):

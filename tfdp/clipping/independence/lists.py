@@ -50,7 +50,7 @@ def _pop(call):
 def _set(call):
     before, item = call.values[0], call.values[-1]
     if item is PUBLIC and isinstance(before, Rows) and before.axis:
-        different = call.unlike(len(call.values) - 1, before.axis - 1)
+        different = call.unlike(len(call.values) - 1, Rows(before.axis - 1, before.inner))
         return different or before
     after = None
     if isinstance(item, Rows):
@@ -62,7 +62,7 @@ def _set(call):
                 return call.joined(PLACES)
             after = Rows(0)
     if after is not None and before in (PUBLIC, after):
-        return (call.unlike(0, after.axis) if before is PUBLIC else None) or after
+        return (call.unlike(0, after) if before is PUBLIC else None) or after
     return joined_of(call)
 
 
@@ -72,17 +72,18 @@ def _identities(call):
 
 
 @source("TensorListFromTensor", "TensorListStack")
-def _as_stacked(body, op, axis):
-    return body.unlike(op.inputs[0], axis)
+def _as_stacked(body, op, rows):
+    return body.unlike(op.inputs[0], rows)
 
 
 @source("TensorListGetItem")
-def _as_in_list(body, op, axis):
-    return body.unlike(op.inputs[0], axis + 1)
+def _as_in_list(body, op, rows):
+    return body.unlike(op.inputs[0], Rows(rows.axis + 1, rows.inner))
 
 
 @source("TensorListSetItem", "TensorListPushBack")
-def _as_before_and_item(body, op, axis):
-    if not axis:
+def _as_before_and_item(body, op, rows):
+    if not rows.axis:
         return PLACES
-    return body.unlike(op.inputs[0], axis) or body.unlike(op.inputs[-1], axis - 1)
+    item = Rows(rows.axis - 1, rows.inner)
+    return body.unlike(op.inputs[0], rows) or body.unlike(op.inputs[-1], item)

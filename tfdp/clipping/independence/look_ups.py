@@ -36,7 +36,7 @@ def _gather(call):
         if rows is None:
             continue
         if rows.axis < batch:
-            different = call.unlike(1 - i, rows.axis) if values[1 - i] is None else None
+            different = call.unlike(1 - i, rows) if values[1 - i] is None else None
             if different is not None:
                 return different
             places.add((rows.axis, rows.inner))
@@ -105,7 +105,7 @@ def _by_own_places(call, i, rows, shape):
     for axis in range(last):
         own = Rows(axis, rows.inner)
         fits = [
-            body.value(t) == own or (body.value(t) is PUBLIC and not body.unlike(t, axis))
+            body.value(t) == own or (body.value(t) is PUBLIC and not body.unlike(t, own))
             for t in parts
         ]
         fits[rows.axis] = body.value(parts[rows.axis]) is PUBLIC and (
@@ -123,7 +123,7 @@ def _scatter_nd(call):
     found = _by_own_places(call, 0, Rows(0, inner), shape) if shape.rank else None
     if found is None or call.values[1] not in (PUBLIC, found):
         return joined_of(call)
-    different = call.unlike(1, found.axis) if call.values[1] is PUBLIC else None
+    different = call.unlike(1, found) if call.values[1] is PUBLIC else None
     return different or Rows(0, inner)
 
 
@@ -143,7 +143,7 @@ def _tensor_scatter(call):
     if own is None or updates not in (PUBLIC, own):
         return joined_of(call)
     for i, value, where in ((0, given, rows), (2, updates, own)):
-        different = call.unlike(i, where.axis) if value is PUBLIC else None
+        different = call.unlike(i, where) if value is PUBLIC else None
         if different is not None:
             return different
     return rows

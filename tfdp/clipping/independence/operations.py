@@ -65,7 +65,7 @@ def aligned(call, ends):
     ((from_last, inner),) = places
     for i, end in ends.items():
         if call.values[i] is PUBLIC and end >= from_last:
-            different = call.unlike(i, end - from_last)
+            different = call.unlike(i, Rows(end - from_last, inner))
             if different is not None:
                 return different
     return from_last, inner
@@ -203,8 +203,9 @@ def _bias(call):
     if call.values[1] is not PUBLIC:
         return unknown(call)
     channel = 1 if call.attribute("data_format") == b"NCHW" else call.rank(0) - 1
-    different = call.unlike(1, 0) if call.values[0].axis == channel else None
-    return different or call.values[0]
+    rows = call.values[0]
+    different = call.unlike(1, Rows(0, rows.inner)) if rows.axis == channel else None
+    return different or rows
 
 
 @rule("BiasAddGrad", "L2Loss")
@@ -274,19 +275,21 @@ def _counts(call):
 
 
 @source("Fill", "ZerosLike", "OnesLike", "TensorListReserve", "EmptyTensorList", "Empty")
-def _alike(body, op, axis):
+def _alike(body, op, rows):
     return ""
 
 
 @source("BroadcastTo", "Tile")
-def _repeated(body, op, axis):
-    """Of what had one slice, or none, all slices are alike."""
-    given = op.inputs[0]
-    rank = op.outputs[0].shape.rank
-    before = None if given.shape.rank is None or rank is None else axis - (rank - given.shape.rank)
-    if before is None:
+def _repeated(body, op, rows):
+    """Copies after each other: of one place, of all places of an example, or of all examples."""
+    given, shape = op.inputs[0], op.outputs[0].shape
+    if given.shape.rank is None or shape.rank is None:
         return "has an unknown shape"
-    return "" if before < 0 or given.shape[before] == 1 else body.unlike(given, before)
+    axis = rows.axis - (shape.rank - given.shape.rank)
+    size = given.shape[axis] if axis >= 0 else 1
+    if not size:
+        return "has an unknown shape"
+    return "" if rows.inner % size == 0 else body.unlike(given, Rows(axis, rows.inner))
 
 
 _DRAWS = """
@@ -306,7 +309,7 @@ FIXED_SEED = (
 
 
 @source(*_DRAWS)
-def _drawn(body, op, axis):
+def _drawn(body, op, rows):
     """Numbers of one law; by a fixed seed they are those of the places, in every step."""
     if _has_fixed_seed(body, op):
         return FIXED_SEED
@@ -315,8 +318,8 @@ def _drawn(body, op, axis):
                   if arg.name in _PARAMETERS and t.shape.rank]  # fmt: skip
     rank = op.outputs[0].shape.rank
     for given in parameters:
-        own = axis - (rank - given.shape.rank)
-        why = body.unlike(given, own) if own >= 0 and given.shape[own] != 1 else ""
+        own = rows.axis - (rank - given.shape.rank)
+        why = body.unlike(given, Rows(own, rows.inner)) if own >= 0 else ""
         if why:
             return why
     return ""

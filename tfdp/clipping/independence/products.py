@@ -52,7 +52,7 @@ def _by_labels(call, inputs, result):
         return call.joined("sums over the examples of the batch")
     for i, axes in enumerate(inputs):
         if call.values[i] is PUBLIC and label in axes:
-            different = call.unlike(i, axes.index(label))
+            different = call.unlike(i, Rows(axes.index(label), inner))
             if different is not None:
                 return different
     return Rows(result.index(label), inner)

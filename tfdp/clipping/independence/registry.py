@@ -12,8 +12,8 @@ from tfdp.clipping.independence.values import PUBLIC, Joined, One, Rows, is_of_e
 RULES = {}
 #: Those that are also called with `Joined` values, or with examples of several kinds.
 THOROUGH = set()
-#: Why slices of what an operation makes differ along an axis, by type: functions of a `Body`, the
-#: operation and the axis to "" or a reason.
+#: Why what an operation makes is not alike for all examples, by type: functions of a `Body`, the
+#: operation and `Rows` to "" or a reason.
 SOURCES = {}
 
 
@@ -83,9 +83,9 @@ class Call:
     def joined(self, what):
         return Joined(self.op, what)
 
-    def unlike(self, i, axis):
-        """A `Joined` if an input that is public differs from place to place along an axis."""
-        why = self.body.unlike(self.op.inputs[i], axis)
+    def unlike(self, i, rows):
+        """A `Joined` if an input that is public differs from example to example of `Rows`."""
+        why = self.body.unlike(self.op.inputs[i], rows)
         return self.joined(why) if why else None
 
     def searched(self):

@@ -5,10 +5,10 @@ import numpy as np
 from tfdp.clipping.independence.look_ups import one_of
 from tfdp.clipping.independence.operations import aligned, broadcast, unknown
 from tfdp.clipping.independence.registry import rule
-from tfdp.clipping.independence.values import TAKES, Rows, axis_after_reshape
+from tfdp.clipping.independence.values import RESHAPES, TAKES, Rows, axis_after_reshape
 
 
-@rule("Reshape", "Squeeze", "ExpandDims", "EnsureShape")
+@rule(*RESHAPES)
 def _reshape(call):
     rows, out = call.values[0], call.op.outputs[0].shape
     if call.rows() != [(0, rows)] or call.rank(0) is None or out.rank is None:

@@ -52,6 +52,8 @@ class Joined:
     met: tf.Operation | None = None
 
 
+#: Operations that leave the order of numbers as it is.
+RESHAPES = ("Reshape", "Squeeze", "ExpandDims", "EnsureShape")
 TAKES = "selects or reorders examples"
 #: What a public tensor does that differs from place to place.
 PLACES = "makes the examples depend on their positions in the batch"

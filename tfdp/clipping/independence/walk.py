@@ -179,7 +179,7 @@ class Walk:
                 what = f"has a custom gradient, in which {value.op.type} {value.what}"
                 return Joined(op, what, value.known)
             if value is PUBLIC and isinstance(before, Rows):
-                why = body.unlike(gradient, before.axis)
+                why = body.unlike(gradient, before)
                 value = before if not why else None
             if value not in (before, PUBLIC):
                 return Joined(op, "has a custom gradient that joins the examples")
@@ -283,7 +283,7 @@ def _either(call, sides):
     if isinstance(value, Rows):
         for body, tensor, own in sides:
             if own is PUBLIC:
-                why = body.unlike(tensor, value.axis)
+                why = body.unlike(tensor, value)
                 if why:
                     return call.joined(why)
     return value
