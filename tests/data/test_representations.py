@@ -107,6 +107,14 @@ def test_numbers_of_a_release_carry_its_charge_into_another_training(data, tmp_p
     assert release.entry in model.ledger.entries and len(model.ledger.entries) == 2
 
 
+def test_it_is_said_that_representations_from_elsewhere_are_taken_to_be_of_one_example(data):
+    once = tfdp.data.release_once(*data, 1.0, noise_multiplier=2.0)
+    mixed = tfdp.data.release_mixtures(*data, 2, 1.0, 5, 40, noise_multiplier=2.0)
+    for release in (once, mixed):
+        (said,) = [one for one in release.privacy_statement(1e-3).assumptions if "alone" in one]
+        assert "computed from one example alone" in said
+
+
 @pytest.mark.parametrize("mixtures", [False, True])
 def test_what_the_representations_were_made_with_is_charged_and_said(data, tmp_path, mixtures):
     before = tfdp.data.release_once(*data, 1.0, noise_multiplier=3.0).entry

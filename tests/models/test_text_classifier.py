@@ -8,11 +8,13 @@ import numpy as np
 import processes
 import pytest
 import tensorflow as tf
+from mixing import Function
 
 import tfdp
 from tfdp.accounting import LedgerEntry
 from tfdp.data.provenance.origins import Origin, OriginArray
 from tfdp.models.text_encoder import small_text_encoder
+from tfdp.training.checks.independence import REPRESENTATIONS
 
 pytest.importorskip("tensorflow_text")
 
@@ -51,6 +53,79 @@ def test_tokens_are_those_of_bert():
     assert found["padding_mask"].numpy().sum(axis=1).tolist() == [8, 2, 8]
     with pytest.raises(ValueError, match="vocabulary"):
         tfdp.layers.TextTokenizer(["a", "b"])
+
+
+def test_tokens_of_a_text_are_its_own_whatever_stands_beside_it():
+    tokenizer = tfdp.layers.TextTokenizer(WORDS, max_length=6)
+    texts = ["", "a", "bad " * 20, "goodly \0 film", "\xff", " charming  journey"]
+    together = tokenizer(tf.constant(texts))
+    for i, text in enumerate(texts):
+        for alone in (tokenizer(tf.constant([text])), tokenizer(tf.constant([[text]]))):
+            for name in together:
+                np.testing.assert_array_equal(together[name][i : i + 1], alone[name])
+    with pytest.raises(ValueError, match="one text for each example.*(2, 2)"):
+        tokenizer(tf.constant([["a", "bad"], ["film", "journey"]]))
+
+
+def mixing_backbone(mix):
+    """A backbone behind which a layer mixes the texts of a batch."""
+    inner = small_text_encoder(len(WORDS), 8, width=4, depth=0)
+    mixed = Function(mix)(inner.output["sequence_output"])
+    return keras.Model(inner.input, {"sequence_output": mixed})
+
+
+@pytest.mark.parametrize(
+    "mix, what",
+    [
+        (lambda h: tf.cumsum(h, axis=0), "Cumsum"),
+        (lambda h: h / tf.maximum(1e6, tf.reduce_max(tf.abs(h))), "Max"),
+        (lambda h: tf.where(tf.reduce_any(tf.math.is_nan(h)), 0.0, h), "Any"),
+    ],
+)
+def test_texts_that_change_each_others_representations_are_refused(mix, what):
+    model = classifier(backbone=mixing_backbone(mix))
+    for refused in (
+        lambda: model.fit(TEXTS, LABELS, verbose=0),
+        lambda: model.release(TEXTS, LABELS),
+        lambda: model.representations(TEXTS[:1]),
+    ):
+        with pytest.raises(tfdp.PrivacyError, match=f"Layer 'function.*mixes.*{what}") as said:
+            refused()
+        assert "Forward noise clips the representation" in str(said.value)
+    assert len(model.ledger) == 0
+
+
+def test_a_tokenizer_that_was_changed_is_not_trusted():
+    model = classifier()
+    tokens = model.tokenizer.call
+    model.tokenizer.call = lambda texts: {k: tf.cumsum(v) for k, v in tokens(texts).items()}
+    with pytest.raises(tfdp.PrivacyError, match="Layer .tokenizer. .* may mix"):
+        model.representations(TEXTS)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_the_statement_says_that_representations_are_proved(copies):
+    model = classifier(backbone=None, copies=copies, run_eagerly=True)
+    texts = np.array(TEXTS, object)
+    if copies == 1:
+        model.fit(texts, LABELS, verbose=0)
+        (release,) = model._releases_by_data.values()
+        assert REPRESENTATIONS.proved in release.privacy_statement(1e-3).remarks
+    else:
+        data = tfdp.data.shuffled_epochs((texts, LABELS), 50)
+        model.fit(data, verbose=0)
+    statement = model.privacy_statement(1e-3)
+    assert REPRESENTATIONS.proved in statement.remarks
+    assert not any("each other" in sentence for sentence in statement.assumptions)
+
+
+def test_representations_that_are_not_to_be_proved_are_listed():
+    model = classifier(run_eagerly=True)
+    model.validate_independence = False
+    model.fit(TEXTS, LABELS, verbose=0)
+    statement = model.privacy_statement(1e-3)
+    assert REPRESENTATIONS.not_checked in statement.assumptions
+    assert REPRESENTATIONS.proved not in statement.remarks
 
 
 def test_texts_are_released_once_however_often_they_are_fitted(trained):

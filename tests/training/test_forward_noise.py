@@ -9,6 +9,7 @@ import pytest
 import slow
 import tensorflow as tf
 from eager_steps import EAGER, eager_model, fit_steps
+from mixing import Function
 from scipy import stats
 
 import tfdp
@@ -18,6 +19,7 @@ from tfdp.accounting.events.visible_sampling import VisiblySampledGaussianDpEven
 from tfdp.accounting.losses.truncation import truncation_delta
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise
+from tfdp.training.checks.independence import REPRESENTATIONS
 
 N = 40
 
@@ -64,9 +66,9 @@ def network(noise=None, mix=None):
     return keras.Model(inputs, keras.layers.Dense(2, name="head")(z))
 
 
-def compiled(base=None, optimizer=None, **kwargs):
+def compiled(base=None, optimizer=None, validate=True, **kwargs):
     """Run eagerly unless told otherwise: a trace takes longer than a few steps."""
-    model = tfdp.make_private(network() if base is None else base)
+    model = tfdp.make_private(network() if base is None else base, validate)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer or keras.optimizers.AdamW(0.01), loss=loss, **(kwargs or EAGER))
     return model
@@ -256,18 +258,130 @@ def test_a_state_below_the_noise_that_sees_raw_data_is_not_private(sees_data, be
     assert (statement.epsilon == math.inf) == (sees_data and below)
 
 
-@pytest.mark.parametrize(
-    "mix",
-    [
-        lambda h: h - keras.ops.mean(h, axis=0, keepdims=True),
-        lambda h: keras.ops.cumsum(h, axis=0),  # the first example stays what it is
-        lambda h: keras.ops.cumsum(h[::-1], axis=0)[::-1],
-    ],
-    ids=["mean", "sums from the first on", "sums from the last on"],
-)
-def test_representations_that_mix_examples_are_refused(mix, shuffled):
-    with pytest.raises(PrivacyError, match="mixes the examples"):
-        compiled(network(mix=keras.layers.Lambda(mix))).fit(shuffled, verbose=0)
+class Masked(keras.layers.Layer):
+    """Masks steps of an example where any example of the batch has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.supports_masking = True
+
+    def call(self, h):
+        return h
+
+    def compute_mask(self, h, mask=None):
+        return h[..., 0] > keras.ops.min(h[..., 0], 0, keepdims=True)
+
+
+#: What mixes, and the operation that does; on four rows of these data, most of it changes nothing.
+MIXES = {
+    "mean": (lambda h: h - keras.ops.mean(h, axis=0, keepdims=True), "Mean"),
+    "sums from the first on": (lambda h: keras.ops.cumsum(h, axis=0), "Cumsum"),
+    "sums from the last on": (
+        lambda h: keras.ops.cumsum(h[::-1], axis=0)[::-1], "StridedSlice"),
+    "where any is no number": (
+        lambda h: keras.ops.cond(keras.ops.any(keras.ops.isnan(h)), lambda: 0 * h, lambda: h),
+        "Any"),
+    "largest of all": (
+        lambda h: h / keras.ops.maximum(1e6, keras.ops.max(keras.ops.abs(h))), "Max"),
+    "a sum where it is large": (
+        lambda h: h + keras.ops.relu(keras.ops.sum(h) - 1e6), "Sum"),
+    "a mean that is multiplied by 0": (lambda h: h + 0 * keras.ops.mean(h), "Mean"),
+    "batches of ten": (
+        lambda h: h - keras.ops.mean(h, axis=0) if h.shape[0] == 10 else h, "Mean"),
+    "places": (lambda h: h * tf.range(1.0, h.shape[0] + 1)[:, None], "positions"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_representations_that_mix_examples_are_refused_by_layer_and_operation(name, shuffled):
+    mix, what = MIXES[name]
+    model = compiled(network(mix=Function(mix)))
+    with pytest.raises(
+        PrivacyError, match=f"Layer 'function.* .*mixes the examples.*{what}"
+    ) as said:
+        model.fit(shuffled, verbose=0)
+    assert "Forward noise clips the representation" in str(said.value)
+    assert model.plain_charging.steps_of_run == 0
+
+
+@pytest.mark.parametrize("name", ["mean", "sums from the first on", "sums from the last on"])
+def test_what_is_not_to_be_proved_is_looked_at_on_a_few_records(name, shuffled):
+    model = compiled(network(mix=Function(MIXES[name][0])), validate=False)
+    with pytest.raises(PrivacyError, match="changed by .* when only other examples were"):
+        model.fit(shuffled, verbose=0)
+
+
+def test_masks_that_mix_examples_are_refused():
+    inputs = keras.Input((5, 2))
+    z = DPForwardNoise(1.0, 2.0)(Masked()(inputs))
+    model = compiled(keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(z))))
+    x = np.random.default_rng(0).normal(size=(N, 5, 2)).astype("float32")
+    data = tfdp.data.shuffled_epochs((x, np.zeros(N, int)), 10)
+    with pytest.raises(PrivacyError, match="(Layer|Model) '.*mixes the examples.*Min"):
+        model.fit(data, verbose=0)
+
+
+def mlp():
+    return network(), np.random.default_rng(0).normal(size=(N, 3)).astype("float32")
+
+
+def lstm():
+    inputs = keras.Input((6,), dtype="int32")
+    h = keras.layers.LSTM(4)(keras.layers.Embedding(9, 4, mask_zero=True)(inputs))
+    z = DPForwardNoise(1.0, 2.0)(h)
+    x = np.random.default_rng(0).integers(0, 9, (N, 6))
+    return keras.Model(inputs, keras.layers.Dense(2)(z)), x
+
+
+def transformer():
+    inputs = keras.Input((6,), dtype="int32")
+    h = keras.layers.Embedding(9, 4, mask_zero=True)(inputs)
+    h = h + keras.layers.MultiHeadAttention(2, 2, dropout=0.1)(h, h)
+    h = h + keras.layers.Dense(4, "gelu")(keras.layers.LayerNormalization()(h))
+    z = DPForwardNoise(1.0, 2.0)(h)
+    head = keras.layers.Dense(2)(keras.layers.Flatten()(z))
+    return keras.Model(inputs, head), np.random.default_rng(0).integers(0, 9, (N, 6))
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("make, arrays", [(mlp, False), (mlp, True), (lstm, 0), (transformer, 0)])
+def test_the_statement_says_what_was_proved_of_representations(make, arrays):
+    base, x = make()
+    data = x, np.zeros(N, int)
+    model = compiled(base)
+    model.fit(*(data if arrays else [tfdp.data.shuffled_epochs(data, 10)]), verbose=0)
+    statement = model.privacy_statement(1e-3)
+    assert REPRESENTATIONS.proved in statement.remarks
+    assert not any("each other" in sentence for sentence in statement.assumptions)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_the_statement_says_what_was_not_proved_of_representations(shuffled):
+    def set_diagonal(h):  # by an operation without a rule
+        return tf.linalg.set_diag(h[:, :, None] * h[:, None, :], h)[:, 0]
+
+    def stateful(h):
+        return h + tf.ensure_shape(tf.numpy_function(lambda a: a, [h], tf.float32), h.shape)
+
+    searched = REPRESENTATIONS.searched.format(operation="MatrixSetDiagV3")
+    for validate, sentence in ((True, searched), (False, REPRESENTATIONS.not_checked)):
+        model = compiled(network(mix=Function(set_diagonal)), validate=validate)
+        model.fit(shuffled, verbose=0)
+        statement = model.privacy_statement(1e-3)
+        assert sentence in statement.assumptions
+        assert REPRESENTATIONS.proved not in statement.remarks
+    with pytest.raises(PrivacyError, match="PyFunc.*no rule.*validate=False"):
+        compiled(network(mix=Function(stateful))).fit(shuffled, verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_what_was_noised_may_be_mixed(shuffled):
+    base = network()
+    mixed = keras.layers.Lambda(lambda z: z - keras.ops.mean(z, axis=0))(base.output)
+    again = DPForwardNoise(1.0, 2.0)(mixed)
+    model = compiled(keras.Model(base.input, keras.layers.Dense(2)(again)))
+    model.fit(shuffled, verbose=0)
+    assert REPRESENTATIONS.proved in model.privacy_statement(1e-3).remarks
 
 
 def test_examples_spread_over_rows_are_refused(shuffled):

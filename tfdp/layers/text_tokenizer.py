@@ -70,6 +70,12 @@ class TextTokenizer(keras.layers.Layer):
         return len(self.vocabulary)
 
     def call(self, texts):
+        texts = tf.convert_to_tensor(texts)
+        if texts.shape.rank not in (1, 2) or texts.shape[1:].num_elements() != 1:
+            raise ValueError(
+                f"Layer {self.name!r} takes texts of shape (batch,) or (batch, 1), one text for "
+                f"each example. Received: shape {texts.shape}"
+            )
         texts = tf.reshape(texts, [-1])
         tokens = self._tokenizer.tokenize(texts)[:, : self.max_length - 2]
         count = tf.shape(texts)[0]

@@ -13,13 +13,14 @@ from tfdp._compat.keras import all_layers
 from tfdp._validate import one_of
 from tfdp.accounting.budget import PrivacyBudget
 from tfdp.data.provenance.origins import Origin
-from tfdp.data.releases.representations import release_once
+from tfdp.data.releases.representations import released_once
 from tfdp.errors import BudgetError
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.text_tokenizer import TextTokenizer
 from tfdp.models.endpoint import Endpoint
 from tfdp.models.released_head import release_head
 from tfdp.models.text_encoder import POOLINGS, encode, small_text_encoder
+from tfdp.training.checks.noise_inputs import proved_function
 from tfdp.training.dp_model import DPModel
 from tfdp.training.plain_training import change_by_release
 
@@ -190,21 +191,26 @@ class TextClassifier(DPModel):
                 f"noise={self.noise}, copies={self.copies}, "
                 f"train_backbone={self.backbone.trainable}"
             )
-        h = self.representations(texts, batch_size)
+        h, notes = self._represented(texts, batch_size)
         noise = self.noise
-        return release_once(
-            h, labels, noise.clip_norm, noise.noise_multiplier, adjacency=noise.adjacency, path=path
+        return released_once(
+            h, labels, noise.clip_norm, noise.noise_multiplier, None, noise.adjacency, path, notes
         )
 
     def representations(self, texts, batch_size=256):
-        """float32 (n, d): `represent` of many texts, without dropout."""
-        origin, texts = Origin.of(texts), np.asarray(texts, object)
-        encoder = tf.function(
-            self.represent, input_signature=[tf.TensorSpec([None], tf.string)], autograph=False
-        )
-        starts = range(0, len(texts), batch_size)
-        parts = [encoder(tf.constant(texts[i : i + batch_size].tolist())) for i in starts]
-        return origin.on(np.concatenate([part.numpy() for part in parts]))
+        """float32 (n, d): `represent` of many texts, each alone, without dropout."""
+        return self._represented(texts, batch_size)[0]
+
+    def _represented(self, texts, batch_size):
+        """Representations, and the `Notes` of what was proved of them."""
+        origin, texts = Origin.of(texts), np.asarray(texts, object).tolist()
+        size = max(2, min(batch_size, len(texts)))
+        spec = tf.TensorSpec([size], tf.string)
+        encoder, notes = proved_function(self, self.represent, spec)
+        full = texts + [""] * (-len(texts) % size)
+        starts = range(0, len(full), size)
+        parts = [encoder(tf.constant(full[i : i + size])).numpy() for i in starts]
+        return origin.on(np.concatenate(parts)[: len(texts)]), notes
 
     def fit(self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, **kw):
         """As `DPModel.fit`. Plain texts are released once, at the first fit on them."""

@@ -16,7 +16,7 @@ from tfdp.runtime import replicas
 from tfdp.training.checks import caveats, preflight
 from tfdp.training.checks.data_paths import find_data_paths, forward_noise_layers
 from tfdp.training.checks.first_rows import first_batch
-from tfdp.training.checks.noise_inputs import validate_noise_inputs
+from tfdp.training.checks.noise_inputs import notes_of_noise
 
 
 def mechanism_of_fit(model, x, y, notes, kwargs):
@@ -161,9 +161,10 @@ def _forward_noise(model, x, y, kwargs, notes):
         model.privacy_charges(), sampling.num_examples, model.privacy_unit, sampling.period
     )
     batch = _batch(x, y, kwargs.get("sample_weight"))
-    paths = find_data_paths(model, *keras.utils.unpack_x_y_sample_weight(batch))
+    data = keras.utils.unpack_x_y_sample_weight(batch)
+    paths = find_data_paths(model, *data, batch_size=_batch_size(model, x))
     _refuse_features_as_labels(batch)
-    validate_noise_inputs(model, keras.utils.unpack_x_y_sample_weight(batch)[0])
+    notes |= notes_of_noise(model, paths.passes, data[0])
     # A step that was compiled when other variables were trainable would still change those.
     model.train_function = None
     notes |= _of_weights(model)
@@ -171,11 +172,20 @@ def _forward_noise(model, x, y, kwargs, notes):
 
 
 def _batch(x, y, sample_weight):
-    """A few records, for their shapes and for the check that examples do not mix."""
+    """A few records, for their shapes and for checks of values."""
     if isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset)):
         return tf.nest.map_structure(lambda t: t[:4], first_batch(x))
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
     return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:4]), batch)
+
+
+def _batch_size(model, x):
+    """Rows that a replica gets of every batch; None if that is not known, or not the same."""
+    spec = getattr(x, "element_spec", None)  # of arrays, the last batch is smaller
+    shape = getattr(tf.nest.flatten(spec)[0], "shape", None) if spec is not None else None
+    size = None if shape is None else tf.TensorShape(shape)[0]
+    count = model.distribute_strategy.num_replicas_in_sync
+    return None if size is None or size % count else size // count
 
 
 def _refuse_features_as_labels(batch):

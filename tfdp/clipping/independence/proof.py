@@ -1,25 +1,29 @@
-"""The verdict on a step: each loss is proved to be one example's own, or the step is refused."""
+"""The verdict on a step: its results are proved to be single examples' own, or it is refused."""
 
 from tfdp.clipping.independence.values import PUBLIC, Joined, Rows, is_of_examples
 from tfdp.clipping.plan.refusals import WAY_OUT
 from tfdp.errors import PrivacyError
 
 
-def examine(walk, graph, given, losses, where, units=(), start=0, probes=()):
-    """Proves that each loss is a function of its own example, and of what is public.
+def examine(
+    walk, graph, given, results, where, units=(), start=0, probes=(), only=None, way_out=WAY_OUT
+):
+    """Proves that row i of each result is a function of example i, and of what is public.
 
-    At a probe that holds nothing of the examples it proves more: that row i changes loss i alone.
+    At a probe that holds nothing of the examples it proves more: that row i changes row i alone.
     There the gradient of a row is taken for that of its example, whoever looks at the row.
 
     Args:
         walk: a `Walk`.
-        graph: the graph of forward pass and losses.
+        graph: the graph that computes the results.
         given: dict of the names of tensors to what they hold.
-        losses: (B,) the losses.
+        results: tensors (B, ...): the losses, or representations.
         where: function of an operation of the graph to who made it, for messages.
         units: `Unit`s that may be searched by values where they are not proved.
         start: place of the first operation of the forward pass.
         probes: tensors (B, ...) at which gradients of single examples are taken.
+        only: names of the operations that are looked at; None for all.
+        way_out: what to do in place of mixing, for messages.
 
     Returns:
         Names of the operations and units whose values were searched.
@@ -27,23 +31,25 @@ def examine(walk, graph, given, losses, where, units=(), start=0, probes=()):
     Raises:
         PrivacyError: if examples mix, or if that can be neither proved nor searched.
     """
-    body = walk.outermost(graph, given, units, start)
-    value = body.value(losses)
-    if isinstance(value, Joined):
-        raise PrivacyError(_message(value, lambda op: where(walk.outer(op))))
-    if isinstance(value, Rows) and value != Rows(0):
-        raise PrivacyError(
-            f"{where(losses.op)} mixes the examples of a batch: the losses are not in the order "
-            f"of the examples. {WAY_OUT}"
-        )
+    body = walk.outermost(graph, given, units, start, only)
+    for result, value in ((result, body.value(result)) for result in results):
+        if isinstance(value, Joined):
+            raise PrivacyError(_message(value, lambda op: where(walk.outer(op)), way_out))
+        if is_of_examples(value) and value != Rows(0):
+            raise PrivacyError(
+                f"{where(result.op)} mixes the examples of a batch: along the first axis of what "
+                f"it gives, they are not in their order. {way_out}"
+            )
     for probe in probes:
         _refuse_other_axes(body.value(probe), probe, where)
     public = [probe for probe in probes if body.value(probe) is PUBLIC]
     if public:
         given = given | {probe.name: Rows(0) for probe in public}
-        value = walk.outermost(graph, given, units, start).value(losses)
-        if value != Rows(0):
-            raise PrivacyError(_message_of_rows(public, value, lambda op: where(walk.outer(op))))
+        body = walk.outermost(graph, given, units, start, only)
+        for value in map(body.value, results):
+            if value != Rows(0):
+                message = _message_of_rows(public, value, lambda op: where(walk.outer(op)))
+                raise PrivacyError(message)
     return tuple(walk.searched)
 
 
@@ -70,13 +76,13 @@ def _message_of_rows(public, value, where):
     )
 
 
-def _message(value, where):
+def _message(value, where, way_out):
     op, met = value.op, value.met
     who, what = where(op), f"operation {op.name!r} ({op.type}) {value.what}"
     if met not in (None, op):
         what += f", and operation {met.name!r} ({met.type}) passes the result to each example"
     if value.known:
-        return f"{who} mixes the examples of a batch: {what}. {WAY_OUT}"
+        return f"{who} mixes the examples of a batch: {what}. {way_out}"
     return (
         f"{who} may mix the examples of a batch: {what}, and tests on random values could not "
         "show that it keeps them apart. Compute it for each example by itself, before sampling, or "

@@ -44,13 +44,15 @@ class Walk:
     Args:
         batch_size: B, at least 2.
         generators: names of placeholders of the states of random generators.
+        gradients: whether gradients are taken of what is computed, too.
 
     Attributes:
         searched: names of types of operations for which values were searched.
     """
 
-    def __init__(self, batch_size, generators=frozenset()):
+    def __init__(self, batch_size, generators=frozenset(), gradients=True):
         self.batch_size = batch_size
+        self.gradients = gradients
         self.searched = {}
         self.generators = generators
         self.number_of_bodies = 0
@@ -64,7 +66,7 @@ class Walk:
             op = self._callers[id(op.graph)]
         return op
 
-    def outermost(self, graph, values, units=(), start=0):
+    def outermost(self, graph, values, units=(), start=0, only=None):
         """The `Body` of a graph, walked through.
 
         Args:
@@ -72,12 +74,13 @@ class Walk:
             values: dict of the names of tensors to what they hold; others hold nothing.
             units: `Unit`s of the graph that may be searched as a whole, inner ones first.
             start: place of the first operation that is looked at.
+            only: names of the operations that are looked at; None for all.
         """
         body = Body(self, graph)
         body.units = {}
         for unit in units:
             body.units.setdefault(unit.operations.stop, []).append(unit)
-        return self._through(body, values, start)
+        return self._through(body, values, start, only)
 
     def _search_unit(self, body, unit):
         """Searches a unit by values whose outputs are not proved, though its inputs are."""
@@ -94,13 +97,15 @@ class Walk:
                 self.searched[unit.name] = unit
             body.values.update({t.name: Rows(0) for t in unit.outputs})
 
-    def _through(self, body, values, start=0):
+    def _through(self, body, values, start=0, only=None):
         body.values = dict(values)
         operations = body.graph.get_operations()[start:]
         for place, op in enumerate(operations, start):
             for unit in body.units.get(place, ()):
                 self._search_unit(body, unit)
             if op.type == "Placeholder" or not op.inputs:
+                continue
+            if only is not None and op.name not in only:
                 continue
             inputs = [body.value(t) for t in op.inputs]
             if all(v is PUBLIC for v in inputs):
@@ -140,8 +145,9 @@ class Walk:
 
     def _checked(self, call, found):
         """The values, unless a gradient that a user wrote joins what the operation does not."""
-        if call.body.is_gradient or not has_own_gradient(call.op):
-            return found  # gradients of gradients are not taken
+        # Gradients of gradients are not taken.
+        if call.body.is_gradient or not self.gradients or not has_own_gradient(call.op):
+            return found
         why = self._joined_by_gradient(call, found)
         return found if why is None else [why] * len(found)
 

@@ -11,15 +11,22 @@ from tfdp.errors import PrivacyError
 # keras_rs' name for the variable whose gradient function updates tables on the SparseCore.
 _TRAP = "_gradient_trap_dummy"
 
-#: What to do in place of mixing examples, for error messages.
+_APART = (
+    "Replace statistics of the batch by normalisation within each example (LayerNormalization, "
+    "GroupNormalization). Sort examples, or augment each example by itself, before sampling. Do "
+    "not mix examples before sampling either: a mixed record holds the data of several people."
+)
+#: Why gradients must be of single examples, and what to do in place of mixing, for error messages.
 WAY_OUT = (
     "The gradient of one example then cannot be clipped separately. Replace in-batch negatives "
     "by negatives that are drawn once a step for all examples, from what is public: "
     "`tfdp.layers.SharedNegatives`, or the whole model, `tfdp.models.TwoTower`. "
-    "Replace statistics of the batch by normalisation within each example (LayerNormalization, "
-    "GroupNormalization). Sort examples, or augment each example by itself, before sampling. Do "
-    "not mix examples before sampling either: a mixed record holds the data of several people. "
-    "Give labels the shape of the outputs, so that they do not broadcast."
+    f"{_APART} Give labels the shape of the outputs, so that they do not broadcast."
+)
+#: The same for representations.
+WAY_OUT_OF_NOISE = (
+    "Forward noise clips the representation of each example: if others change it, too, clipping "
+    f"does not bound what one example changes. {_APART}"
 )
 
 #: What a model does whose forward pass is not the one that was planned for, for error messages.

@@ -13,6 +13,7 @@ from tfdp import accounting
 from tfdp._validate import count, is_number, one_of, open_unit, plain, positive
 from tfdp.accounting.budget import PrivacyBudget
 from tfdp.accounting.charges.mechanisms import LABELS_NOT_COVERED
+from tfdp.accounting.charges.notes import Notes
 from tfdp.accounting.events.composition import training_event
 from tfdp.accounting.forward_noise import FORWARD_ADJACENCIES
 from tfdp.data.provenance.origins import Origin
@@ -24,6 +25,9 @@ from tfdp.noise import Grid, NoiseSource
 
 _CHUNK = 4096  # rows that receive noise at once
 _ENCODER = "the encoder of the released representations learned nothing from these examples"
+_OF_ONE = Notes(
+    assumptions=("each of the released representations was computed from one example alone",)
+)
 
 
 def release_once(
@@ -63,6 +67,15 @@ def release_once(
 
     Source: MATH.md section 5.
     """
+    return released_once(
+        representations, labels, clip_norm, noise_multiplier, budget, adjacency, path, _OF_ONE
+    )
+
+
+def released_once(
+    representations, labels, clip_norm, noise_multiplier, budget, adjacency, path, notes
+):
+    """`release_once`, where it is known what `Notes` say of the representations."""
     h, targets, origin = _check_representations(representations, labels)
     path = None if path is None else free_path(path)
     noise_multiplier, delta = _amount(
@@ -72,7 +85,7 @@ def release_once(
     )
     one_of("adjacency", adjacency, FORWARD_ADJACENCIES)
     details = _details(
-        "release_once", len(h), clip_norm, noise_multiplier, delta,
+        "release_once", len(h), clip_norm, noise_multiplier, delta, notes,
         adjacency=adjacency, not_covered=[LABELS_NOT_COVERED],
     )  # fmt: skip
     noisy = _with_noise(_clipped(h, clip_norm), noise_multiplier, clip_norm)
@@ -156,7 +169,7 @@ def release_mixtures(
     )
     scale = clip_norm / math.sqrt(1 - label_share), 1 / math.sqrt(label_share)
     details = _details(
-        "release_mixtures", n, clip_norm, sigma, delta,
+        "release_mixtures", n, clip_norm, sigma, delta, _OF_ONE,
         expected_size=expected_size, num_mixtures=num_mixtures, label_share=label_share,
         feature_stddev=sigma * scale[0], label_stddev=sigma * scale[1],
     )  # fmt: skip
@@ -183,7 +196,7 @@ def release_mixtures(
     return release
 
 
-def _details(mechanism, n, clip_norm, noise_multiplier, delta, **more):
+def _details(mechanism, n, clip_norm, noise_multiplier, delta, notes, **more):
     numbers = {k: plain(v) if is_number(v) else v for k, v in more.items()}
     return {
         "kind": "release",
@@ -193,7 +206,8 @@ def _details(mechanism, n, clip_norm, noise_multiplier, delta, **more):
         "clip_norm": plain(clip_norm),
         "noise_multiplier": plain(noise_multiplier),
         "delta": delta,
-        "assumptions": [_ENCODER],
+        "assumptions": [_ENCODER, *notes.assumptions],
+        "remarks": list(notes.remarks),
         **numbers,
     }
 

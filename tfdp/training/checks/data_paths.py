@@ -17,9 +17,11 @@ from tfdp.clipping.recording import Recorder, call_model, ensure_built, is_seed_
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise
 from tfdp.layers.dp_forward_noise import NOISED
+from tfdp.training.checks.forward_passes import ForwardPass
+from tfdp.training.checks.independence import BATCH_SIZES
 from tfdp.training.weights import other_reads
 
-_BATCH_SIZES = (3, 5)
+_OTHER_SIZES = (3, 5)
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply", "LookupTableInsert", "LookupTableImport")
 
@@ -33,12 +35,14 @@ class DataPaths:
         variables: paths of the variables that are changed by raw data.
         bypasses: descriptions of the ways around the noise to the model's outputs.
         below: paths of the trainable variables that no gradient reaches.
+        passes: `NoisedPass`es of the sizes that a batch may have.
     """
 
     noise: tuple
     variables: tuple
     bypasses: tuple
     below: tuple
+    passes: tuple
 
 
 def forward_noise_layers(model):
@@ -46,13 +50,14 @@ def forward_noise_layers(model):
     return [layer for layer in all_layers(model) if isinstance(layer, DPForwardNoise)]
 
 
-def find_data_paths(model, x, y, sample_weight=None):
+def find_data_paths(model, x, y, sample_weight=None, batch_size=None):
     """Follows the raw inputs through one training step of a compiled model.
 
     Args:
         model: a compiled model.
         x, y, sample_weight: a batch, tensors or specs. Only shapes and dtypes are used; axes
             other than the first should be static, or their size counts as private.
+        batch_size: that of a step; None if it is not known.
 
     Returns:
         A `DataPaths`.
@@ -63,20 +68,25 @@ def find_data_paths(model, x, y, sample_weight=None):
     """
     ensure_built(model, x)
     refuse_layers_beyond_reach(model)  # the build may have made some
-    traces = [_Trace(model, (x, y, sample_weight), size) for size in _BATCH_SIZES]
+    sizes = BATCH_SIZES
+    if batch_size is not None:
+        batch_size = max(2, batch_size)
+        sizes = batch_size, next(size for size in _OTHER_SIZES if size != batch_size)
+    traces = [_Trace(model, (x, y, sample_weight), size) for size in sizes]
     _refuse_calls_without_noise(traces[0].calls)
     graph, seen = traces[0].graph, traces[0].recorder.others.values()
     other_reads.note(model, graph, graph.get_operations(), seen)
     for call, other in zip(*(trace.calls for trace in traces), strict=True):
-        sizes = tuple(c.outputs.shape[0] for c in (call, other))
-        if sizes != _BATCH_SIZES:
+        rows = tuple(c.outputs.shape[0] for c in (call, other))
+        if rows != sizes:
             raise PrivacyError(
                 f"Layer {call.layer.name!r} (DPForwardNoise) must be called on (batch, ..., k), "
                 "one representation for each example: if an example is spread over several rows, "
-                f"it is not clipped as a whole. Received: {sizes[0]} and {sizes[1]} rows for "
-                f"batches of {_BATCH_SIZES[0]} and {_BATCH_SIZES[1]}"
+                f"it is not clipped as a whole. Received: {rows[0]} and {rows[1]} rows for "
+                f"batches of {sizes[0]} and {sizes[1]}"
             )
-    return traces[0].paths()
+    passes = tuple(trace.forward for trace in traces)
+    return traces[0].paths(passes if batch_size is None else passes[:1])
 
 
 def _refuse_calls_without_noise(calls):
@@ -87,6 +97,19 @@ def _refuse_calls_without_noise(calls):
                 "because it, or a layer around it, is called with `training=False`. Pass it the "
                 "`training` argument of the model's `call`; call other layers separately."
             )
+
+
+class NoisedPass(ForwardPass):
+    """A `ForwardPass` with calls of `DPForwardNoise`.
+
+    Attributes:
+        calls: their `LayerCall`s.
+    """
+
+    def end(self, root):
+        """Called after the forward pass, with the root of its calls."""
+        self.root = root
+        self.calls = [c for c in root.subtree() if isinstance(c.layer, DPForwardNoise)]
 
 
 class _Trace:
@@ -105,19 +128,19 @@ class _Trace:
         placeholders = traced.inputs[: len(traced.inputs) - captured]
         # Arguments are in order: those of `x` come first.
         self.inputs = placeholders[: len(tf.nest.flatten(specs[0]))]
-        self.calls = [
-            c for c in self.recorder.root.subtree() if isinstance(c.layer, DPForwardNoise)
-        ]
+        self.calls = self.forward.calls
 
     def _step(self, x, y, sample_weight):
         model = self.model
         variables = model.trainable_variables
+        self.forward = NoisedPass(model, tf.nest.flatten(x))
         with self.recorder.recording() as scope:
             for v in variables:
                 if v.regularizer is not None:  # Keras looks for its value in the scope alone
                     scope.add_update((v, v.value))
             with tf.GradientTape() as tape:
                 outputs = call_model(model, x)
+                self.forward.end(self.recorder.root)
                 loss = model.compute_loss(x, y, outputs, sample_weight, training=True)
         gradients = tape.gradient(loss, [v.value for v in variables])
         self.outputs = tf.nest.flatten(outputs)
@@ -130,7 +153,7 @@ class _Trace:
             if not is_seed_state(v) and id(v) not in metrics
         ]
 
-    def paths(self):
+    def paths(self, passes):
         raw, writers = self._raw_tensors()
 
         def is_raw(value):
@@ -150,6 +173,7 @@ class _Trace:
             variables=tuple(changed),
             bypasses=tuple(bypasses),
             below=tuple(v.path for v, gradient in self.gradients if gradient is None),
+            passes=passes,
         )
 
     def _raw_tensors(self):

@@ -6,15 +6,14 @@ are that example's own (MATH.md section 2). Where a step has no such graph (it r
 data leave sizes open), forward pass and losses are traced on paper, at sizes that are known.
 """
 
+import dataclasses
+
 import tensorflow as tf
 
 from tfdp._compat.tensorflow import tapes_record
 from tfdp.accounting.charges.notes import Notes
 from tfdp.clipping import penalties
 from tfdp.clipping.engine import Execution
-from tfdp.clipping.independence import proof
-from tfdp.clipping.independence.values import Joined, Rows
-from tfdp.clipping.independence.walk import Walk
 from tfdp.clipping.plan.counts import advances_of
 from tfdp.clipping.plan.side_effects import (
     known_inside,
@@ -27,7 +26,8 @@ from tfdp.errors import PrivacyError
 from tfdp.experimental.tpu.resident_models import tables_of
 from tfdp.experimental.tpu.resident_table import nothing_looked_up
 from tfdp.runtime.external_table import handles_of
-from tfdp.training.checks import searched_layers
+from tfdp.training.checks.forward_passes import ForwardPass
+from tfdp.training.checks.searched_layers import units_of_losses
 from tfdp.training.weights import other_reads
 
 #: What the statement says of the examples of a batch: one of these.
@@ -43,26 +43,46 @@ NOT_CHECKED = (
     "the examples of a batch do not depend on each other, in the model and in its loss: this was "
     "not checked"
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentences:
+    """What the statement says of what was proved, searched by values, or not looked at."""
+
+    proved: str
+    searched: str
+    not_checked: str
+
+
+GRADIENTS = Sentences(PROVED, SEARCHED, NOT_CHECKED)
+#: Of what forward noise clips.
+REPRESENTATIONS = Sentences(
+    "It was proved from the graph of the model that the examples of a batch do not change each "
+    "other's representations.",
+    "the examples of a batch do not change each other's representations in operation {operation}: "
+    "it has no rule, so this was tested on values, not proved",
+    "the examples of a batch do not change each other's representations: this was not proved",
+)
 # Of batches whose size is not known, and of axes whose size is not known: what is a whole number of
 # parts in one of them is none in another.
-_BATCH_SIZES = (32, 96)
+BATCH_SIZES = (32, 96)
 _SIZES = (32, 17, 256)
-_OUTSIDE = "does not belong to the step's examples and existed before the forward pass"
 
 
-def notes_of(found):
+def notes_of(found, sentences=GRADIENTS):
     """What the statement says of the steps of a run.
 
     Args:
         found: for each step that was examined the names of what was searched by values, or None
             if it was not looked at.
+        sentences: `Sentences` of what was examined.
     """
     found = list(found)
     names = dict.fromkeys(name for searched in found for name in searched or ())
-    assumptions = [SEARCHED.format(operation=name) for name in names]
+    assumptions = [sentences.searched.format(operation=name) for name in names]
     if None in found:
-        assumptions.append(NOT_CHECKED)
-    proved = (PROVED,) if found and not assumptions else ()
+        assumptions.append(sentences.not_checked)
+    proved = (sentences.proved,) if found and not assumptions else ()
     return Notes(assumptions=tuple(assumptions), remarks=proved)
 
 
@@ -108,7 +128,7 @@ def _note(model, kind, found):
 def _traced(model, data):
     """A step on paper for each of some sizes, where the data leave sizes open."""
     batch_size = tf.nest.flatten(data[0])[0].shape[0]
-    sizes = _BATCH_SIZES if batch_size is None else (max(2, batch_size),)
+    sizes = BATCH_SIZES if batch_size is None else (max(2, batch_size),)
     error, steps = None, []
     for batch in sizes:
         for size in _SIZES if _has_unknown_sizes(data) else _SIZES[:1]:
@@ -145,7 +165,7 @@ def _on_paper(model, data, batch_size, size):
     return steps[0]
 
 
-class Step:
+class Step(ForwardPass):
     """Forward pass and losses of a step, in the graph that runs them or on paper.
 
     Args:
@@ -160,9 +180,8 @@ class Step:
     """
 
     def __init__(self, model, x, y, sample_weight):
-        self.model = model
         self.data = (x, y, sample_weight)
-        self.inputs = [t for t in tf.nest.flatten(self.data) if t is not None]
+        super().__init__(model, [t for t in tf.nest.flatten(self.data) if t is not None])
         self.name = f"The loss of model {model.name!r}"
         self._can_be_walked = all(isinstance(t, tf.Tensor) for t in self.inputs)
         self.batch_size = tf.nest.flatten(x)[0].shape[0]
@@ -173,9 +192,6 @@ class Step:
             and self.batch_size > 1
             and not tables_of(model)
         )
-        if not tf.executing_eagerly():
-            self.graph = tf.compat.v1.get_default_graph()
-            self._begin = self.graph.version
 
     def losses_of(self, outputs):
         """(B,) the losses, without weight penalties."""
@@ -206,12 +222,7 @@ class Step:
         if not (self.model.validate_independence and self._can_be_walked):
             self._refuse_other_shapes()
             return None
-        given = self._from_outside() | {t.name: Rows(0) for t in self.inputs}
-        walk = Walk(self.batch_size, self._generators())
-        searched = proof.examine(
-            walk, self.graph, given, self.losses, self.where, searched_layers.units_of(self),
-            start=self._begin, probes=self.probes,
-        )  # fmt: skip
+        searched = self.prove([self.losses], units_of_losses(self), self.probes)
         self._refuse_other_shapes()
         return searched
 
@@ -223,37 +234,15 @@ class Step:
         if other_reads.note(self.model, self.graph, forward + losses, self._others):
             charging.note(Notes(assumptions=origin.assumption()), in_place_of=before)
 
-    def _from_outside(self):
-        """Tensors that were there before the forward pass: they may hold of any example."""
-        operations = self.graph.get_operations()[: self._begin]
-        tensors = [t for op in operations if op.type != "Const" for t in op.outputs]
-        captures = getattr(self.graph, "captures", ())
-        tensors += [inner for outer, inner in captures if tf.is_symbolic_tensor(outer)]
-        return {t.name: Joined(t.op, _OUTSIDE) for t in tensors if t.dtype != tf.resource}
-
-    def _generators(self):
-        """Names of the placeholders of the states of random generators that the pass moves on."""
-        states = self.root.subtree_seeds().values()
-        return known_inside(self.graph, {id(h) for state in states for h in handles_of(state)})
-
     def where(self, op):
-        """The layer that an operation belongs to, or the loss, for messages."""
         place = {o.name: i for i, o in enumerate(self.graph.get_operations())}[op.name]
-        if place in self.places:
-            return self.name
-        inner = None
-        for call in self.root.subtree():  # calls inside come later
-            if call.graph is self.graph and place in call.operations:
-                inner = call.layer
-        if inner in (None, self.model):
-            return f"Model {self.model.name!r}"
-        return f"Layer {inner.name!r} ({type(inner).__name__})"
+        return self.name if place in self.places else super().where(op)
 
     def _operations(self):
         """Those of the forward pass and those of the losses; between them generators advance."""
         operations = self.graph.get_operations()
         return (
-            operations[self._begin : self.root.operations.stop],
+            operations[self.begin : self.root.operations.stop],
             operations[self.places.start : self.places.stop],
         )
 

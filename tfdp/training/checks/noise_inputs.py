@@ -1,14 +1,98 @@
-"""Whether what forward noise is added to is a representation of one example alone."""
+"""Whether what forward noise is added to is a representation of one example alone.
+
+That is proved from the graph, as it is for gradients (`ForwardPass`). Where it is not, because an
+operation has no rule or the proof is left out, a few records are looked at, too.
+"""
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp.clipping.plan.refusals import WAY_OUT
+from tfdp.clipping.plan.refusals import WAY_OUT_OF_NOISE
+from tfdp.clipping.plan.side_effects import refuse_results_of_metrics
+from tfdp.clipping.plan.tracing import variables_of_metrics
 from tfdp.clipping.recording import Recorder, call_model
 from tfdp.errors import PrivacyError
 from tfdp.layers import DPForwardNoise
+from tfdp.training.checks.forward_passes import ForwardPass
+from tfdp.training.checks.independence import REPRESENTATIONS, notes_of
 
 _TOLERANCE = 1e-4
+
+
+def notes_of_noise(model, passes, x):
+    """What the statement says of the representations that forward noise clips.
+
+    Args:
+        model: a model that holds `DPForwardNoise` layers.
+        passes: the `NoisedPass`es of its training steps.
+        x: a few of its inputs, eager tensors.
+
+    Raises:
+        PrivacyError: if an example's representation depends on the others.
+    """
+    found = [_searched(model, one) for one in passes]
+    if any(found) or None in found:
+        validate_noise_inputs(model, x)
+    return notes_of(found, REPRESENTATIONS)
+
+
+def _searched(model, forward):
+    """Names of what was searched by values; None if not all of it was looked at."""
+    calls, graph = forward.calls, forward.graph
+    # All that a call gets: a mask may mix examples, too.
+    given = [t for call in calls for t in tf.nest.flatten((call.args, call.kwargs))]
+    given = [t for t in given if tf.is_symbolic_tensor(t)]
+    inside = [one.graph for one in (*calls, *given) if one.graph is not graph]  # of loops, branches
+    if inside or not model.validate_independence:
+        return None
+    shown = variables_of_metrics(model)
+    refuse_results_of_metrics(graph, given, shown, "The input of a DPForwardNoise layer")
+    # What was noised may be mixed.
+    only = _operations(given, {id(call.outputs) for call in calls})
+    return forward.prove(given, gradients=False, only=only, way_out=WAY_OUT_OF_NOISE)
+
+
+def _operations(results, ends):
+    """Names of the operations that results are made by, back to tensors whose ids are `ends`."""
+    names, pending = set(), list(results)
+    while pending:
+        tensor = pending.pop()
+        if id(tensor) not in ends and tensor.op.name not in names:
+            names.add(tensor.op.name)
+            pending += tensor.op.inputs
+    return names
+
+
+def proved_function(model, function, spec):
+    """A function of a batch, traced, and what the statement says of the rows of its result.
+
+    Args:
+        model: the model whose layers it calls.
+        function: of a tensor of B examples to a tensor (B, ...).
+        spec: `tf.TensorSpec` of the examples, B at least 2.
+
+    Returns:
+        The traced function, and `Notes`.
+
+    Raises:
+        PrivacyError: if a row depends on other examples than its own.
+    """
+    recorder, found = Recorder(model), []
+
+    def traced(inputs):
+        forward = ForwardPass(model, [inputs])
+        with recorder.recording():
+            result = recorder.on_call(model, function, (inputs,), {})
+        forward.root = recorder.root
+        found[:] = [forward, result]
+        return result
+
+    concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
+    forward, result = found
+    searched = None
+    if model.validate_independence:
+        searched = forward.prove([result], gradients=False, way_out=WAY_OUT_OF_NOISE)
+    return concrete, notes_of([searched], REPRESENTATIONS)
 
 
 def validate_noise_inputs(model, x):
@@ -58,5 +142,5 @@ def _compare(inputs, others, place):
             raise PrivacyError(
                 "The input of forward noise mixes the examples of a batch: the input for an "
                 f"example changed by {np.nanmax(np.abs(a - b)):.3g} when only other examples were "
-                f"replaced. {WAY_OUT}"
+                f"replaced. {WAY_OUT_OF_NOISE}"
             )

@@ -9,23 +9,28 @@ from tfdp._compat.keras import all_layers
 from tfdp.clipping import penalties
 from tfdp.clipping.independence.walk import Unit
 from tfdp.layers import DPForwardNoise, TransitionPrior
+from tfdp.layers.text_tokenizer import TextTokenizer
 
-#: Layers that keep examples apart, as their tests show: noise with a counter for each place, and
-#: look-ups of rows of any length.
-_APART = (DPForwardNoise, TransitionPrior)
+#: Layers that keep examples apart, as their tests show: noise with a counter for each place, rows
+#: of any length that are looked up, words of one text after another.
+_APART = (DPForwardNoise, TextTokenizer, TransitionPrior)
 _KERAS = ("keras", "keras_hub", "keras_rs", "tfdp")
 
 
-def units_of(step):
-    """`Unit`s of a `tfdp.training.checks.independence.Step`, inner ones first."""
-    calls = [c for c in step.root.subtree() if c.graph is step.graph]
-    calls = [c for c in calls if type(c.layer) in _APART or _is_of_keras(c.layer)]
-    found = [_unit_of_layer(call) for call in reversed(calls) if not _holds_composites(call)]
+def units_of_calls(forward):
+    """`Unit`s of the layers of a `ForwardPass`, inner ones first."""
+    calls = [c for c in forward.root.subtree() if c.graph is forward.graph]
+    calls = [c for c in calls if _is_apart(c.layer) or _is_of_keras(c.layer)]
+    return [_unit_of_layer(call) for call in reversed(calls) if not _holds_composites(call)]
+
+
+def units_of_losses(step):
+    """`Unit`s of the losses of a `tfdp.training.checks.independence.Step`."""
     losses = tf.nest.flatten(getattr(step.model, "_compile_arguments", {}).get("loss"))
     if any(isinstance(loss, keras.losses.CTC) or loss == "ctc" for loss in losses):
         if all(isinstance(loss, str) or _root_of(loss) == "keras" for loss in losses):
-            found.append(_unit_of_losses(step))
-    return found
+            return [_unit_of_losses(step)]
+    return []
 
 
 def _unit_of_losses(step):
@@ -45,7 +50,7 @@ def _unit_of_losses(step):
 def _unit_of_layer(call):
     structure = (call.args, call.kwargs)
     inputs, outputs = _tensors(structure), _tensors(call.outputs)
-    if type(call.layer) in _APART:
+    if _is_apart(call.layer):
         return Unit(call.layer.name, call.operations, inputs, outputs, None, True)
     flat = tf.nest.flatten(structure)
     symbolic = [isinstance(t, tf.Tensor) for t in flat]
@@ -78,12 +83,22 @@ def _with_none(structure, values):
 def _is_of_keras(layer):
     """Whether nothing of a layer without weights is the user's own code."""
     layers = all_layers(layer)
-    functions = [f for one in layers for f in vars(one).values() if inspect.isfunction(f)]
     return (
         not layer.trainable_variables
         and not any(isinstance(one, (keras.Model, keras.layers.Lambda)) for one in layers)
-        and all(_root_of(one) in _KERAS for one in (*layers, *functions))
+        and all(_root_of(one) in _KERAS for one in layers)
+        and not _holds_own_functions(layers)
     )
+
+
+def _is_apart(layer):
+    return type(layer) in _APART and not _holds_own_functions([layer])
+
+
+def _holds_own_functions(layers):
+    """Whether the user put functions into layers, in place of `call`, perhaps."""
+    functions = [f for one in layers for f in vars(one).values() if inspect.isfunction(f)]
+    return not all(_root_of(one) in _KERAS for one in functions)
 
 
 def _root_of(one):
