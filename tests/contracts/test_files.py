@@ -282,7 +282,7 @@ WRITERS = {
     "data/sampling/periods.py DisjointPeriods._save": SECRET,
     "data/releases/representation_release.py Release.save": REPRESENTATIONS,
     "data/releases/representations.py release_mixtures": REPRESENTATIONS,
-    "data/releases/representations.py release_once": REPRESENTATIONS,
+    "data/releases/representations.py released_once": REPRESENTATIONS,
     "layers/sparse_embedding.py SparseEmbedding.save_own_variables": "weights, or none",
     "optimizers/dp_optimizer.py DPOptimizer.save_own_variables": TRAINING,
     "optimizers/run_charging.py HistoryState.serialize": TRAINING,
