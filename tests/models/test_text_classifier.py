@@ -95,6 +95,26 @@ def test_texts_that_change_each_others_representations_are_refused(mix, what):
     assert len(model.ledger) == 0
 
 
+class Running(keras.layers.Layer):
+    """Adds the sum of all texts so far, which no graph of one batch shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = tf.Variable(0.0, trainable=False)
+
+    def call(self, h):
+        self.total.assign_add(tf.reduce_sum(h))
+        return h + self.total
+
+
+def test_texts_that_change_representations_of_later_batches_are_refused():
+    inner = small_text_encoder(len(WORDS), 8, width=4, depth=0)
+    mixed = Running()(inner.output["sequence_output"])
+    model = classifier(backbone=keras.Model(inner.input, {"sequence_output": mixed}))
+    with pytest.raises(tfdp.PrivacyError, match="Assign.*stores or passes on data"):
+        model.release(TEXTS, LABELS)
+
+
 def test_a_tokenizer_that_was_changed_is_not_trusted():
     model = classifier()
     tokens = model.tokenizer.call

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping.plan.refusals import WAY_OUT_OF_NOISE
-from tfdp.clipping.plan.side_effects import refuse_results_of_metrics
+from tfdp.clipping.plan.side_effects import refuse_results_of_metrics, refuse_side_effects
 from tfdp.clipping.plan.tracing import variables_of_metrics
 from tfdp.clipping.recording import Recorder, call_model
 from tfdp.errors import PrivacyError
@@ -75,7 +75,7 @@ def proved_function(model, function, spec):
         The traced function, and `Notes`.
 
     Raises:
-        PrivacyError: if a row depends on other examples than its own.
+        PrivacyError: if a row depends on other examples than its own, of earlier batches, too.
     """
     recorder, found = Recorder(model), []
 
@@ -89,6 +89,9 @@ def proved_function(model, function, spec):
 
     concrete = tf.function(traced, autograph=False).get_concrete_function(spec)
     forward, result = found
+    where = f"The encoder of model {model.name!r}"
+    refuse_side_effects(forward.graph, where)
+    refuse_results_of_metrics(forward.graph, [result], variables_of_metrics(model), where)
     searched = None
     if model.validate_independence:
         searched = forward.prove([result], gradients=False, way_out=WAY_OUT_OF_NOISE)
