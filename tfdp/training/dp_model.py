@@ -57,9 +57,9 @@ class DPModel(MultiWorkerFit, MetricsOfPresentRows, ChargedModel):
 
     #: What one record is, for the statement.
     privacy_unit = "one example"
-    #: Whether each step, when it is traced, is proved not to let the examples of a batch change
-    #: each other's gradients. Set it to False in a subclass, or on a model, to leave the proof
-    #: out: the statement then lists that as assumed.
+    #: Whether it is proved of each step that the examples of a batch do not change each other's
+    #: gradients, or what forward noise clips. Set it to False in a subclass, or on a model, to
+    #: leave the proof out: the statement then lists that as assumed.
     validate_independence = True
 
     def __init__(self, *args, **kwargs):
