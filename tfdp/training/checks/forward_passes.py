@@ -5,8 +5,8 @@ import tensorflow as tf
 from tfdp.clipping.independence import proof
 from tfdp.clipping.independence.values import Joined, Rows
 from tfdp.clipping.independence.walk import Walk
-from tfdp.clipping.plan.dataflow import handles_of
 from tfdp.clipping.plan.side_effects import known_inside
+from tfdp.runtime.external_table import handles_of
 from tfdp.training.checks.searched_layers import units_of_calls
 
 _OUTSIDE = "does not belong to the step's examples and existed before the forward pass"
