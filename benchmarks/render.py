@@ -65,6 +65,7 @@ PAGES = {
     "two_towers.md": {
         "a made catalogue": tables_towers.catalogue,
         "two towers on MovieLens": tables_towers.movielens,
+        "two towers on Amazon": tables_towers.amazon_games,
     },
     "persons.md": {
         "persons or records": tables_data.persons_or_records,

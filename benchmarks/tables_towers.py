@@ -2,7 +2,7 @@
 
 import statistics
 
-from tables import read, row, table
+from tables import mean_and_half_width, read, row, table
 
 
 def catalogue():
@@ -29,27 +29,74 @@ def catalogue():
     return [*lines, "", said]
 
 
-def movielens():
-    """Two towers beside the release of transitions, on MovieLens-1M, one user being the unit."""
-    found, released = read("two_towers_movielens"), read("transitions_movielens")
-    lines = table("model", "ε", "runs", "NDCG@10 %", "HIT@10 %")
-    rows = [(one["model"], one["epsilon"], one["runs"]) for one in released["rows"]]
-    rows = [r for r in rows if r[1] in (8.0, None)]
-    for one in sorted(found["rows"], key=lambda r: r["all_items"]):
-        name = "two towers, full softmax" if one["all_items"] else "two towers"
-        name += "" if one["epsilon"] else ", no privacy"
-        rows.append((name, one["epsilon"], one["runs"]))
-    for name, epsilon, runs in rows:
-        means = (statistics.mean(r[m] for r in runs) for m in ("ndcg_10", "hit_10"))
-        shown = f"{epsilon:g}" if epsilon else "∞"
-        lines.append(row(name, shown, str(len(runs)), *(f"{m:.2f}" for m in means)))
-    settings = found["settings"]
+def sequences(name, title):
+    """Two towers beside other private recommenders on one data set, one user being the unit."""
+    found = read(f"two_towers_{name}")
+    kinds = {
+        "two towers": (False, None), "two towers, softmax over all items": (True, None),
+        "two towers, vectors from a release": (False, "release"),
+    }  # fmt: skip
+    rows = {"a release of transitions, `TransitionOdds`": _of_release(name)}
+    for kind, settings in kinds.items():
+        of_kind = {
+            one["epsilon"] or None: one["runs"]
+            for one in found["rows"]
+            if (one["all_items"], one.get("start")) == settings
+        }
+        rows[kind] = {e: [r["ndcg_10"] for r in runs] for e, runs in of_kind.items()}
+        if settings[1]:
+            before = {
+                e: [r["before training"]["ndcg_10"] for r in runs] for e, runs in of_kind.items()
+            }
+            rows["the same before training, at half of ε"] = before
+    rows["DPFormer"] = _of_dpformer(name)
+    columns = (5.0, 8.0, 10.0, None)
+    lines = table("NDCG@10 %", *(f"ε = {e:g}" if e else "no privacy" for e in columns))
+    for kind, values in rows.items():
+        if values:
+            lines.append(row(kind, *(_shown(values.get(e)) for e in columns)))
+    settings, factors = found["settings"], found["factors"]
     said = (
-        f"MovieLens-1M, {found['num_users']:,} users, {found['num_items']:,} items; the last item "
-        f"of each user among all items; δ = 1/{found['num_users']:,}. Two towers: "
-        f"{settings['steps']} steps of {settings['users']:,} users, {settings['pairs']} pairs "
-        f"each, untuned, {settings['negatives']} negatives, vectors of {settings['width']} "
-        "numbers. "
-        "`benchmarks/two_towers_sequences.py`, `benchmarks/transitions.py`."
+        f"{title}, {found['num_users']:,} users, {found['num_items']:,} items; the last item of "
+        f"each user among all items; δ = 1/{found['num_users']:,}. Means, with 95% intervals of "
+        f"five runs; other cells are of one to three. Two towers: {settings['steps']} steps of "
+        f"{settings['users']:,} users, {settings['pairs']} pairs each, untuned, "
+        f"{settings['negatives']} negatives, vectors of {settings['width']} numbers, from a "
+        f"release {factors['width']}. `benchmarks/two_towers_sequences.py`, "
+        "`benchmarks/transitions.py`."
     )
     return [*lines, "", said]
+
+
+def _of_release(name):
+    found = read(f"transitions_{name}_odds")["rows"]
+    return {
+        one["epsilon"]: [run["ndcg_10"] for run in one["runs"]]
+        for one in found
+        if one["model"] in ("transitions", "transitions, no privacy")
+    }
+
+
+def _of_dpformer(name):
+    runs = read(f"paper_{name}")["runs"]
+    return {
+        run["settings"]["epsilon"]: [run["ndcg_10"]]
+        for run in runs
+        if run["settings"]["model"] == "dpformer"
+    }
+
+
+def _shown(values):
+    if not values:
+        return ""
+    if len(values) < 5:
+        return f"{statistics.mean(values):.2f}"
+    return "{:.2f} ± {:.2f}".format(*mean_and_half_width(values))
+
+
+def movielens():
+    return sequences("movielens", "MovieLens-1M")
+
+
+def amazon_games():
+    return sequences("amazon_games", "Amazon Games")

@@ -166,8 +166,7 @@ def main():
         before = json.loads(out.read_text())
         if before["settings"] == result["settings"]:
             result["rows"] = before["rows"]
-    if args.start:
-        result["factors"] = FACTORS
+    result["factors"] = FACTORS
     for epsilon in args.epsilons:
         kind = {"epsilon": epsilon, "all_items": args.all_items, "start": args.start}
         kinds = ({name: one.get(name) for name in kind} for one in result["rows"])
