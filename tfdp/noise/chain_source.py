@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdp.noise import grid as on_grid
 from tfdp.noise.correlated_source import CorrelatedSource, hidden
-from tfdp.noise.gaussian import block_of, counter_of, counters_of_pairs, later
+from tfdp.noise.gaussian import block_of, counter_of, counters_of_pairs, keys_of_rounds, later
 from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
 from tfdp.noise.pairs import apart, by_pairs, together
 from tfdp.noise.training_source import ADVANCING, FEW, SMALL_DRAW, compiled_size
@@ -83,7 +83,7 @@ class ChainSource(CorrelatedSource):
             for one in rows
         ]
         # The upper word of a counter is that of the step, in which the lower one goes on.
-        upper = first[1] + tf.cast(step - tf.range(self._bands, dtype=tf.int64), tf.uint64)
+        steps = tf.cast(step - _backward(self._bands), tf.uint64)
         own, used = tf.where(_backward(self._bands) <= step, coefficients, 0.0), 0
 
         def one_part(values):
@@ -91,14 +91,12 @@ class ChainSource(CorrelatedSource):
             size = values.shape[0]
             whole = size if is_compiling() else compiled_size(size)
             values = tf.pad(values, [[0, whole - size]]) if whole > size else values
-            counters = [
-                later(tf.stack([first[0], one]), tf.constant(used, tf.uint64))
-                for one in tf.unstack(upper)
-            ]
+            counter = later(first, tf.constant(used, tf.uint64))
             # Alike in all programs that make steps of this chain, whatever they fill up.
             used += on_grid.WORDS * compiled_size(size) + 1
             draw = _compiled(self._bands, dtype)
-            return by_pairs(draw, values, dtype, grid.public, key, counters, own, divisor)[:size]
+            drawn = by_pairs(draw, values, dtype, grid.public, key, counter, steps, own, divisor)
+            return drawn[:size]
 
         return noisy_rows + in_joined_parts(tensors, LARGEST_JOINED, one_part)
 
@@ -133,13 +131,13 @@ def _backward(bands):
     return tf.range(bands, dtype=tf.int64)
 
 
-def _units(numbers, key, counters):
+def _units(numbers, keys, counters):
     """A draw of pairs in units of the grid, from the counters of their first and second blocks.
 
     In a trace of its own, made once: a step has a draw for each of its bands, tables and sizes.
     """
     first, second = counters
-    units = _traced_units(platform(), is_compiling())(*numbers, key, *first, *second)
+    units = _traced_units(platform(), is_compiling())(*numbers, *first, *second, *keys)
     for one in units:
         one.set_shape(first[0].shape)
     return units
@@ -150,9 +148,9 @@ def _traced_units(*_):
     """`drawn_units` of blocks, for a platform and whether XLA compiles them: `log` differs."""
     number, words = tf.TensorSpec([], tf.float64), tf.TensorSpec(None, tf.uint64)
 
-    @tf.function(input_signature=[*[number] * 3, *[words] * 5], autograph=False)
-    def units(step, stddev, window, key, low, high, next_low, next_high):
-        blocks = block_of(key, low, high), block_of(key, next_low, next_high)
+    @tf.function(input_signature=[*[number] * 3, *[words] * 24], autograph=False)
+    def units(step, stddev, window, low, high, next_low, next_high, *keys):
+        blocks = block_of(keys, low, high), block_of(keys, next_low, next_high)
         return on_grid.drawn_units(step, stddev, window, blocks)
 
     return units
@@ -175,11 +173,12 @@ def _released(values, draw, coefficients, numbers, divisor, dtype):
 def _compiled(bands, dtype):
     # One loop for all draws of a value: none of them is written to memory.
     @tf.function(jit_compile=True, autograph=False)
-    def run(values, public, key, counters, coefficients, divisor):
+    def run(values, public, key, counter, steps, coefficients, divisor):
         numbers, number = on_grid.numbers_of(*public), apart(values)[0].shape[0]
+        counters, keys = counters_of_pairs(counter, number), keys_of_rounds(key)
 
         def draw(i):
-            return _units(numbers, key, counters_of_pairs(counters[i], number))
+            return _units(numbers, keys, [(low, high + steps[i]) for low, high in counters])
 
         coefficients = tf.unstack(coefficients, bands)
         return _released(values, draw, coefficients, numbers, divisor, dtype)
@@ -199,10 +198,11 @@ def _compiled_rows(bands, place, dtype):
         # steps of dense weights.
         table = tf.constant((place + 1) << _LOG_TURNS, tf.uint64)
         own = tf.where(_backward(bands) <= turns[:, tf.newaxis], coefficients, 0.0)
+        keys = keys_of_rounds(key)
 
         def draw(i):
             turn = table + tf.cast(turns - i, tf.uint64)[:, tf.newaxis]
-            return _units(numbers, key, [(low, high + turn) for low, high in counters])
+            return _units(numbers, keys, [(low, high + turn) for low, high in counters])
 
         coefficients = tf.unstack(own[:, :, tf.newaxis], bands, axis=1)
         return _released(values, draw, coefficients, numbers, divisor, dtype)

@@ -78,7 +78,8 @@ def fused_pairs_of_blocks(key, counter, number):
     XLA writes the words of its own Philox to memory before it reads them, which takes as long as
     all that becomes of them.
     """
-    return [block_of(key, *words) for words in counters_of_pairs(counter, number)]
+    keys = keys_of_rounds(key)
+    return [block_of(keys, *words) for words in counters_of_pairs(counter, number)]
 
 
 def counters_of_pairs(counter, number):
@@ -87,28 +88,42 @@ def counters_of_pairs(counter, number):
     return [counter_of(counter, tf.cast(places + one, tf.uint64)) for one in (0, 1)]
 
 
-def block_of(key, low, high):
+def keys_of_rounds(key):
+    """The two keys of each of Philox' ten rounds, twenty uint64 scalars below 2^32."""
+    first, keys = [_low(key[0]), _high(key[0])], []
+    for round_ in range(10):
+        steps = [round_ * weyl % 2**32 for weyl in (0x9E3779B9, 0xBB67AE85)]
+        keys += [_low(one + _uint64(step)) for one, step in zip(first, steps, strict=True)]
+    return keys
+
+
+def block_of(keys, low, high):
     """The two numbers of each block, as of `pairs_of_blocks`.
 
     Source: Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3",
     Philox-4x32-10.
 
     Args:
-        key: of Philox.
+        keys: of `keys_of_rounds`. Blocks that are compiled together share them: what is compiled
+            stays in memory.
         low, high: uint64 tensors of one shape, the two words of the counter of each block.
     """
-    x, keys = [_low(low), _high(low), _low(high), _high(high)], [_low(key[0]), _high(key[0])]
+    x = [_low(low), _high(low), _low(high), _high(high)]
+    first, second, half = _uint64(0xD2511F53), _uint64(0xCD9E8D57), _uint64(32)
+    right, left = tf.bitwise.right_shift, tf.bitwise.left_shift
     for round_ in range(10):
         # Only here upper halves are taken off, next to the product: XLA then makes it of one
         # instruction, and of five where it does not see that they are zero.
-        products = _low(x[0]) * _uint64(0xD2511F53), _low(x[2]) * _uint64(0xCD9E8D57)
-        mixed = _xor(x[1], keys[0]), _xor(x[3], keys[1])
+        products = _low(x[0]) * first, _low(x[2]) * second
+        mixed = _xor(x[1], keys[2 * round_]), _xor(x[3], keys[2 * round_ + 1])
         if round_ == 9:
             # The two words of a number, each where it belongs, without taking them apart.
-            return [_xor(products[1], _left(mixed[0], 32)), _xor(products[0], _left(mixed[1], 32))]
-        x = [_xor(_high(products[1]), mixed[0]), products[1],
-             _xor(_high(products[0]), mixed[1]), products[0]]  # fmt: skip
-        keys = [_low(keys[0] + _uint64(0x9E3779B9)), _low(keys[1] + _uint64(0xBB67AE85))]
+            return [
+                _xor(products[1], left(mixed[0], half)),
+                _xor(products[0], left(mixed[1], half)),
+            ]
+        x = [_xor(right(products[1], half), mixed[0]), products[1],
+             _xor(right(products[0], half), mixed[1]), products[0]]  # fmt: skip
 
 
 def counter_of(counter, place):
