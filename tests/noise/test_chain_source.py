@@ -1,5 +1,7 @@
 """Noise of a chain: the draws it is made of, exactly; its covariance over steps; its counters."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -172,6 +174,27 @@ def test_tables_of_several_widths_in_one_process():
             tf.constant([1, 5], tf.int64)
         )
         assert noisy.shape == (2, width) and np.all(noisy)
+
+
+def test_tables_of_one_width_share_their_programs(monkeypatch):
+    """Of each size one, however many tables: each takes most of a second to compile."""
+    for made_once in (chain_source._compiled_rows, chain_source._rows_of_any_number):
+        made_once.cache_clear()
+    compiled = mock.Mock(wraps=chain_source._released)
+    monkeypatch.setattr(chain_source, "_released", compiled)
+    tables = [tf.Variable(tf.zeros([V, D])) for _ in range(5)]
+    source = ChainSource(4)
+    source.build(tables)
+    source.begin(Correlation(M, 2))
+
+    def step(rows):
+        rows = [(table, rows, tf.zeros([tf.shape(rows)[0], D])) for table in tables]
+        return source.release([], Grid(1.0, 1.0, 9), rows=rows)
+
+    run = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)])
+    noisy = np.array(run(tf.constant([1, 5], tf.int64)))
+    assert compiled.call_count == 2  # a few rows, and many
+    assert len(np.unique(noisy)) == noisy.size == 5 * 2 * D
 
 
 def test_other_weights_in_a_chain_are_refused():

@@ -119,7 +119,10 @@ class ChainSource(CorrelatedSource):
         counts.scatter_update(tf.IndexedSlices(turns + 1, rows))
         # Rows that hold nothing draw beside the table, what no other row draws.
         rows, turns = tf.minimum(rows, size), tf.cast(turns, tf.int64)
-        release = _compiled_rows(self._bands, place, dtype)
+        # The upper word of a counter is that of table and turn: 2⁴⁸ turns a table, those of no table
+        # being the steps of dense weights. Not a constant of the program, which all tables share.
+        arguments = (tf.constant((place + 1) << _LOG_TURNS, tf.uint64), *arguments)
+        release = _compiled_rows(self._bands, dtype)
         if sums.shape.is_fully_defined():
             return by_pairs(release, sums, dtype, public, rows, turns, *arguments)
         of_width = _rows_of_any_number(release, dtype, sums.shape[1])
@@ -187,16 +190,13 @@ def _compiled(bands, dtype):
 
 
 @functools.cache
-def _compiled_rows(bands, place, dtype):
+def _compiled_rows(bands, dtype):
     @tf.function(jit_compile=True, autograph=False)
-    def run(values, public, rows, turns, key, first, coefficients, divisor):
+    def run(values, public, rows, turns, table, key, first, coefficients, divisor):
         """(S, d) sums of the rows (S,), of which each was selected `turns` (S,) times before."""
         numbers, pairs = on_grid.numbers_of(*public), apart(values)[0].shape[1]
         places = 2 * (rows[:, tf.newaxis] * pairs + tf.range(pairs, dtype=tf.int64))
         counters = [counter_of(first, tf.cast(places + one, tf.uint64)) for one in (0, 1)]
-        # The upper word is that of table and turn: 2⁴⁸ turns a table, those of no table being the
-        # steps of dense weights.
-        table = tf.constant((place + 1) << _LOG_TURNS, tf.uint64)
         own = tf.where(_backward(bands) <= turns[:, tf.newaxis], coefficients, 0.0)
         keys = keys_of_rounds(key)
 
