@@ -119,8 +119,8 @@ class ChainSource(CorrelatedSource):
         counts.scatter_update(tf.IndexedSlices(turns + 1, rows))
         # Rows that hold nothing draw beside the table, what no other row draws.
         rows, turns = tf.minimum(rows, size), tf.cast(turns, tf.int64)
-        # The upper word of a counter is that of table and turn: 2⁴⁸ turns a table, those of no table
-        # being the steps of dense weights. Not a constant of the program, which all tables share.
+        # The upper word of a counter is that of table and turn: 2⁴⁸ turns a table, those of no
+        # table being the steps of dense weights. All tables share the program: no constant of it.
         arguments = (tf.constant((place + 1) << _LOG_TURNS, tf.uint64), *arguments)
         release = _compiled_rows(self._bands, dtype)
         if sums.shape.is_fully_defined():
