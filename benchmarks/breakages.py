@@ -295,16 +295,34 @@ def records_of_a_stream_twice():
     kept_order.refuse_more_passes = lambda sampling, epochs, steps_per_epoch: None
 
 
+def records_of_a_stream_in_all_steps():
+    import itertools
+
+    from tfdp.data.samplers import stream
+
+    true = stream.dataset_of_rows
+
+    def first_batch_again(records, sampling, one_pass):
+        return true(
+            records, sampling,
+            lambda: itertools.repeat(next(iter(one_pass())), sampling.steps_per_epoch),
+        )  # fmt: skip
+
+    stream.dataset_of_rows = first_batch_again
+
+
 def keys_of_chains_saved():
-    from tfdp.optimizers import DPOptimizer
+    from tfdp.optimizers import DPOptimizer, saved_state
 
-    true = DPOptimizer.variables.fget
+    true, save = DPOptimizer.variables.fget, saved_state.save
 
-    def variables(self):
-        hidden = [] if self.noise_chain is None else self.noise_chain.variables
-        return true(self) + hidden
+    def hidden(self):
+        return [] if self.noise_chain is None else self.noise_chain.variables
 
-    DPOptimizer.variables = property(variables)
+    DPOptimizer.variables = property(lambda self: true(self) + hidden(self))
+    DPOptimizer.save_own_variables = lambda self, store: save(
+        store, self._variables + hidden(self), self.charging
+    )
 
 
 def turns_shared_by_tables():
@@ -324,6 +342,12 @@ def turns_shared_by_tables():
         return first_table
 
     chain_source._compiled_rows = functools.cache(one_table)
+
+
+def sensitivity_of_one_band():
+    from tfdp.accounting import banded_noise
+
+    banded_noise.BandedCorrelation.sensitivity = property(lambda self: 1.0)
 
 
 def bands_of_sampler_and_noise_differ():

@@ -40,12 +40,14 @@ from breakages import (
     padding_counted,
     participations_not_counted,
     parts_drawn_anew_in_each_round,
+    records_of_a_stream_in_all_steps,
     records_of_a_stream_twice,
     releases_not_charged,
     runs_named_one_after_another,
     seeds_by_default,
     selection_on_raw_counts,
     sensitivity_of_independent_noise,
+    sensitivity_of_one_band,
     separation_forgotten,
     shuffled_called_poisson,
     steps_not_charged,
@@ -62,7 +64,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 HERE = pathlib.Path(__file__).resolve().parent
 VARIABLE = "TFDP_BROKEN"
 
-CHAINS = "tests/noise/test_chain_source.py"
 FAULTS = "tests/contracts/test_faults.py::test_fault_"
 #: name -> (what breaks it, an attack of tfdp.audit or a test of the suite, trials)
 BROKEN = {
@@ -78,10 +79,16 @@ BROKEN = {
         participations_not_counted, "chain of correlated noise", 2000),
     "records of persons too soon": (
         separation_forgotten, "tests/data/test_stream.py", 0),
-    "steps of a chain draw alike": (steps_of_a_chain_draw_alike, CHAINS, 0),
-    "turns of rows shared by tables": (turns_shared_by_tables, CHAINS, 0),
-    "chains not charged again": (
-        chains_not_charged_again, "tests/training/test_chains.py::test_two_chains", 0),
+    "steps of a chain draw alike": (steps_of_a_chain_draw_alike, "chain of one pass", 2000),
+    "turns of rows shared by tables": (turns_shared_by_tables, "chains of rows", 2000),
+    "chains not charged again": (chains_not_charged_again, "several chains", 2000),
+    "records of a stream in all steps": (
+        records_of_a_stream_in_all_steps, "chain of one pass", 2000),
+    "steps of a chain draw alike, in fit": (
+        steps_of_a_chain_draw_alike, "canaries in a stream", 2000),
+    "banded matrix with the noise of one band": (
+        sensitivity_of_one_band, "banded matrix", 6000),
+    "noise of a banded matrix reused": (noise_reused, "banded matrix", 6000),
     "records of a stream twice": (
         records_of_a_stream_twice, "tests/training/test_chains.py::test_a_record", 0),
     "bands of sampler and noise differ": (
@@ -89,8 +96,7 @@ BROKEN = {
         0),
     "parts drawn anew in each round": (
         parts_drawn_anew_in_each_round, "tests/data/test_cyclic_poisson.py", 0),
-    "keys of chains saved": (
-        keys_of_chains_saved, "tests/training/test_chains.py::test_no_key", 0),
+    "keys of chains saved": (keys_of_chains_saved, "chain and its files", 2000),
     "untouched rows never survive": (untouched_rows_never_survive, "step with AdaFEST", 2000),
     "forward noise without clipping": (forward_noise_without_clipping, "forward noise", 4000),
     "frequencies without noise": (no_noise, "item frequencies", 500),

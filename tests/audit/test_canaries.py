@@ -20,10 +20,10 @@ from dp_accounting.pld import PLDAccountant
 from scipy import special, stats
 
 from tfdp import audit, cli
-from tfdp.audit import mixture_canaries, row_canaries
+from tfdp.audit import chain_games, mixture_canaries, row_canaries
 from tfdp.audit.bounds import epsilon_of_guesses
 from tfdp.data.releases import representations
-from tfdp.noise import NoiseSource
+from tfdp.noise import ChainSource, NoiseSource
 from tfdp.optimizers import logical_step
 from tfdp.selection import top_k
 from tfdp.selection.contribution_map import ContributionMap
@@ -44,6 +44,7 @@ EVENTS = {
         [steps(3.0, 0.5, 4), dp_accounting.LaplaceDpEvent(1.0)]
     ),
     "canaries in mixtures": steps(2.0, 0.25, 16),
+    "canaries in a stream": dp_accounting.GaussianDpEvent(2.0),
 }
 
 
@@ -68,7 +69,7 @@ def watched(monkeypatch, name):
 
     drawn = top_k._noisy
     monkeypatch.setattr(top_k, "_noisy", noisy)
-    for module in (row_canaries, mixture_canaries):
+    for module in (row_canaries, mixture_canaries, chain_games):
         monkeypatch.setattr(module, "one_run", one_run)
     return audit.play(name, CANARIES), seen
 
@@ -159,6 +160,13 @@ def mixtures_without_clipping(monkeypatch):
     monkeypatch.setattr(representations, "_clipped", lambda h, clip_norm: h.astype(np.float64))
 
 
+def steps_of_a_chain_draw_alike(monkeypatch):
+    true = ChainSource._next
+    monkeypatch.setattr(
+        ChainSource, "_next", lambda self: (tf.constant(3, tf.int64), true(self)[1])
+    )
+
+
 @pytest.mark.parametrize(
     "broken, name",
     [
@@ -167,6 +175,7 @@ def mixtures_without_clipping(monkeypatch):
         (choice_without_noise, "canary rows, FEST"),
         (mixtures_without_noise, "canaries in mixtures"),
         (mixtures_without_clipping, "canaries in mixtures"),
+        (steps_of_a_chain_draw_alike, "canaries in a stream"),
     ],
 )
 def test_trainers_that_show_who_was_in_are_refuted(monkeypatch, broken, name):

@@ -270,6 +270,7 @@ WRITERS = {
     "accounting/reports/budget_table.py plot": "settings alone",
     "accounting/reports/curves.py plot": TRAINING,
     "accounting/planner.py plot": "settings alone",
+    "audit/chain_games.py _Save.on_train_batch_end": "games on records that the audit makes",
     "audit/result.py plot": "games on records that the audit makes",
     "beam/draws.py _Write.process": DRAWS,
     "beam/sums.py _write": SECRET,

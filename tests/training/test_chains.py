@@ -390,6 +390,19 @@ def test_no_key_and_no_number_of_a_chain_is_in_what_is_saved(tmp_path):
     assert not [name for name in reader.get_variable_to_shape_map() if "chain" in name]
 
 
+def test_rows_on_several_replicas_are_refused():
+    """On several workers, too: each replica is one that is in sync."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = table_model(
+            tfdp.selection.AdaFEST(threshold=1.0), noise_multiplier=2.0, noise_correlation="auto",
+            num_examples=None, expected_batch_size=None,
+        )  # fmt: skip
+    with pytest.raises(PrivacyError, match="on one device only"):
+        model.fit(table_stream(4), verbose=0)
+    assert len(model.ledger) == 0 and model.optimizer.steps_taken == 0
+
+
 def test_a_loaded_optimizer_has_the_same_correlation():
     optimizer = chain_model(BandedInverse(3, learning_rates=[1.0, 0.5, 0.1])).optimizer
     loaded = tfdp.optimizers.DPOptimizer.from_config(optimizer.get_config())

@@ -2,6 +2,7 @@
 
 from tfdp import _validate
 from tfdp.audit.bounds import epsilon_of_scores
+from tfdp.audit.chain_games import canaries_in_a_stream
 from tfdp.audit.games import GAMES
 from tfdp.audit.mixture_canaries import mixtures
 from tfdp.audit.result import AuditResult
@@ -12,6 +13,7 @@ CANARIES = {
     "canary rows, AdaFEST": rows_under_adafest,
     "canary rows, FEST": rows_under_fest,
     "canaries in mixtures": mixtures,
+    "canaries in a stream": canaries_in_a_stream,
 }
 
 

@@ -12,24 +12,10 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.accounting import Ledger
-from tfdp.accounting.correlated_noise import inverse
+from tfdp.audit import chain_games
+from tfdp.audit.chain_games import Updates
 
 _N = 4
-
-
-class _Updates(keras.callbacks.Callback):
-    """By how much a step moved the first trained variable, for every step of a `fit`."""
-
-    def on_train_begin(self, logs=None):
-        self.seen, self._before = [], self._values()
-
-    def on_train_batch_end(self, batch, logs=None):
-        now = self._values()
-        self.seen.append(self._before - now)
-        self._before = now
-
-    def _values(self):
-        return self.model.trainable_variables[0].numpy().astype(np.float64)
 
 
 def _step_epsilon(model, delta):
@@ -51,7 +37,7 @@ def _linear(present, trials, delta, batch):
     x = np.zeros((_N, 1), np.float32)
     x[0] = 10.0 if present else 0.0
     data = tfdp.data.poisson_batches((x, x), batch, steps_per_epoch=trials)
-    updates = _Updates()
+    updates = Updates()
     model.fit(data, verbose=0, callbacks=[updates])
     return np.array(updates.seen).reshape(-1), _step_epsilon(model, delta)
 
@@ -83,47 +69,11 @@ def adafest_step(present, trials, delta):
         # Without it: the row is touched by nobody, and the place holds what nobody can see.
         x, y = np.array([[2], [2], [2], [2]]), np.zeros((_N, 1), np.float32)
     data = tfdp.data.poisson_batches((x, y), _N, steps_per_epoch=trials)
-    updates = _Updates()
+    updates = Updates()
     model.fit(data, verbose=0, callbacks=[updates])
     moved = np.array(updates.seen)[:, 1].reshape(-1)
     # A row that did not survive did not move at all.
     return np.where(moved == 0, -1.0, moved + 1.0), _step_epsilon(model, delta)
-
-
-def chain(present, trials, delta):
-    """A chain of correlated noise, σ = 1, all steps of which are seen; a person is in each of them.
-
-    Every row of a table is a trial: a person touches it in all eight steps, or nobody does. Noise
-    is taken back slowly, so that the sensitivity is far above 1, and above that of one step.
-    """
-    steps = 8
-    rows = keras.layers.Embedding(trials, 1, embeddings_initializer="zeros")
-    inputs, flat = keras.Input((1,), dtype="int32"), keras.layers.Flatten()
-    model = tfdp.make_private(keras.Sequential([inputs, rows, flat]))
-    optimizer = tfdp.optimizers.DPOptimizer(
-        keras.optimizers.SGD(float(trials)), noise_multiplier=1.0, clip_norm=1.0,
-        noise_correlation=tfdp.optimizers.BandedInverse(2, (1.0, -0.9)),
-    )  # fmt: skip
-    model.compile(optimizer, loss=lambda y, p: 10.0 * y[:, 0] * tf.reduce_sum(p, axis=-1))
-    persons = np.resize(np.arange(trials, dtype=np.int32), steps * trials)
-    y = np.full((steps * trials, 1), float(present), np.float32)
-    batches = tfdp.data.stream_batches(
-        (persons[:, np.newaxis], y), trials, privacy_ids=persons, max_participations=steps,
-        min_separation=1,
-    )  # fmt: skip
-    updates = _Updates()
-    model.fit(batches, verbose=0, callbacks=[updates])
-    ((mechanism, _),) = model.charge_history.private_runs
-    m = np.array(mechanism.correlation.coefficients)
-    released = np.array(updates.seen)[:, :, 0]
-    for t in range(1, steps):  # C₀y: each step without what it took back
-        for i in range(1, min(t, len(m) - 1) + 1):
-            released[t] -= m[i] * released[t - i]
-    # The person moves C₀y by the sum of all columns of C₀: the likelihood ratio.
-    shift = np.cumsum(inverse(m, steps))
-    # There are as many persons as trials: the ledger would ask for a smaller δ.
-    (entry,) = mechanism.entries(steps, "one chain")
-    return shift @ released, tfdp.accounting.epsilon(entry.event, delta)
 
 
 def forward_noise(present, trials, delta):
@@ -216,7 +166,12 @@ GAMES = {
     "step, full batch": full_batch_step,
     "step, Poisson sampled": poisson_step,
     "step with AdaFEST": adafest_step,
-    "chain of correlated noise": chain,
+    "chain of correlated noise": chain_games.chain,
+    "chain of one pass": chain_games.chain_of_one_pass,
+    "several chains": chain_games.several_chains,
+    "chain and its files": chain_games.chain_and_its_files,
+    "chains of rows": chain_games.chains_of_rows,
+    "banded matrix": chain_games.banded_matrix,
     "forward noise": forward_noise,
     "item frequencies": frequencies,
     "transitions": transitions,
