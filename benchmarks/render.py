@@ -61,6 +61,7 @@ PAGES = {
     "streaming.md": {
         "one pass over a log": tables_clicks.one_pass,
         "one pass over a log by tables": tables_clicks.one_pass_of_tables,
+        "one pass over millions": tables_clicks.one_pass_of_millions,
     },
     "two_towers.md": {
         "a made catalogue": tables_towers.catalogue,

@@ -88,6 +88,31 @@ def one_pass_of_tables():
     ]
 
 
+def one_pass_of_millions():
+    """Generated clicks from files, and what four weeks of them cost when one run crashes."""
+    found = read("clicks_stream")
+    lines = table("batches and noise", "AUC", "learning rate", "noise multiplier")
+    for run in found["runs"]:
+        cells = (f"{run['auc']:.4f}", f"{run['rate']:g}", f"{run['noise_multiplier']:.2f}")
+        lines.append(row(run["way"], *cells))
+    first, weeks = found["runs"][0], found["weeks"]
+    costs = [f"{one['epsilon']:.2f}" for one in weeks["runs"]]
+    return [
+        *lines,
+        "",
+        f"`benchmarks/clicks_stream.py`: {first['num_examples']:,} generated records from files, "
+        f"26 tables, AdaFEST, ε = {first['epsilon']:.2f}, δ = 1/(10·n), batches of "
+        f"{first['batch']:,}, one run each. The learning rate was chosen on a tenth as many "
+        "records of another seed.",
+        "",
+        f"A stream of four weeks with {weeks['persons_of_a_week']:,} other persons each, "
+        f"σ = {weeks['noise_multiplier']:g}: after one and after two weeks ε is {costs[0]} and "
+        f"{costs[1]}. The third week crashes in its middle; the run that goes on is a second chain "
+        f"of that week, and ε is {costs[3]} from then on, after the fourth week, too.",
+        "",
+    ]
+
+
 def _cells(epsilons, runs):
     by_epsilon = {e: [auc for found, auc in runs if found == e] for e in epsilons}
     return [_shown(values, 4) if values else "" for values in by_epsilon.values()]
