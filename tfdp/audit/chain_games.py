@@ -1,8 +1,8 @@
 """Noise that is correlated over steps, attacked by who sees what every step releases.
 
 The games are like those of `tfdp.audit.games`. Every row of a table is a trial of its own. Half of
-the rows are not scored: their covariance over steps is that of the noise, whatever the library
-states, and a noise that repeats itself leaves directions without any.
+the rows have no record and are not scored: their covariance over steps is that of the noise,
+whatever the library states, and a noise that repeats itself leaves directions without any.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _one_pass(present, trials, chains=1, sigma=1.0, steps=_STEPS, others=()):
     model = _model(rows, rows, tfdp.optimizers.BandedInverse(2, _M), sigma)
     ids = np.resize(np.arange(rows, dtype=np.int32), steps * rows)[:, np.newaxis]
     y = np.zeros((steps * rows, 1), np.float32)
-    y[:rows] = float(present)
+    y[:trials] = float(present)
     batches, updates = tfdp.data.stream_batches((ids, y), rows), Updates()
     for _ in range(chains):
         model.fit(batches, verbose=0, callbacks=[updates, *others])
@@ -217,7 +217,7 @@ def chains_of_rows(present, trials, delta):
     model.compile(optimizer, loss=_pull)
     own = np.resize(np.arange(rows), steps * rows)[:, np.newaxis]
     y = np.zeros((steps * rows, 2), np.float32)
-    y[:rows, 0] = float(present)
+    y[:trials, 0] = float(present)
     updates = Updates()
     model.fit(
         tfdp.data.stream_batches(({"one": own, "other": own}, y), rows), verbose=0,
@@ -240,7 +240,8 @@ def banded_matrix(present, trials, delta):
     batch, steps = rows * chance / bands, 2 * bands
     model = _model(rows, batch, tfdp.optimizers.BandedMatrix(bands, (1.0,) * bands), 1.0)
     ids = np.arange(rows, dtype=np.int32)[:, np.newaxis]
-    y = np.full((rows, 1), float(present), np.float32)
+    y = np.zeros((rows, 1), np.float32)
+    y[:trials] = float(present)
     updates = Updates()
     batches = tfdp.data.cyclic_poisson_batches((ids, y), batch, bands, steps_per_epoch=steps)
     model.fit(batches, verbose=0, callbacks=[updates])
