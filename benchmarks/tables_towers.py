@@ -48,7 +48,7 @@ def sequences(name, title):
             before = {
                 e: [r["before training"]["ndcg_10"] for r in runs] for e, runs in of_kind.items()
             }
-            rows["the same before training, at half of ε"] = before
+            rows["the same before training, at three quarters of ε"] = before
     rows["DPFormer"] = _of_dpformer(name)
     columns = (5.0, 8.0, 10.0, None)
     lines = table("NDCG@10 %", *(f"ε = {e:g}" if e else "no privacy" for e in columns))
