@@ -1,6 +1,7 @@
 """Every value of a table is read by itself: one odd record changes no other."""
 
 import datetime
+import decimal
 
 import numpy as np
 import pytest
@@ -119,4 +120,10 @@ def test_numbers_of_several_kinds_keep_their_values():
     mixed = single_values.as_array([7.5, LARGE])
     assert single_values.as_text(mixed).tolist() == ["7.5", str(LARGE)]
     assert single_values.as_integers(np.array([2**63], np.uint64)) is None
-    assert np.lexsort(single_values.times(np.array(["1.5", "1.25", "1"]))).tolist() == [2, 1, 0]
+    assert single_values.as_text(single_values.as_array([np.float32(7)])).tolist() == ["7"]
+    for times in (
+        np.array(["1.5", "1.25", "1"]), np.array([1.5, 1.25, 1]), np.float32([1.5, 1.25, 1]),
+        [1.5, decimal.Decimal("1.25"), 1], [np.int64(LARGE), float(LARGE - 1), np.float32(1.25)],
+    ):  # fmt: skip
+        keys = single_values.times(single_values.as_array(times))
+        assert np.lexsort(keys).tolist() == [2, 1, 0]

@@ -7,7 +7,9 @@ how all others are read, and no ε covers that.
 from __future__ import annotations
 
 import contextlib
+import decimal
 import math
+import numbers
 from typing import Any
 
 import numpy as np
@@ -54,7 +56,7 @@ def _written(value):
         return ""
     if isinstance(value, bytes):
         return value.decode()
-    if not (isinstance(value, float) and value.is_integer()):
+    if not (isinstance(value, (float, np.floating)) and value.is_integer()):
         return str(value)
     if abs(value) >= _EXACT:
         raise ValueError(
@@ -105,27 +107,29 @@ def times(column: np.ndarray) -> list[np.ndarray]:
         with contextlib.suppress(ValueError, OverflowError):
             return [column.astype(np.int64)]
     values = column.tolist()
-    numbers = [_number(value) for value in values]
-    if all(number is None for number in numbers):
+    found = [_number(value) for value in values]
+    if all(number is None for number in found):
         # numpy has no time zones: Z, which is UTC, is the only one that may stand there.
         return _dates([v.strip().rstrip("Z") if isinstance(v, str) else v for v in values])
-    if None in numbers:
+    if None in found:
         raise ValueError("a value is missing, or there are numbers and dates")
     # Of integers, float64 keeps 53 bits, which are too few for times in nanoseconds.
-    wholes = [math.floor(number) for number in numbers]
-    rests = [float(number - whole) for number, whole in zip(numbers, wholes, strict=True)]
+    wholes = [math.floor(number) for number in found]
+    rests = [float(number - whole) for number, whole in zip(found, wholes, strict=True)]
     return [np.array(rests), np.array(wholes, np.int64)]
 
 
 def _number(value):
-    if not isinstance(value, (str, bytes, int, float)):
-        return None
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return None
+    """An exact number, or None of what is none."""
+    if isinstance(value, (str, bytes)):
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
+                return kind(value)
+    elif isinstance(value, numbers.Integral):
+        return int(value)
+    elif isinstance(value, numbers.Real):
+        return float(value)
+    return value if isinstance(value, decimal.Decimal) else None
 
 
 def _dates(values):
