@@ -107,14 +107,16 @@ if os.path.exists(file):
         model = loaded if resume == "checkpoint" else None
 model = compiled(made() if model is None else model)
 
-class Watch(keras.callbacks.Callback):
-    def on_train_begin(self, logs=None):
-        say("begin", **state(self.model), **spent(self.model))
+class Steps(keras.callbacks.Callback):  # before what saves: no step is saved that is not in the log
     def on_train_batch_end(self, batch, logs=None):
         say("step", **state(self.model))
         self.steps = getattr(self, "steps", 0) + 1
         if self.steps == most:
             open(os.path.join(folder, "started"), "w").close()
+class Ends(keras.callbacks.Callback):  # after what loads
+    def on_train_begin(self, logs=None):
+        say("begin", **state(self.model), **spent(self.model))
+    def on_train_batch_end(self, batch, logs=None):
         time.sleep(0.02)
     def on_train_end(self, logs=None):
         say("end", **state(self.model), **spent(self.model))
@@ -133,10 +135,10 @@ if week:
 batches = tfdp.data.stream_batches((data, np.full((N, 1), 1e4, np.float32)), BATCH,
                                    privacy_ids=ids, period=period)
 freq = "epoch" if save_freq == "epoch" else int(save_freq)
-callbacks = [keras.callbacks.ModelCheckpoint(file, save_freq=freq), Watch()]
+callbacks = [Steps(), keras.callbacks.ModelCheckpoint(file, save_freq=freq), Ends()]
 if resume == "backup":
     backup = os.path.join(folder, f"backup {{week}}")
-    callbacks.insert(0, tfdp.distribution.BackupAndRestore(backup, save_freq=freq))
+    callbacks.insert(1, tfdp.distribution.BackupAndRestore(backup, save_freq=freq))
 try:
     model.fit(batches, epochs=2, steps_per_epoch=STEPS // 2, verbose=0, callbacks=callbacks)
 except Exception as error:
@@ -200,7 +202,11 @@ def judge(lines, tally, draws):
 
 def _compare(line, known, begun, tally):
     chains, steps = known
-    tally["lost"] += line["in_weights"] != steps
+    if line["in_weights"] != steps:
+        tally["lost"] += 1
+        print(
+            f"{line['what']}: {line['in_weights']} steps in the weights, {steps} known", flush=True
+        )
     if "chains" not in line:
         return
     tally[f"{line['what']}: compared"] += 1

@@ -94,6 +94,33 @@ def mixed_up(x, seeds):
     return weight * x + (1 - weight) * tf.gather(x, order)
 
 
+def twice(function):
+    """Multiplies each example by numbers of its own, and uses these once more."""
+
+    def call(x, seeds):
+        own = keras.random.normal(ops.shape(x), seed=seeds)
+        return function(x * own, own)
+
+    return drawn(call)
+
+
+def of_both_axes(x, seeds):
+    own = keras.random.normal((ops.shape(x)[0], ops.shape(x)[0]), seed=seeds)
+    return x * (own + ops.transpose(own))[:, :1]
+
+
+def by_steps(h, own):
+    return tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, h + own[:1]), (0, h))[1]
+
+
+def drawn_in_a_loop(x):
+    def step(i, h):
+        own = tf.random.normal(tf.shape(h))
+        return i + 1, h * own + own[:1]
+
+    return tf.while_loop(lambda i, h: i < 2, step, (0, x))[1]
+
+
 def now_and_then(function):
     def call(x, seeds):
         return ops.cond(keras.random.uniform((), seed=seeds) < 0.1, lambda: function(x), lambda: x)
@@ -209,6 +236,19 @@ MIXING = {
 }  # fmt: skip
 
 
+#: Each example has random numbers of its own, which others use as well.
+DRAWN_TWICE = {
+    "the first one's": (twice(lambda h, own: h + own[:1]), "StridedSlice"),
+    "their mean": (twice(lambda h, own: h + mean(own)), "Mean"),
+    "a table of them": (twice(lambda h, own: h + tf.gather(own, tf.argmax(h, 1))), "GatherV2"),
+    "one that decides": (
+        twice(lambda h, own: tf.cond(own[0, 0] > 0, lambda: h, lambda: -h)), "StridedSlice"),
+    "in all steps": (twice(by_steps), "StridedSlice"),
+    "of each step": (drawn_in_a_loop, "StridedSlice"),
+    "for both axes": (drawn(of_both_axes), "several axes"),
+}  # fmt: skip
+
+
 def own_places(x):
     best = tf.argmax(x, 1, output_type=tf.int32)
     rows = tf.range(tf.shape(x)[0])
@@ -235,6 +275,18 @@ APART = {
     "dropout": Maker(lambda: layers.Dropout(0.5)),
     "noise": Maker(lambda: layers.GaussianNoise(0.1)),
     "own noise": lambda x: x + tf.random.normal(tf.shape(x)),
+    "own numbers twice": twice(lambda h, own: h + tf.reduce_mean(own, 1, keepdims=True)),
+    "own numbers, sorted": twice(lambda h, own: h + tf.sort(own)),
+    "own numbers and a number of all": twice(lambda h, own: h + own * tf.random.normal([1, 4])),
+    "own numbers in a loop": lambda x: tf.while_loop(
+        lambda i, h: i < 2, lambda i, h: (i + 1, h + tf.random.normal(tf.shape(h))), (0, x))[1],
+    "own numbers in a map": lambda x: tf.map_fn(
+        lambda pair: pair[0] * pair[1], (x, tf.random.normal(tf.shape(x))),
+        fn_output_signature=tf.float32),
+    "own numbers in a vectorized map": lambda x: tf.vectorized_map(
+        lambda row: row * tf.random.normal([4]), x),
+    "own draws in a branch": twice(
+        lambda h, own: tf.cond(tf.random.uniform(()) < 0.5, lambda: h * own, lambda: h)),
     "drawn once": lambda x: x * tf.random.stateless_uniform(tf.shape(x)[1:], [1, 2]),
     "map": lambda x: tf.map_fn(lambda row: row * tf.reduce_sum(row), x),
     "vectorized map": lambda x: tf.vectorized_map(lambda row: row * tf.reduce_sum(row), x),

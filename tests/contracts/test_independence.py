@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from mixing import APART, LOSSES, MIXING, Function, Maker, mean
+from mixing import APART, DRAWN_TWICE, LOSSES, MIXING, Function, Maker, mean
 from networks import Queries
 
 import tfdp
@@ -60,6 +60,14 @@ def test_layers_that_mix_are_refused_by_operation_and_layer(name):
         if name not in ("numpy", "how many differ"):
             assert "SharedNegatives" in str(refusal.value)
             assert re.match("Layer '(function|multi_head_attention)|Model", str(refusal.value))
+
+
+@pytest.mark.parametrize("name", DRAWN_TWICE)
+def test_random_numbers_of_one_example_that_others_use_are_refused(name):
+    made, what = DRAWN_TWICE[name]
+    base = sequential(layers.Dense(D), layer_of(made), layers.Dense(1))
+    with pytest.raises(PrivacyError, match=f"random numbers of one draw in two ways.*{what}"):
+        examine(base)
 
 
 @pytest.mark.parametrize("name", APART)

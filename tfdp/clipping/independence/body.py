@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.clipping.independence import search
+from tfdp.clipping.independence.alike import Alike
 from tfdp.clipping.independence.registry import RULES, SOURCES, Call
 from tfdp.clipping.independence.values import (
     PLACES,
@@ -48,7 +49,9 @@ class Body:
         self._alike = {}
 
     def value(self, tensor):
-        return self.values.get(tensor.name, PUBLIC)
+        if tensor.name in self.values:
+            return self.values[tensor.name]
+        return self.walk.drawn.get((id(self.graph), tensor.name), PUBLIC)
 
     def root(self, tensor):
         """(body, tensor) that this tensor is a copy of, as far out as possible."""
@@ -147,10 +150,14 @@ class Body:
         """
         body, tensor = self.root(tensor)
         key = tensor.name, rows
-        if key not in body._alike:
-            body._alike[key] = ""  # of the state of a loop: unless its body says otherwise
-            body._alike[key] = body._unlike(tensor, rows)
-        return body._alike[key]
+        found = body._alike.get(key)
+        if found is None:
+            # The state of a loop is alike, unless the loop's body says otherwise.
+            found = body._alike[key] = Alike(tensor, rows)
+            with found.within(self.walk):
+                found.why = body._unlike(tensor, rows)
+        self.walk.alike.because.append(found)
+        return found.why
 
     def _unlike(self, tensor, rows):
         op = tensor.op
@@ -258,12 +265,14 @@ class Body:
             for before in self._before(op, given, tensor, rows) if op.type in RULES else ():
                 values = [PUBLIC] * len(op.inputs)
                 values[i] = before
+                tried = len(self.walk.alike.because)
                 found = Call(self, op, values, may_search=False).result()[tensor.value_index]
                 reason = found.what if isinstance(found, Joined) else PLACES
                 if found == rows:
                     reason = self.unlike(given, before)
                     if not reason:
                         return ""
+                del self.walk.alike.because[tried:]
                 why = reason if reason not in (PLACES, search.NO_RULE) else why
         return why
 

@@ -292,7 +292,8 @@ def _repeated(body, op, rows):
     return "" if rows.inner % size == 0 else body.unlike(given, Rows(axis, rows.inner))
 
 
-_DRAWS = """
+#: Operations that draw random numbers.
+DRAWS = """
 StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomUniform StatelessRandomUniformV2
 StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2 StatelessRandomUniformInt
 StatelessRandomUniformIntV2 StatelessTruncatedNormal StatelessTruncatedNormalV2
@@ -308,7 +309,7 @@ FIXED_SEED = (
 )
 
 
-@source(*_DRAWS)
+@source(*DRAWS)
 def _drawn(body, op, rows):
     """Numbers of one law; by a fixed seed they are those of the places, in every step."""
     if _has_fixed_seed(body, op):

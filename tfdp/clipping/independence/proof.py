@@ -1,5 +1,6 @@
 """The verdict on a step: its results are proved to be single examples' own, or it is refused."""
 
+from tfdp.clipping.independence.operations import DRAWS
 from tfdp.clipping.independence.values import PUBLIC, Joined, Rows, is_of_examples
 from tfdp.clipping.plan.refusals import WAY_OUT
 from tfdp.errors import PrivacyError
@@ -11,7 +12,9 @@ def examine(
     """Proves that row i of each result is a function of example i, and of what is public.
 
     At a probe that holds nothing of the examples it proves more: that row i changes row i alone.
-    There the gradient of a row is taken for that of its example, whoever looks at the row.
+    There the gradient of a row is taken for that of its example, whoever looks at the row. It
+    proves the same of random numbers that each example has its own of: they are its own only if
+    nothing else looks at them.
 
     Args:
         walk: a `Walk`.
@@ -43,13 +46,22 @@ def examine(
     for probe in probes:
         _refuse_other_axes(body.value(probe), probe, where)
     public = [probe for probe in probes if body.value(probe) is PUBLIC]
-    if public:
-        given = given | {probe.name: Rows(0) for probe in public}
-        body = walk.outermost(graph, given, units, start, only)
-        for value in map(body.value, results):
-            if value != Rows(0):
-                message = _message_of_rows(public, value, lambda op: where(walk.outer(op)))
-                raise PrivacyError(message)
+    draws = walk.alike.draws(DRAWS)
+
+    def wrong(own, drawn):
+        """What a result holds if probes and random numbers are taken for single examples' own."""
+        walk.drawn = drawn
+        body = walk.outermost(graph, given | own, units, start, only)
+        return next((v for v in map(body.value, results) if v != Rows(0)), None)
+
+    own = {probe.name: Rows(0) for probe in public}
+    value = wrong(own, draws) if own or draws else None
+    if value is not None:
+        of_probes = wrong(own, {})
+        outer = lambda op: where(walk.outer(op))  # noqa: E731
+        if of_probes is None:
+            raise PrivacyError(_message_of_draws(value, outer))
+        raise PrivacyError(_message_of_rows(public, of_probes, outer))
     return tuple(walk.searched)
 
 
@@ -74,6 +86,21 @@ def _message_of_rows(public, value, where):
         "changes. Make the tensor without the batch axis, for example of a fixed number of rows; "
         "for negatives there is `tfdp.layers.SharedNegatives`."
     )
+
+
+def _message_of_draws(value, where):
+    who, what = "The model", ""
+    if isinstance(value, Joined):
+        who, what = where(value.op), f" ({_operation(value.op)} {value.what})"
+    return (
+        f"{who} uses random numbers of one draw in two ways: each example has numbers of its own, "
+        f"and other examples use them too{what}. Examples would then depend on their positions in "
+        "the batch. Draw the numbers of each example and those that all examples share separately."
+    )
+
+
+def _operation(op):
+    return f"operation {op.name!r} ({op.type})"
 
 
 def _message(value, where, way_out):

@@ -91,7 +91,10 @@ class Call:
     def searched(self):
         """What the outputs hold, found by values: there is no rule, or none that fits."""
         if self.may_search:
-            return search.outputs(self)
+            found, key = self.body.walk.found_by_search, (id(self.op), tuple(self.values))
+            if key not in found:
+                found[key] = search.outputs(self)
+            return found[key]
         return [Joined(self.op, search.NO_RULE, known=False)] * len(self.op.outputs)
 
     def result(self):

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import function_graphs, has_own_gradient, tapes_record
 from tfdp.clipping.independence import search
+from tfdp.clipping.independence.alike import Alike
 from tfdp.clipping.independence.body import Body
 from tfdp.clipping.independence.registry import RULES, THOROUGH, Call, together
 from tfdp.clipping.independence.values import PUBLIC, Joined, One, Rows, is_of_examples, met_by
@@ -48,16 +49,23 @@ class Walk:
 
     Attributes:
         searched: names of types of operations for which values were searched.
+        alike: the public tensors that met examples and are alike for all.
+        drawn: dict of (id of a graph, name of a tensor) to the `Rows` of random numbers that are
+            taken for those of single examples; the others are public.
     """
 
     def __init__(self, batch_size, generators=frozenset(), gradients=True):
         self.batch_size = batch_size
         self.gradients = gradients
         self.searched = {}
+        self.alike = Alike()
+        self.drawn = {}
         self.generators = generators
         self.number_of_bodies = 0
         self._graphs = {}
         self._callers = {}
+        self._kept_apart = {}
+        self.found_by_search = {}
         self.constants = {}
 
     def outer(self, op):
@@ -92,7 +100,11 @@ class Walk:
         given = [t for t, v in zip(unit.inputs, inputs, strict=True) if v is not PUBLIC]
         if len(given) < len(inputs) or not all(t.shape.is_fully_defined() for t in given):
             return
-        if unit.run is None or search.keeps_apart(unit.run, given, self.batch_size):
+        if id(unit) not in self._kept_apart:
+            self._kept_apart[id(unit)] = unit.run is None or search.keeps_apart(
+                unit.run, given, self.batch_size
+            )
+        if self._kept_apart[id(unit)]:
             if unit.run is not None:
                 self.searched[unit.name] = unit
             body.values.update({t.name: Rows(0) for t in unit.outputs})
