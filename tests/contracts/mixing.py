@@ -285,6 +285,8 @@ APART = {
         fn_output_signature=tf.float32),
     "own numbers in a vectorized map": lambda x: tf.vectorized_map(
         lambda row: row * tf.random.normal([4]), x),
+    "own columns of two squares": lambda x: x * tf.transpose(
+        tf.random.normal([tf.shape(x)[0]] * 2) + tf.random.normal([tf.shape(x)[0]] * 2))[:, :1],
     "own draws in a branch": twice(
         lambda h, own: tf.cond(tf.random.uniform(()) < 0.5, lambda: h * own, lambda: h)),
     "drawn once": lambda x: x * tf.random.stateless_uniform(tf.shape(x)[1:], [1, 2]),

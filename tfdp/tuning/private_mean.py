@@ -1,6 +1,7 @@
 """A score on private records, released with noise."""
 
 import contextlib
+import secrets
 from collections.abc import Callable
 
 import dp_accounting
@@ -9,6 +10,8 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from tfdp import _validate
+from tfdp.accounting import LedgerEntry
+from tfdp.accounting.charges.sampling import PERSON
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.sampling.persons import checked_ids
 from tfdp.noise import Grid, NoiseSource
@@ -18,7 +21,7 @@ _noted = []
 
 @contextlib.contextmanager
 def means_released():
-    """Gives a list of the `PrivateMean` of every release that is made inside of it."""
+    """Gives a list of every release that is made inside of it: `PrivateMean`, `LedgerEntry`."""
     found = []
     _noted.append(found)
     try:
@@ -34,8 +37,9 @@ class PrivateMean:
     `noise_multiplier`·bound on the sum is one Gaussian mechanism, `.event`. The sum is divided by
     `num_examples`, which is public. Scores that are not finite count as 0. With `privacy_ids` the
     mean is over persons, each with the mean score of their records: one person changes the sum by
-    at most `bound`. If scores or ids were made with another release, that release costs extra: the
-    mean carries its charge, as arrays do, and a tuning run charges it.
+    at most `bound`. The mean carries its charge, as arrays do. If scores or ids were made with
+    another release, that release costs extra, and the mean carries its charge, too. A tuning run
+    charges all of them.
 
     Args:
         values: function from a trained model to one score for each record, an array (n,). Record
@@ -90,13 +94,28 @@ class PrivateMean:
         return dp_accounting.GaussianDpEvent(float(self.noise_multiplier))
 
     def __call__(self, model):
-        """The noisy mean, a float; an array without axes where it carries a charge.
+        """The noisy mean, an array without axes that carries its charge.
 
-        Each call is a release.
+        Each call is a release. If you publish it beside a model, charge the model:
+        `model.charge("mean score", mean.event)`.
         """
+        details = {
+            "kind": "release",
+            "mechanism": "gaussian",
+            "noise_multiplier": float(self.noise_multiplier),
+            "num_examples": self.num_examples,
+            "release": secrets.token_hex(8),
+        }
+        if self.is_about_persons:
+            details["unit"] = PERSON
+        entry = LedgerEntry("mean score of private records", self.event, 1, details)
         for found in list(_noted):
-            found.append(self)
-        values = self.values(model)
+            found.append((self, entry))
+        mean, origin = self._mean(self.values(model))
+        return Origin.all_of([Origin((entry,)), origin]).on(mean)
+
+    def _mean(self, values):
+        """The noisy mean of (n,) scores, and the `Origin` of what it was made with."""
         origin = Origin.all_of([Origin.of(values), self._origin])
         values = np.asarray(values, np.float64)
         records = self.num_examples if self._persons is None else len(self._persons)
@@ -113,8 +132,7 @@ class PrivateMean:
         total = tf.constant([values.sum()], tf.float64)
         grid = Grid(self.noise_multiplier * self.bound, self.bound, 1)
         (noisy,) = NoiseSource().release([total], grid, dtype=tf.float64)
-        mean = float(noisy[0]) / self.num_examples
-        return origin.on(mean) if origin else mean
+        return float(noisy[0]) / self.num_examples, origin
 
     def _of_persons(self, values):
         counts = np.bincount(self._persons)

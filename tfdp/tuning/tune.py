@@ -194,15 +194,17 @@ def _run(train, score, earlier):
             "Argument `score` must not train, because its training could not be charged as a "
             "part of the run. Train in `train`."
         )
-    if means != ([score] if isinstance(score, PrivateMean) else []):
+    if [mean for mean, _ in means] != ([score] if isinstance(score, PrivateMean) else []):
         raise PrivacyError(
             "Argument `score` must be the PrivateMean itself if it uses private records: the "
             "cost of a PrivateMean that a function calls would not be charged. To minimise an "
             "error, let the PrivateMean's `values` return the bound minus the error."
         )
     origin = Origin.of(given)
+    of_means = [entry for _, entry in means]  # `_entry` charges them, once for all runs
     for entry in origin.releases:
-        history.charge(entry)
+        if entry not in of_means:
+            history.charge(entry)
     unnamed = [entry.label for entry in history.releases if "release" not in entry.details]
     if unnamed:
         raise PrivacyError(
