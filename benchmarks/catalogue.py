@@ -6,7 +6,7 @@ A user has a taste t, of which the model sees a rotation, and picks one item wit
 proportion to e^{⟨t, ψ(x)⟩}: ranking by ⟨t, ψ(x)⟩ is the best there is. The item tower is dense,
 tanh, dense, so that it can be ψ, and the user tower is dense. One pair is one user.
 
-    python benchmarks/catalogue.py [--side 317] [--epsilons 3 8] [--out FILE]
+    python benchmarks/catalogue.py [--side 1000] [--epsilons 3 8] [--out FILE]
 """
 
 import argparse
@@ -110,7 +110,7 @@ def run(world, epsilon, noise_at, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--side", type=int, default=317)
+    parser.add_argument("--side", type=int, default=1000)
     parser.add_argument("--users", type=int, default=200_000)
     parser.add_argument("--epsilons", type=float, nargs="*", default=[8.0, 3.0])
     parser.add_argument("--noise-at", nargs="*", default=["vectors", "weights"])
