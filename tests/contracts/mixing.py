@@ -109,6 +109,33 @@ def of_both_axes(x, seeds):
     return x * (own + ops.transpose(own))[:, :1]
 
 
+def twice_by_key(function):
+    """Multiplies each example by numbers of its own, and gives the key of the draw once more."""
+
+    def call(x, seeds):
+        key = tf.cast(seeds.next(), tf.int32)
+        return function(x * tf.random.stateless_normal(tf.shape(x), key), key)
+
+    return drawn(call)
+
+
+def of_other_places(h, key):
+    wider = tf.random.stateless_normal(
+        [tf.shape(h)[0], 8], tf.cast(tf.cast(key, tf.int64), tf.int32)
+    )
+    return h + wider[:, 4:]
+
+
+def in_steps(function):
+    return lambda h, key: tf.while_loop(
+        lambda i, h: i < 2, lambda i, h: (i + 1, function(h, key)), (0, h))[1]  # fmt: skip
+
+
+def by_operation_seed(x):
+    own = tf.random.normal(tf.shape(x), seed=5)
+    return x * own + tf.random.normal([tf.shape(x)[0], 8], seed=5)[:, 4:]
+
+
 def by_steps(h, own):
     return tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, h + own[:1]), (0, h))[1]
 
@@ -246,6 +273,15 @@ DRAWN_TWICE = {
     "in all steps": (twice(by_steps), "StridedSlice"),
     "of each step": (drawn_in_a_loop, "StridedSlice"),
     "for both axes": (drawn(of_both_axes), "several axes"),
+    "by one key in other places": (twice_by_key(of_other_places), "another shape or law"),
+    "by one key and another law": (twice_by_key(lambda h, key: h + tf.random.stateless_uniform(
+        tf.shape(h), key)), "another shape or law"),
+    "by one key for all": (twice_by_key(lambda h, key: h + tf.random.stateless_normal(
+        [1, 4], key)), "another shape or law"),
+    "by one key, the first one's": (twice_by_key(lambda h, key: h + tf.random.stateless_normal(
+        tf.shape(h), key)[:1]), "StridedSlice"),
+    "by one key in a loop": (twice_by_key(in_steps(of_other_places)), "another shape or law"),
+    "by one seed of operations": (by_operation_seed, "another shape or law"),
 }  # fmt: skip
 
 
@@ -275,20 +311,6 @@ APART = {
     "dropout": Maker(lambda: layers.Dropout(0.5)),
     "noise": Maker(lambda: layers.GaussianNoise(0.1)),
     "own noise": lambda x: x + tf.random.normal(tf.shape(x)),
-    "own numbers twice": twice(lambda h, own: h + tf.reduce_mean(own, 1, keepdims=True)),
-    "own numbers, sorted": twice(lambda h, own: h + tf.sort(own)),
-    "own numbers and a number of all": twice(lambda h, own: h + own * tf.random.normal([1, 4])),
-    "own numbers in a loop": lambda x: tf.while_loop(
-        lambda i, h: i < 2, lambda i, h: (i + 1, h + tf.random.normal(tf.shape(h))), (0, x))[1],
-    "own numbers in a map": lambda x: tf.map_fn(
-        lambda pair: pair[0] * pair[1], (x, tf.random.normal(tf.shape(x))),
-        fn_output_signature=tf.float32),
-    "own numbers in a vectorized map": lambda x: tf.vectorized_map(
-        lambda row: row * tf.random.normal([4]), x),
-    "own columns of two squares": lambda x: x * tf.transpose(
-        tf.random.normal([tf.shape(x)[0]] * 2) + tf.random.normal([tf.shape(x)[0]] * 2))[:, :1],
-    "own draws in a branch": twice(
-        lambda h, own: tf.cond(tf.random.uniform(()) < 0.5, lambda: h * own, lambda: h)),
     "drawn once": lambda x: x * tf.random.stateless_uniform(tf.shape(x)[1:], [1, 2]),
     "map": lambda x: tf.map_fn(lambda row: row * tf.reduce_sum(row), x),
     "vectorized map": lambda x: tf.vectorized_map(lambda row: row * tf.reduce_sum(row), x),
@@ -314,6 +336,30 @@ APART = {
         x[:, :, None] * x[:, None, :] + tf.eye(4))[:, None],
     "area": lambda x: tf.reshape(
         tf.image.resize(tf.reshape(x, [-1, 2, 2, 1]), (2, 2), "area"), [-1, 4]),
+}  # fmt: skip
+
+#: Those whose examples have random numbers of their own; all are proved, too.
+DRAWN_APART = {
+    "own numbers twice": twice(lambda h, own: h + tf.reduce_mean(own, 1, keepdims=True)),
+    "own numbers, sorted": twice(lambda h, own: h + tf.sort(own)),
+    "own numbers and a number of all": twice(lambda h, own: h + own * tf.random.normal([1, 4])),
+    "own numbers in a loop": lambda x: tf.while_loop(
+        lambda i, h: i < 2, lambda i, h: (i + 1, h + tf.random.normal(tf.shape(h))), (0, x))[1],
+    "own numbers in a map": lambda x: tf.map_fn(
+        lambda pair: pair[0] * pair[1], (x, tf.random.normal(tf.shape(x))),
+        fn_output_signature=tf.float32),
+    "own numbers in a vectorized map": lambda x: tf.vectorized_map(
+        lambda row: row * tf.random.normal([4]), x),
+    "own columns of two squares": lambda x: x * tf.transpose(
+        tf.random.normal([tf.shape(x)[0]] * 2) + tf.random.normal([tf.shape(x)[0]] * 2))[:, :1],
+    "own numbers by one key": twice_by_key(
+        lambda h, key: h + tf.random.stateless_normal(tf.shape(h), key)),
+    "own numbers by one key in a loop": twice_by_key(in_steps(
+        lambda h, key: h + tf.random.stateless_normal(tf.shape(h), key))),
+    "own numbers by a split key": twice_by_key(
+        lambda h, key: h + tf.random.stateless_uniform(tf.shape(h), key + 1)),
+    "own draws in a branch": twice(
+        lambda h, own: tf.cond(tf.random.uniform(()) < 0.5, lambda: h * own, lambda: h)),
 }  # fmt: skip
 
 #: Losses (labels, outputs) that mix.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from mixing import APART, DRAWN_TWICE, LOSSES, MIXING, Function, Maker, mean
+from mixing import APART, DRAWN_APART, DRAWN_TWICE, LOSSES, MIXING, Function, Maker, mean
 from networks import Queries
 
 import tfdp
@@ -70,9 +70,10 @@ def test_random_numbers_of_one_example_that_others_use_are_refused(name):
         examine(base)
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("name", APART | DRAWN_APART)
 def test_layers_that_treat_each_example_by_itself_are_proved(name):
-    notes = examine(sequential(layers.Dense(D), layer_of(APART[name]), layers.Dense(1)))
+    made = layer_of((APART | DRAWN_APART)[name])
+    notes = examine(sequential(layers.Dense(D), made, layers.Dense(1)))
     assert notes.remarks == (independence.PROVED,) and not notes.assumptions
 
 

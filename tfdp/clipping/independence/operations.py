@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tfdp.clipping.independence.draws import FIXED_SEED, has_fixed_seed, random_by_parameter
 from tfdp.clipping.independence.registry import rule, source, together
 from tfdp.clipping.independence.values import PLACES, PUBLIC, Rows
 
@@ -84,7 +85,7 @@ def _elementwise(call):
     if call.op.type == "Bitcast" and call.rank(0) != call.op.outputs[0].shape.rank:
         return call.values[0] if call.values[0].axis < call.rank(0) - 1 else unknown(call)
     if call.op.type in ("StatelessRandomGammaV3", "RandomGamma"):
-        return _random_by_parameter(call)
+        return random_by_parameter(call)
     return broadcast(call)
 
 
@@ -98,17 +99,6 @@ def joined_of(call):
     held = [v for v in call.values if v is not PUBLIC]
     value = together(call, held)
     return call.joined("keeps no place for each example") if isinstance(value, Rows) else value
-
-
-def _random_by_parameter(call):
-    """Numbers of a law whose parameter, the last input, is by example."""
-    ((i, rows),) = call.rows()
-    if i != len(call.op.inputs) - 1:
-        return unknown(call)
-    if _has_fixed_seed(call.body, call.op):
-        return call.joined(FIXED_SEED)
-    outer = call.op.outputs[0].shape.rank - call.rank(i)
-    return Rows(rows.axis + outer, rows.inner)
 
 
 @rule(*_REDUCTIONS)
@@ -134,7 +124,7 @@ def _register_last_axes(count, types):
             return unknown(call)
         if call.values[0].axis >= call.rank(0) - count:
             return call.joined("joins the examples of the batch")
-        if call.op.type == "StatelessMultinomial" and _has_fixed_seed(call.body, call.op):
+        if call.op.type == "StatelessMultinomial" and has_fixed_seed(call.body, call.op):
             return call.joined(FIXED_SEED)
         if call.op.type == "MatrixDiagV3":  # of several diagonals, the axis before is theirs
             diagonals = call.constant(1)
@@ -290,47 +280,3 @@ def _repeated(body, op, rows):
     if not size:
         return "has an unknown shape"
     return "" if rows.inner % size == 0 else body.unlike(given, Rows(axis, rows.inner))
-
-
-#: Operations that draw random numbers.
-DRAWS = """
-StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomUniform StatelessRandomUniformV2
-StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2 StatelessRandomUniformInt
-StatelessRandomUniformIntV2 StatelessTruncatedNormal StatelessTruncatedNormalV2
-StatelessRandomGammaV2 StatelessRandomGammaV3 StatelessRandomPoisson StatelessRandomBinomial
-StatelessParameterizedTruncatedNormal
-RandomGamma RandomPoisson RandomPoissonV2 RandomStandardNormal RandomUniform RandomUniformInt
-StatefulRandomBinomial StatefulStandardNormal StatefulStandardNormalV2 StatefulTruncatedNormal
-StatefulUniform StatefulUniformFullInt StatefulUniformInt TruncatedNormal
-""".split()
-FIXED_SEED = (
-    "gives each position of the batch random numbers from a fixed seed (draw them with a "
-    "`keras.random.SeedGenerator` of the layer)"
-)
-
-
-@source(*DRAWS)
-def _drawn(body, op, rows):
-    """Numbers of one law; by a fixed seed they are those of the places, in every step."""
-    if _has_fixed_seed(body, op):
-        return FIXED_SEED
-    # Of parameters that are arrays, the last inputs, each place may have its own.
-    parameters = [t for t, arg in zip(op.inputs, op.op_def.input_arg, strict=False)
-                  if arg.name in _PARAMETERS and t.shape.rank]  # fmt: skip
-    rank = op.outputs[0].shape.rank
-    for given in parameters:
-        own = rows.axis - (rank - given.shape.rank)
-        why = body.unlike(given, Rows(own, rows.inner)) if own >= 0 else ""
-        if why:
-            return why
-    return ""
-
-
-def _has_fixed_seed(body, op):
-    """Whether random numbers are keyed, and by nothing that goes on from step to step."""
-    keys = [t for t, arg in zip(op.inputs, op.op_def.input_arg, strict=False)
-            if arg.name in ("seed", "key")]  # fmt: skip
-    return bool(keys) and not any(map(body.is_fresh, keys))
-
-
-_PARAMETERS = ("alpha", "rate", "lam", "counts", "probs", "means", "stddevs", "minvals", "maxvals")

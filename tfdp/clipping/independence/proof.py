@@ -1,6 +1,6 @@
 """The verdict on a step: its results are proved to be single examples' own, or it is refused."""
 
-from tfdp.clipping.independence.operations import DRAWS
+from tfdp.clipping.independence.draws import DRAWS, of_one_key
 from tfdp.clipping.independence.values import PUBLIC, Joined, Rows, is_of_examples
 from tfdp.clipping.plan.refusals import WAY_OUT
 from tfdp.errors import PrivacyError
@@ -46,7 +46,7 @@ def examine(
     for probe in probes:
         _refuse_other_axes(body.value(probe), probe, where)
     public = [probe for probe in probes if body.value(probe) is PUBLIC]
-    draws = walk.alike.draws(DRAWS)
+    draws = of_one_key(walk, walk.alike.draws(DRAWS))
 
     def wrong(own, drawn):
         """What a result holds if probes and random numbers are taken for single examples' own."""

@@ -9,6 +9,7 @@ from tfdp._compat.tensorflow import function_graphs, has_own_gradient, tapes_rec
 from tfdp.clipping.independence import search
 from tfdp.clipping.independence.alike import Alike
 from tfdp.clipping.independence.body import Body
+from tfdp.clipping.independence.draws import DRAWS, note_draw
 from tfdp.clipping.independence.registry import RULES, THOROUGH, Call, together
 from tfdp.clipping.independence.values import PUBLIC, Joined, One, Rows, is_of_examples, met_by
 
@@ -52,6 +53,8 @@ class Walk:
         alike: the public tensors that met examples and are alike for all.
         drawn: dict of (id of a graph, name of a tensor) to the `Rows` of random numbers that are
             taken for those of single examples; the others are public.
+        draws: of each random key, what is drawn with it.
+        numbers: of tensors, the same for those that are computed in the same way.
     """
 
     def __init__(self, batch_size, generators=frozenset(), gradients=True):
@@ -60,6 +63,8 @@ class Walk:
         self.searched = {}
         self.alike = Alike()
         self.drawn = {}
+        self.draws = {}
+        self.numbers = {}
         self.generators = generators
         self.number_of_bodies = 0
         self._graphs = {}
@@ -115,6 +120,8 @@ class Walk:
         for place, op in enumerate(operations, start):
             for unit in body.units.get(place, ()):
                 self._search_unit(body, unit)
+            if op.type in DRAWS:
+                note_draw(body, op)
             if op.type == "Placeholder" or not op.inputs:
                 continue
             if only is not None and op.name not in only:
