@@ -357,7 +357,8 @@ DRAWN_APART = {
     "own numbers by one key in a loop": twice_by_key(in_steps(
         lambda h, key: h + tf.random.stateless_normal(tf.shape(h), key))),
     "own numbers by a split key": twice_by_key(
-        lambda h, key: h + tf.random.stateless_uniform(tf.shape(h), key + 1)),
+        lambda h, key: h + tf.random.stateless_uniform(tf.shape(h), key + 1)
+        + tf.random.stateless_normal(tf.shape(h), key + 2)),
     "own draws in a branch": twice(
         lambda h, own: tf.cond(tf.random.uniform(()) < 0.5, lambda: h * own, lambda: h)),
 }  # fmt: skip
