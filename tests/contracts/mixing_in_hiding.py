@@ -96,6 +96,26 @@ def late_places(x):
     return x * tf.while_loop(lambda i, r, s: i < 3, step, state)[1][:, None]
 
 
+def places_used_in_the_loop(x):
+    state = (0, x[:, 0], tf.zeros(B), tf.zeros(B))
+    step = lambda i, h, r, s: (i + 1, h + h * r, s, s + PLACES)  # noqa: E731
+    return x * tf.while_loop(lambda i, *_: i < 4, step, state)[1][:, None]
+
+
+def ended_by_another_counter(start, step):
+    """A list that is filled up to the place where the loop ends, by a counter of its own."""
+
+    def call(x):
+        rows = tf.TensorArray(tf.float32, B, element_shape=(4,)).unstack(tf.zeros([B, 4]))
+        _, _, rows = tf.while_loop(
+            lambda i, n, rows: n < B,
+            lambda i, n, rows: (i + 1, n + step, rows.write(i, tf.gather(x, i))),
+            (0, start, rows))  # fmt: skip
+        return x + rows.stack()
+
+    return call
+
+
 def second_of_each_pair(x):
     ids = np.array([0, 0, *range(2, 2 * B)])
     return tf.reshape(tf.math.unsorted_segment_sum(tf.reshape(x, [2 * B, 2]), ids, 2 * B), [B, 4])
@@ -165,6 +185,9 @@ HIDDEN = {
     "one place of a list": lambda x: x + tf.TensorArray(tf.float32, B, element_shape=(4,)).write(
         2, tf.gather(x, 2)).stack(),
     "a list of places": list_of_places, "places after two steps": late_places,
+    "places after two steps, used in the loop": places_used_in_the_loop,
+    "ended by a counter that is faster": ended_by_another_counter(0, 2),
+    "ended by a counter that began earlier": ended_by_another_counter(3, 1),
     "contrast of one image": (lambda x: tf.image.adjust_contrast(x, 3.0), (4, 3)),
     "places in the batch": image(lambda x: x + tf.cast(tf.nn.max_pool_with_argmax(
         x, 1, 1, "SAME", include_batch_in_index=True)[1], tf.float32)),

@@ -195,14 +195,18 @@ class Body:
     def visits_each(self, index):
         """Whether this loop comes to places 0, 1, … of B, and uses their numbers as such alone."""
         body, counter = self.root(index)
-        if body is not self or counter.name not in self.initial:
-            return False
-        before, after = self.initial[counter.name]
-        if self.caller[0].constant(before) != 0 or not self._is_next(counter, after):
+        if body is not self or not self._counts_from_zero(counter):
             return False
         states = [t for t in self.graph.inputs if t.name in self.initial]
         counted = [t for t in states if self.value(t) is PUBLIC and t.dtype != tf.variant]
         return all(map(self._only_counts, counted)) and self._goes_on(self.condition.outputs[0])
+
+    def _counts_from_zero(self, state):
+        """Whether a tensor is a state of this loop that is 0, 1, 2, … in its steps."""
+        if state.name not in self.initial:
+            return False
+        before, after = self.initial[state.name]
+        return self.caller[0].constant(before) == 0 and self._is_next(state, after)
 
     def _is_next(self, counter, after):
         op = self.root(after)[1].op
@@ -239,24 +243,36 @@ class Body:
 
     def _goes_on(self, tensor):
         """Whether the loop's condition holds for all of B steps."""
-        op, inputs = tensor.op, self.condition.inputs
+        op = tensor.op
         if op.type == "Identity":
             return self._goes_on(op.inputs[0])
         if op.type == "LogicalAnd":
             return all(map(self._goes_on, op.inputs))
         if op.type != "Less":
             return False
-        bound, names = op.inputs[1], [t.name for t in inputs]
-        value = tf.get_static_value(bound)
-        if value is None and bound.name in names:
-            source = self.root(self.graph.inputs[names.index(bound.name)])
+        counter, bound = map(self._in_condition, op.inputs)
+        if counter is None or not self._counts_from_zero(counter):
+            return False
+        value = tf.get_static_value(op.inputs[1])
+        if value is None and bound is not None:
+            source = self.root(bound)
             value = source[0].constant(source[1]) if source[0] is not self else None
         return value is not None and value >= self.walk.batch_size
 
+    def _in_condition(self, tensor):
+        """The body's input that a tensor of the loop's condition is; None for other tensors."""
+        while tensor.op.type == "Identity":
+            tensor = tensor.op.inputs[0]
+        names = [t.name for t in self.condition.inputs]
+        return self.graph.inputs[names.index(tensor.name)] if tensor.name in names else None
+
     def broken_assumption(self):
         """Why the state of a loop is not alike after a step, though it was before."""
-        public = [(t, rows) for t, rows in self.assumed if self.value(t) is PUBLIC]
-        return next(filter(None, (self.unlike(t, rows) for t, rows in public)), "")
+        for tensor, rows in self.assumed:  # which grows by what a state was made of, in turn
+            why = self.unlike(tensor, rows) if self.value(tensor) is PUBLIC else ""
+            if why:
+                return why
+        return ""
 
     def _unlike_inputs(self, tensor, rows):
         """By the operation's rule: where it brings what is alike in an input to these `Rows`."""
