@@ -11,6 +11,7 @@ from keras import ops
 B = 8
 PLACES = np.arange(B, dtype="float32")
 SEED, FIVE = tf.Variable([1, 2]), tf.Variable([5.0], trainable=False)
+SEEDS = tf.Variable([[1, 2], [3, 4]])
 NOTHING = tf.Variable([0.0], trainable=False)
 
 
@@ -135,6 +136,11 @@ def saturated(x):
         tf.reduce_max(tf.nn.softmax(1e3 * tf.reshape(x, [1, -1]))), 0.5, 1.0)  # fmt: skip
 
 
+def seeded(seed):
+    """Random numbers from the seed that a function gives."""
+    return lambda x: x * tf.random.stateless_uniform(tf.shape(x), seed())
+
+
 def tiled_seed(x):
     return x * tf.while_loop(
         lambda i, h: i < 2,
@@ -199,6 +205,11 @@ HIDDEN = {
         tf.random.stateless_gamma(tf.shape(x), [1, 2], alpha=tf.abs(x) + 1.0)),
     "a seed that nobody changes": lambda x: x * tf.random.stateless_uniform(tf.shape(x), SEED),
     "a seed of steps": tiled_seed,
+    "a seed from a list of seeds": seeded(lambda: tf.gather(SEEDS, 0)),
+    "a seed from a function": seeded(in_function(lambda: SEED + 1)),
+    "a seed from a branch": seeded(lambda: tf.cond(SEED[0] > 0, lambda: SEED + 1, lambda: SEED)),
+    "a seed from a loop": seeded(lambda: tf.while_loop(
+        lambda i, s: i < 2, lambda i, s: (i + 1, s + SEED), (0, tf.zeros([2], tf.int32)))[1]),
     "diagonals": (lambda x: x + tf.linalg.diag(x, k=(0, B - 1))[:, :B], (8,)),
     "unequal parts": lambda x: x + tf.stack(
         [tf.reduce_sum(p, 0) for p in tf.split(x, [2, 0] + [1] * (B - 2))]),
@@ -371,6 +382,8 @@ INNOCENT = {
         (0, tf.zeros_like(x)))[1],
     "until it is small": lambda x: tf.map_fn(lambda row: tf.while_loop(
         lambda h: tf.norm(h) > 1.0, lambda h: (h * 0.5,), (row,), maximum_iterations=20)[0], x),
+    "a seed that is drawn in a function": lambda x: x * tf.random.stateless_uniform(
+        tf.shape(x), in_function(lambda: tf.random.uniform([2], 0, 9, tf.int32))()),
     "shifted by a draw": noisy_shift, "the two largest": scattered_top_k,
     "one order of time for all": lambda x: tf.gather(
         x, tf.random.shuffle(tf.range(6)), axis=1),

@@ -14,6 +14,7 @@ from tfdp.clipping.independence.values import (
     Rows,
     axis_after_reshape,
 )
+from tfdp.clipping.plan.draws import draws_anew
 
 #: Operations that leave numbers as they are.
 _MOVES = frozenset({"BroadcastTo", "Cast", "ExpandDims", "Reshape", "Squeeze", "Tile", "Transpose"})
@@ -99,9 +100,7 @@ class Body:
     def is_fresh(self, tensor):
         """Whether a key is made of the state of a generator, which goes on with each step."""
         return any(
-            op.name in self.walk.generators
-            # It draws anew by itself.
-            or (op.op_def.is_stateful and op.type not in ("ReadVariableOp", "Placeholder"))
+            op.name in self.walk.generators or draws_anew(op.graph, op)
             for op in self._made_by(tensor)
         )
 

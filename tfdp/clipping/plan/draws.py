@@ -105,6 +105,26 @@ class Draws:
         return None
 
 
+def draws_anew(graph, op):
+    """Whether an operation draws other random numbers each time, or a function that it calls.
+
+    Args:
+        graph: the operation's graph.
+        op: a `tf.Operation`.
+    """
+    pending, seen, functions = [op.node_def], set(), None
+    while pending:
+        node = pending.pop()
+        if node.op.startswith(_STATEFUL):
+            return True
+        called = called_by(node) - seen
+        if called and functions is None:
+            functions = {f.signature.name: f for f in graph.as_graph_def().library.function}
+        seen |= called
+        pending += [n for name in called & set(functions or ()) for n in functions[name].node_def]
+    return False
+
+
 def _draws(kind):
     return kind.startswith(_KEYED) and not kind.startswith(_WITHOUT_NUMBERS)
 
