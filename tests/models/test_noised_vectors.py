@@ -170,19 +170,25 @@ def test_noise_at_the_vectors_has_the_deviation_that_is_charged(num_negatives, a
     assert np.all(np.abs(variances - times) <= 6 * np.sqrt(2 / 512) * times)
 
 
-def test_micro_batches_make_the_update_of_the_whole_batch():
-    updates = []
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_micro_batches_make_the_update_of_the_whole_batch(jit_compile):
+    updates, batch = [], tuple(map(tf.constant, BATCH))
     for size in (None, 5):
         keras.utils.set_random_seed(0)
         model = compiled(two_towers(None), microbatch_size=size)
-        if size is None:
-            sums = sums_of(model)
-        else:
-            batch = tuple(map(tf.constant, BATCH))
-            model.clipping_plan(batch)
-            sums = step.sums_of_microbatches(model, batch, tf.zeros(USERS, tf.int32), None)
-        variables = trained_variables(model)
-        model.optimizer.apply_clipped_sums(sums, variables, [None] * len(variables))
+
+        def run(model=model, size=size):
+            with compiling(jit_compile):
+                if size is None:
+                    sums = sums_of(model)
+                else:
+                    sums = step.sums_of_microbatches(model, batch, tf.zeros(USERS, tf.int32), None)
+                variables = trained_variables(model)
+                model.optimizer.apply_clipped_sums(sums, variables, [None] * len(variables))
+
+        model.clipping_plan(batch)
+        model.optimizer.build(trained_variables(model))
+        tf.function(run, autograph=False, jit_compile=jit_compile)() if jit_compile else run()
         updates.append([np.array(v) for v in model.trainable_variables])
     for whole, parts in zip(*updates, strict=True):
         np.testing.assert_allclose(parts, whole, atol=2e-6)

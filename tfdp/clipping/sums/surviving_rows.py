@@ -144,7 +144,9 @@ def _search(survivors, ids):
 def _surviving(gradient, survivors):
     """The `Gradient` of look-ups that is left of a `RowGradients`, or a `SharedRowGradients`."""
     if isinstance(gradient, SharedRowGradients):
-        return _SharedAndKept(gradient, _with_public(survivors, gradient.ids))
+        has_all = getattr(gradient.variable, "takes_all", False)
+        rows = survivors if has_all else _with_public(survivors, gradient.ids)
+        return _SharedAndKept(gradient, rows)
     # XLA compiles for a number of look-ups that is known, and fuses the choice with what follows.
     return (_MaskedRows if is_compiling() else _KeptRows)(gradient, survivors)
 
