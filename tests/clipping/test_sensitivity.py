@@ -18,6 +18,7 @@ from tfdp.clipping.sums.factors import CLIPPING, clip_factors
 from tfdp.clipping.sums.gradients import variable_gradient
 from tfdp.clipping.sums.products import UNDERFLOW
 from tfdp.noise.grid import sum_rounding
+from tfdp.runtime.wide_sums import dense
 from tfdp.runtime.xla import compiling
 
 CLIP_NORM = 0.7
@@ -439,22 +440,53 @@ def test_a_look_up_that_takes_back_the_head_leaves_the_sum_of_the_others(positio
 
 FORMS = {
     "per example": lambda g: PerExampleGradients(g),
-    "outer products": lambda g: OuterProduct(tf.ones([len(g), 1, 1]), g[:, tf.newaxis]),
-    "rows": lambda g: Rows(tf.zeros([len(g), 1], tf.int32), g[:, tf.newaxis]),
+    "outer products": lambda g: OuterProduct(tf.ones([g.shape[0], 1, 1]), g[:, tf.newaxis]),
+    "rows": lambda g: Rows(tf.zeros([g.shape[0], 1], tf.int32), g[:, tf.newaxis]),
 }
+
+
+def clipped_sum_of(form, g, width):
+    """The sum of gradients (n, width) that nobody clips."""
+    shape = (width,) if form == "per example" else (1, width)
+    contributions = [FORMS[form](tf.convert_to_tensor(g))]
+    gradient = variable_gradient(types.SimpleNamespace(shape=shape), contributions)
+    parts = gradient.clipped_sum(tf.ones(g.shape[0]), tf.ones(g.shape[0], tf.bool))
+    return tf.reshape(dense(parts), [width])
+
+
+def surviving_sum_of(g):
+    rows = tf.zeros([g.shape[0], 1], tf.int64)
+    gradient = variable_gradient(
+        types.SimpleNamespace(shape=(1, 1)), [Rows(rows, g[:, tf.newaxis])]
+    )
+    kept = surviving_rows._surviving(gradient, tf.constant([0], tf.int64))
+    return kept.clipped_sum(tf.ones(g.shape[0]), tf.ones(g.shape[0], tf.bool)).values[0]
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("form", [*FORMS, "surviving rows"])
+def test_no_example_decides_how_a_sum_rounds_many_others(form, jit_compile):
+    """With it the sum so far stays above a power of two, below which float32 is twice as fine."""
+    size, half = 65_536, 32_768
+    others = np.full(size, -0.99 * 2.0**-9, np.float32)  # just too little to move what is above
+    others[1:half], others[half] = 1.0, 0.5
+    sums = []
+
+    @functools.partial(tf.function, jit_compile=jit_compile, autograph=False)
+    def run(g):
+        with compiling(jit_compile):
+            return surviving_sum_of(g) if form == "surviving rows" else clipped_sum_of(form, g, 1)
+
+    for own in (0.0, 1.0):
+        others[0] = own
+        sums.append(run(tf.constant(others[:, np.newaxis])).numpy().astype(np.float64))
+    assert np.linalg.norm(sums[1] - sums[0]) <= 1 + sum_rounding(size)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_float32_sums_of_many_aligned_examples_move_by_what_is_charged(form):
-    class Variable:
-        shape = (256,) if form == "per example" else (1, 256)
-
     def clipped_sum(g):
-        gradient = variable_gradient(Variable(), [FORMS[form](tf.constant(g))])
-        found = gradient.clipped_sum(tf.ones(len(g)), tf.ones(len(g), tf.bool))
-        if isinstance(found, tf.IndexedSlices):
-            found = tf.math.unsorted_segment_sum(found.values, found.indices, 1)
-        return found.numpy().astype(np.float64)
+        return clipped_sum_of(form, g, 256).numpy().astype(np.float64)
 
     size = 16_384
     g = 1 + 0.5 * np.random.default_rng(0).normal(size=(size, 256))

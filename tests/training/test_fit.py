@@ -12,6 +12,7 @@ from eager_steps import EAGER, eager_model, fit_steps
 
 import tfdp
 from tfdp.errors import BudgetError, PrivacyError
+from tfdp.noise import sum_rounding
 from tfdp.training import dp_model
 from tfdp.training import step as private_step
 from tfdp.training.checks import preflight
@@ -388,6 +389,31 @@ def test_settings_cannot_change_after_they_were_charged(small):
     with pytest.raises(AttributeError):
         model.optimizer.noise_multiplier = 9.0
     assert model.ledger == ledger
+
+
+def test_micro_batches_add_up_to_what_one_example_moves_by_its_norm(small):
+    """With it the sum so far stays above a power of two, below which float32 is twice as fine."""
+    size, half, together = 16_384, 8192, 16
+    gradients = np.full((size, 1), -0.99 * 2.0**-11 / together, np.float32)
+    gradients[1:half], gradients[half] = 1.0, 0.5
+    gradients[half + 1 : half + together] = 0.0
+    base = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model = small.model(
+        tfdp.make_private(base, validate=False), lambda y, output: y * output, noise_multiplier=0.0,
+        clip_norm=1.01, microbatch_size=together, num_examples=size, expected_batch_size=size,
+    )  # fmt: skip
+    x = tf.ones([size, 1])
+    model.clipping_plan(x)
+
+    @tf.function(autograph=False)
+    def run(y):
+        return private_step.sums_of_microbatches(model, x, y, None)[0][0, 0]
+
+    sums = []
+    for own in (0.0, 1.0):
+        gradients[0] = own
+        sums.append(float(run(tf.constant(gradients))))
+    assert sums[1] - sums[0] == pytest.approx(1.0, abs=sum_rounding(size))
 
 
 def test_mixed_bfloat16_trains(small):

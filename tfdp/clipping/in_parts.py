@@ -17,6 +17,7 @@ from tfdp.clipping.sums.forms import Gradient
 from tfdp.clipping.sums.gradients import variable_gradient
 from tfdp.clipping.sums.products import SUMMED, UNDERFLOW, sum_of_squares
 from tfdp.clipping.sums.rule_results import contributions_of
+from tfdp.runtime.wide_sums import wide
 
 # Numbers in the gradients of the examples that are looked at together, at one probe.
 _TOGETHER = 1 << 21
@@ -96,15 +97,16 @@ class GradientsInParts:
             # Layers may compute in 16 bits: such a sum of a batch would lose single examples.
             terms = [tf.cast(g, tf.float32) for g in (*gradients, *formed)]
             pairs = zip(sums, terms, strict=True)
-            return i + 1, *(s + tf.tensordot(clips[i], g, 1) for s, g in pairs)
+            return i + 1, *(s + wide(tf.tensordot(clips[i], g, 1)) for s, g in pairs)
 
         zeros = [tf.zeros(p.shape) for p in self._probes]
         formed = _formed(self._pairs([z[tf.newaxis] for z in zeros], 1))
         _, *sums = tf.while_loop(
-            lambda i, *_: i < count, one, (0, *zeros, *(tf.zeros(f.shape[1:]) for f in formed)),
+            lambda i, *_: i < count, one,
+            (0, *map(wide, zeros), *(wide(tf.zeros(f.shape[1:])) for f in formed)),
             parallel_iterations=1, maximum_iterations=count,
         )  # fmt: skip
-        whole = [total[tf.newaxis] for total in sums]
+        whole = [tf.cast(total, tf.float32)[tf.newaxis] for total in sums]
         formed = iter(whole[len(zeros) :])
         return [
             (v, PerExampleGradients(next(formed)) if isinstance(c, PerExampleGradients) else c)

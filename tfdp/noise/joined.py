@@ -4,6 +4,8 @@ import math
 
 import tensorflow as tf
 
+from tfdp.runtime.wide_sums import dense, sums_of_segments
+
 # So many values of several tensors are copied next to each other, to be released at once.
 LARGEST_JOINED = 1 << 24
 # Tensors that begin at such a place share the memory of the draw: TensorFlow aligns to 64 bytes.
@@ -56,7 +58,7 @@ class Joined:
             self._unit = math.lcm(_LINE, width)
             self.values = self._of_rows(tensors, width)
         elif len(tensors) == 1:
-            self.values = tf.reshape(tf.convert_to_tensor(tensors[0]), [-1])
+            self.values = tf.reshape(dense(tensors[0]), [-1])
         else:
             self.values = self._of_tensors(tensors)
 
@@ -91,7 +93,7 @@ class Joined:
             rows.append(parts)
             places.append(own + start)
             start += units * self._unit // width
-        total = tf.math.unsorted_segment_sum(tf.concat(rows, 0), tf.concat(places, 0), start)
+        total = sums_of_segments(tf.concat(rows, 0), tf.concat(places, 0), start)
         return tf.reshape(total, [-1])
 
     def _of_tensors(self, tensors):
@@ -99,7 +101,7 @@ class Joined:
         for tensor, units in zip(tensors, self._units(), strict=True):
             # Along the last of two axes: of vectors, XLA for CPUs would make the choice of a tensor
             # a part of each draw, one value at a time.
-            flat.append(tf.reshape(tf.convert_to_tensor(tensor), [1, -1]))
+            flat.append(tf.reshape(dense(tensor), [1, -1]))
             missing = units * self._unit - flat[-1].shape[1]
             if missing:
                 flat.append(tf.zeros([1, missing], flat[-1].dtype))

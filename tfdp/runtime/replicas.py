@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdp.errors import PrivacyError
 from tfdp.runtime.strategies import traces_once
+from tfdp.runtime.wide_sums import dense
 
 
 def run_once_per_step(function, *parts):
@@ -79,7 +80,7 @@ def all_reduce_sum(tensors):
     context = _replica_context()
     if context.num_replicas_in_sync == 1 or not tensors:
         return list(tensors)
-    tensors = [tf.convert_to_tensor(t) for t in tensors]
+    tensors = [dense(t) for t in tensors]
     return list(context.all_reduce(tf.distribute.ReduceOp.SUM, tensors))
 
 

@@ -12,6 +12,7 @@ from tfdp.clipping.plan.side_effects import no_writes
 from tfdp.clipping.recording import trained_variables
 from tfdp.clipping.sums.surviving_rows import SurvivorSums
 from tfdp.optimizers.gradient_scales import scales_of
+from tfdp.runtime.wide_sums import dense, wide
 from tfdp.training.checks import independence, preflight
 from tfdp.training.present_rows import MetricsOfPresentRows, has_metrics
 from tfdp.training.row_selection import restrict_to_survivors, vector_rows
@@ -78,14 +79,14 @@ def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
 
     def zeros(i):
         shape = variables[i].shape
-        return tf.zeros([tf.size(rows[i]), *shape[1:]] if i in rows else shape, tf.float32)
+        return wide(tf.zeros([tf.size(rows[i]), *shape[1:]] if i in rows else shape, tf.float32))
 
     def body(i_batch, totals):
         advances.begin_again()
         part = tf.nest.map_structure(lambda t: t if t is None else t[i_batch], data)
         sums = sums_of_batch(model, *part, survivors)
         return i_batch + 1, [
-            t + tf.cast(tf.convert_to_tensor(sums[i].values if i in rows else sums[i]), tf.float32)
+            t + tf.cast(dense(sums[i].values if i in rows else sums[i]), t.dtype)
             for i, t in zip(pieces, totals, strict=True)
         ]
 
@@ -104,6 +105,7 @@ def sums_of_microbatches(model, x, y, sample_weight, survivors=None):
     advances.end()
     sums = [None] * len(variables)
     for i, total in zip(pieces, totals, strict=True):
+        total = tf.cast(total, tf.float32)
         sums[i] = SurvivorSums(rows[i], total) if i in rows else total
     return sums
 

@@ -13,14 +13,16 @@ from tfdp.clipping.sums.products import (
     gram_rounding,
     lengths_of_products,
     squared_norms_one_by_one,
-    sum_of_rows,
     sum_of_squares,
     sum_of_squares_of_rows,
 )
+from tfdp.runtime.wide_sums import sum_of_rows, sums_of_segments, weighted_sum
 from tfdp.runtime.xla import is_compiling, platform
 
 # From so many look-ups of an example on, comparing all pairs of them takes longer than hashing.
 _MANY_IDS = 100
+# Products of so few numbers are added up one by one.
+_FEW = 16
 
 
 def scale(x, factors):
@@ -97,7 +99,7 @@ class PerExampleForm(Gradient):
         if is_compiling():  # XLA for CPUs reads such a product's matrix column by column
             total = sum_of_rows(flat * factors[:, tf.newaxis])
         else:
-            total = tf.linalg.matvec(flat, factors, transpose_a=True)
+            total = weighted_sum(flat, factors)
         return tf.reshape(total, self.variable.shape)
 
 
@@ -110,9 +112,9 @@ class Outer(Gradient):
         self.left = join([c.left for c in contributions])
         self.right = join([c.right for c in contributions])
         self.parts = (self.left, self.right)
-        # XLA for CPUs reads the matrix of a product with one column column by column.
-        by_columns = is_compiling() and platform() == "CPU"
-        self.is_product = not by_columns or 1 < min(self.left.shape[2], self.right.shape[2])
+        # Libraries add up products of one column, or of few numbers, in float32 from end to end.
+        p, r = self.left.shape[2], self.right.shape[2]
+        self.is_product = (1 < min(p, r) and p * r > _FEW) or platform() == "TPU"
         self.strategy = cost.strategy(self.left.shape[1], self.left.shape[2], self.right.shape[2])
 
     def per_example(self):
@@ -143,9 +145,20 @@ class Outer(Gradient):
         right = tf.reshape(right, [-1, right.shape[2]])
         if self.is_product:
             matrix = tf.matmul(left, right, transpose_a=True)
-        else:  # one of them has one column
-            matrix = tf.reshape(sum_of_rows(left * right), [left.shape[1], right.shape[1]])
+        else:
+            matrix = _sum_of_products(left, right)
         return self.layout.to_variable(matrix, self.variable.shape)
+
+
+def _sum_of_products(left, right):
+    """leftᵀ·right (p, r) of (n, p) and (n, r): of few numbers, or of one column."""
+    p, r = left.shape[1], right.shape[1]
+    if is_compiling() or 1 < min(p, r):
+        products = tf.reshape(left[:, :, tf.newaxis] * right[:, tf.newaxis], [-1, p * r])
+        total = sum_of_rows(products)
+    else:
+        total = weighted_sum(right, left[:, 0]) if p == 1 else weighted_sum(left, right[:, 0])
+    return tf.reshape(total, [p, r])
 
 
 class RowGradients(Gradient):
@@ -273,9 +286,8 @@ class Tied(Gradient):
     def sum_of(self, parts, factors):
         values, *outer = parts
         rows = self.rows.sum_of([values], factors)
-        return self.outer.sum_of(outer, factors) + tf.math.unsorted_segment_sum(
-            rows.values, rows.indices, self.variable.shape[0]
-        )
+        looked_up = sums_of_segments(rows.values, rows.indices, self.variable.shape[0])
+        return self.outer.sum_of(outer, factors) + looked_up
 
 
 def in_rows(ids, values, shape):

@@ -33,8 +33,6 @@ _TOGETHER_UNDER_XLA = {"CPU": 1, "TPU": 128}
 _FEW = 1 << 17
 # So many sums side by side in vector instructions.
 _LANES = 4
-# From so many rows on, those of a product that XLA computes are added up in parts.
-_MANY_ROWS = 256
 # Squares below this are flushed to zero.
 UNDERFLOW = 1.2e-38
 
@@ -65,17 +63,6 @@ def sum_of_squares(x):
 def sum_of_squares_of_rows(x):
     """(B, T, d) to (B, T) float64."""
     return tf.reduce_sum(tf.square(tf.cast(x, tf.float64)), axis=2)
-
-
-def sum_of_rows(x):
-    """(n, d) to (d,), of products that XLA has not computed yet."""
-    n, d = x.shape
-    if platform() != "CPU" or n is None or n <= _MANY_ROWS:
-        return tf.reduce_sum(x, axis=0)
-    # XLA for CPUs adds up 32 terms where it makes them; of more it writes all to memory first.
-    blocks = -(-n // 32)
-    x = tf.pad(x, [[0, blocks * 32 - n], [0, 0]])
-    return tf.reduce_sum(tf.reduce_sum(tf.reshape(x, [blocks, 32, d]), axis=1), axis=0)
 
 
 def product_of_present(x, matrix):

@@ -12,6 +12,7 @@ from tfdp.clipping.sums.products import POSITIVE, UNDERFLOW, sum_of_squares
 from tfdp.clipping.sums.shared_rows import SharedRowGradients
 from tfdp.errors import PrivacyError
 from tfdp.runtime import ordering
+from tfdp.runtime.wide_sums import sums_of_segments
 from tfdp.runtime.xla import is_compiling
 
 _BEYOND = tf.int64.max
@@ -230,5 +231,5 @@ class _KeptRows(Gradient):
 
 
 def _sums_of_rows(values, place, survivors):
-    sums = tf.math.unsorted_segment_sum(values, place, tf.size(survivors))
+    sums = sums_of_segments(values, place, tf.size(survivors))
     return SurvivorSums(survivors, sums)
