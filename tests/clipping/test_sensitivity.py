@@ -463,8 +463,21 @@ def surviving_sum_of(g):
     return kept.clipped_sum(tf.ones(g.shape[0]), tf.ones(g.shape[0], tf.bool)).values[0]
 
 
+def sum_of_small_products(g):
+    left, right = tf.ones([g.shape[0], 1, 2]), tf.repeat(g[:, tf.newaxis], 3, axis=2)
+    gradient = variable_gradient(types.SimpleNamespace(shape=(2, 3)), [OuterProduct(left, right)])
+    return gradient.clipped_sum(tf.ones(g.shape[0]), tf.ones(g.shape[0], tf.bool))[0, :1]
+
+
+SUMS = {
+    **{form: functools.partial(clipped_sum_of, form, width=1) for form in FORMS},
+    "small products": sum_of_small_products,
+    "surviving rows": surviving_sum_of,
+}
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("form", [*FORMS, "surviving rows"])
+@pytest.mark.parametrize("form", SUMS)
 def test_no_example_decides_how_a_sum_rounds_many_others(form, jit_compile):
     """With it the sum so far stays above a power of two, below which float32 is twice as fine."""
     size, half = 65_536, 32_768
@@ -475,7 +488,7 @@ def test_no_example_decides_how_a_sum_rounds_many_others(form, jit_compile):
     @functools.partial(tf.function, jit_compile=jit_compile, autograph=False)
     def run(g):
         with compiling(jit_compile):
-            return surviving_sum_of(g) if form == "surviving rows" else clipped_sum_of(form, g, 1)
+            return SUMS[form](g=g)
 
     for own in (0.0, 1.0):
         others[0] = own

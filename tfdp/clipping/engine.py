@@ -280,8 +280,8 @@ def clipped_sums(model, result, clip_norm, clipping, layer_shares=None, scales=N
     Formal guarantees: adding or removing one unit (an example, or a person) changes the sum of the
     clipped gradients, seen as one vector, by at most clip_norm·(1 + 1e-6) in l2 norm. The norms are
     raised by their rounding bound before the factors are taken, so that float32 cancellation cannot
-    break this. The sum itself is made in float32: how its rounding follows one of B units adds up
-    to B·2⁻²³ of clip_norm, for which `noise.grid.sum_rounding` raises the noise (docs/noise.md,
+    break this. The sum itself is rounded to float32: how that follows one of B units adds up to
+    B·2⁻²³ of clip_norm, for which `noise.grid.sum_rounding` raises the noise (docs/noise.md,
     "Limits"). Parts of a gradient that cancel are rounded there one by one: norms are raised by
     what keeps each of them below 1,300·clip_norm.
 

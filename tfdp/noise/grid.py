@@ -67,9 +67,9 @@ def sum_rounding(num_summed: int) -> float:
 
     Each of two neighbouring sums of B vectors of norm C has norm B·C at most; if each is computed
     to within half a unit in the last place, 2⁻²⁴ of it, they differ by 2·B·C·2⁻²⁴ more than the
-    exact ones. That holds for sums that are added up pairwise or in blocks, as matrix products
-    are. It is no bound for the worst order: B additions one after another may be wrong by B/2
-    times as much (docs/noise.md).
+    exact ones. That holds for sums in float64 (`runtime.wide_sums`), and for those of matrix
+    products as far as they are added up in blocks. B additions in float32 one after another may be
+    wrong by B/2 times as much (docs/noise.md).
 
     Args:
         num_summed: B, public: the expected batch size.

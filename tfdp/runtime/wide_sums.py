@@ -2,7 +2,7 @@
 
 A float32 that holds the sum so far rounds each number that is added to it. One record more, and
 those after it are rounded otherwise: with 65,536 examples one moved such a sum by 65 of its own
-norm. In float64 that is below 10⁻⁴ of it, so that only the last rounding, to float32, counts.
+norm. In float64 that is below 10⁻⁶ of it, so that only the last rounding, to float32, counts.
 """
 
 import tensorflow as tf
