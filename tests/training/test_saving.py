@@ -131,6 +131,23 @@ def test_checkpoint_carries_the_ledger(small, stored, compile_first):
     assert charges(other) == {1.0: 3}
 
 
+def test_a_state_tree_carries_the_ledger_and_no_metrics(small, stored):
+    """Orbax checkpoints hold one; where they hold weights alone, the first two parts of it."""
+    tree = stored.model.get_state_tree("numpy_array")
+    assert not tree["metrics_variables"]
+    weights_alone = {
+        name: tree[name] for name in ("trainable_variables", "non_trainable_variables")
+    }
+    for given in (tree, weights_alone):
+        other = eager_model()
+        other.set_state_tree(given)
+        assert charges(other) == {1.0: 2}
+        assert not other.weight_origin.elsewhere()
+        fit_steps(other)
+        assert charges(other) == {1.0: 3}
+    assert charges(stored.model) == {1.0: 2}
+
+
 def test_keras_file_loaded_without_its_optimizer(small, stored):
     other = keras.models.load_model(stored.keras, compile=False)
     other.compile(small.optimizer(noise_multiplier=3.0), loss=small.loss, **EAGER)

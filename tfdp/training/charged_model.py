@@ -18,6 +18,7 @@ from tfdp.optimizers.run_charging import RunCharging
 from tfdp.training.checks import preflight
 from tfdp.training.plain_training import mechanism_outside_fit
 from tfdp.training.statements import statement_of
+from tfdp.training.weights import state_trees
 from tfdp.training.weights.keras_files import HISTORY as _HISTORY
 from tfdp.training.weights.weights_origin import WeightOrigin
 
@@ -164,6 +165,19 @@ class ChargedModel(ModelHooks):
         """As `keras.Model.load_weights`; values without charges are noted, also during a run."""
         with self.weight_origin.loading():
             return super().load_weights(*args, **kwargs)
+
+    def get_state_tree(self, value_format="backend_tensor"):
+        """As `keras.Model.get_state_tree`, with charges, and without metrics: they are raw data."""
+        tree = super().get_state_tree(value_format)
+        return state_trees.with_charges(tree, self.charging.to_bytes(), value_format)
+
+    def set_state_tree(self, state_tree):
+        """As `keras.Model.set_state_tree`; values without charges are noted."""
+        state_tree, charges = state_trees.without_charges(state_tree)
+        with self.weight_origin.loading():
+            if charges is not None:
+                self.charging.merge_bytes(charges)
+            super().set_state_tree(state_tree)
 
     def save_own_variables(self, store):
         super().save_own_variables(store)
