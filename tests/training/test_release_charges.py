@@ -1,10 +1,13 @@
 """A release is charged once to whoever uses it, or what was made from it."""
 
+import json
+
 import dp_accounting
 import keras
 import numpy as np
 import pytest
-from epsilon_by_hand import N, assert_one, by_hand, poisson
+from eager_steps import eager_model
+from epsilon_by_hand import DELTA, N, assert_one, by_hand, poisson
 
 import tfdp
 from tfdp.errors import PrivacyError
@@ -79,3 +82,45 @@ def test_a_release_about_another_unit_is_refused(small):
     base.layers[0].privacy_releases = [release]
     with pytest.raises(PrivacyError, match="unit='one user'.*unit='one example'"):
         small.model(base)
+
+
+def test_a_layer_of_a_release_that_joins_what_was_trained_is_stated_before_any_compile(tmp_path):
+    """ε was that of the training alone, in an export, too."""
+    shown, clicked = np.arange(N) % 3, np.arange(N) % 2
+    ad = {"ad": keras.Input((), dtype="int64", name="ad")}
+    trained = eager_model(
+        keras.Model(ad, keras.layers.Embedding(3, 2)(ad["ad"])), noise_multiplier=4.0
+    )
+    trained.fit(tfdp.data.poisson_batches(({"ad": shown}, clicked), 10), epochs=1, verbose=0)
+    release = tfdp.data.private_click_statistics(
+        ({"ad": shown}, clicked), {"ad": 3}, noise_multiplier=5.0
+    )
+    odds = tfdp.layers.ClickOdds(release)
+    alone = tfdp.make_private(keras.Model(ad, odds(ad)), validate=False)
+    assert alone.ledger.epsilon(DELTA) == pytest.approx(by_hand(release.event))
+    both = keras.layers.Concatenate()([trained.model(ad), odds(ad)])
+    model = tfdp.make_private(keras.Model(ad, both), validate=False)
+    expected = by_hand(release.event, poisson(4.0, 0.25, 4))
+    assert model.privacy_statement(DELTA).epsilon == pytest.approx(expected)
+    tfdp.serving.export(model, tmp_path / "exported", delta=DELTA)
+    stated = json.loads((tmp_path / "exported" / "privacy_statement.json").read_text())
+    assert stated["epsilon"] == model.privacy_statement(DELTA).epsilon
+
+
+def test_rows_that_are_chosen_after_the_last_fit_are_stated(tmp_path):
+    """They are in the files of the model, by its optimizer."""
+    ids = np.arange(N)[:, np.newaxis] % 20
+    fest = tfdp.selection.FEST(k=5, epsilon=1.0)
+    fest.adapt({"table": ids}, {"table": 20})
+    table = tfdp.layers.SparseEmbedding(20, 2, name="table")
+    inner = keras.Sequential([keras.Input((1,), dtype="int32"), table, keras.layers.Flatten()])
+    rows = tfdp.optimizers.RowSGD(0.1)
+    model = eager_model(inner, noise_multiplier=4.0, selection=fest, embedding_optimizer=rows)
+    model.fit(tfdp.data.poisson_batches((ids, np.arange(N) % 2), 10), verbose=0)
+    (chosen,) = fest.privacy_releases
+    assert_one(model, by_hand(chosen.event, poisson(4.0, 0.25, 4)))
+    fest.adapt({"table": ids}, {"table": 20})
+    assert_one(model, by_hand(chosen.event, chosen.event, poisson(4.0, 0.25, 4)))
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert loaded.ledger.epsilon(DELTA) == model.ledger.epsilon(DELTA)

@@ -63,7 +63,7 @@ class ChargedModel(ModelHooks):
     @property
     def ledger(self):
         """Every mechanism that touched the training data, as a `tfdp.accounting.Ledger`."""
-        self.join_histories()
+        self.refresh_history()
         return self.charge_history.ledger().closed()
 
     def charge(self, label, event, count=1, *, num_examples=None, unit="record", **details):
@@ -108,7 +108,7 @@ class ChargedModel(ModelHooks):
             PrivacyError: for a release about other records than those that are trained on.
         """
         optimizer = getattr(self, "optimizer", None)
-        entries = [*self.privacy_charges(), *origin, *participant.releases_of([optimizer])]
+        entries = [*self._held_releases(), *origin]
         if isinstance(optimizer, DPOptimizer) and optimizer.from_data.is_complete:
             preflight.refuse_other_data(
                 entries, optimizer.num_examples, optimizer.charging.unit, optimizer.period
@@ -120,7 +120,7 @@ class ChargedModel(ModelHooks):
         """The history belongs to the weights: whatever else holds some of them shares it."""
         optimizer = getattr(self, "optimizer", None)
         if isinstance(optimizer, DPOptimizer):  # set without `compile`, perhaps
-            optimizer.charging.share(self.charge_history, self.privacy_unit, self.join_histories)
+            optimizer.charging.share(self.charge_history, self.privacy_unit, self.refresh_history)
         for one in [*self.variables, *all_layers(self), *resident_models.tables_of(self)]:
             if _HISTORY in vars(one):
                 self.charge_history.join(vars(one)[_HISTORY])
@@ -131,6 +131,21 @@ class ChargedModel(ModelHooks):
         layers = [layer for layer in all_layers(self) if ids & {id(v) for v in layer.weights}]
         for one in [*trained, *layers]:
             give_history(one, self.charge_history)
+
+    def refresh_history(self):
+        """Brings the history up to date, before it is read: its files hold what the model holds.
+
+        A layer may have joined that was made from a release, or a selection may have chosen rows,
+        without a `compile` or a `fit` since.
+        """
+        self.join_histories()
+        for entry in self._held_releases():
+            self.charge_history.charge(entry)
+
+    def _held_releases(self):
+        """Those that the model was built from, and those of its optimizer."""
+        held = participant.releases_of([getattr(self, "optimizer", None)])
+        return [*self.privacy_charges(), *held]
 
     def privacy_charges(self):
         """`LedgerEntry` list of the private releases that the model itself was built from."""
