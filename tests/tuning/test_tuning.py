@@ -154,6 +154,7 @@ def test_a_score_on_private_records_is_a_part_of_every_run(small, runs):
     assert best.model.privacy_statement(DELTA).epsilon == pytest.approx(expected, rel=1e-6)
     assumptions = best.model.privacy_statement(DELTA).assumptions
     assert not any("public data" in s for s in assumptions)
+    assert any("computed from its own record alone" in s for s in assumptions)
     assert any("settings from `hp` alone" in s for s in assumptions)
 
 
@@ -314,7 +315,9 @@ def test_a_score_that_goes_on_with_the_training_of_its_run_is_refused(small, run
         tune(train, score)
 
 
-def test_a_release_made_inside_of_the_runs_is_refused(small, runs):
+@pytest.mark.parametrize("is_charged", [True, False])
+def test_a_release_made_inside_of_the_runs_is_refused(small, runs, is_charged):
+    """Also where a model holds it that nobody has asked for its charges since."""
     runs(2)
 
     def train(hp):
@@ -322,7 +325,10 @@ def test_a_release_made_inside_of_the_runs_is_refused(small, runs):
         release = tfdp.data.private_frequency(
             (np.ones((40, 2), int), np.ones((40, 2), int)), epsilon=1.0, num_items=3
         )
-        model.charge_history.charge(release.entry)
+        if is_charged:
+            model.charge_history.charge(release.entry)
+        else:
+            model.privacy_releases = release.privacy_releases
         return model
 
     with pytest.raises(PrivacyError, match="from before the tuning"):

@@ -23,6 +23,7 @@ _DRAWN_SETTINGS = (
     "else was carried from run to run"
 )
 _PUBLIC_SCORE = "the scores by which settings were chosen were computed from public data alone"
+_OWN_SCORE = "each score that the PrivateMean averaged was computed from its own record alone"
 _SECRET = (
     "the number of settings that were tried, and all results but the best: do not publish them, "
     "the other models, or files that were saved during the tuning run"
@@ -162,7 +163,7 @@ def _run(train, score, earlier):
             "Argument `train` must return the model that it trained, a tfdp.make_private model or "
             f"one of tfdp.models. Received: {model!r}"
         )
-    model.join_histories()
+    model.refresh_history()
     if history.steps_of(earlier):
         # One history could not tell the best model, which is paid for, from the others.
         raise PrivacyError(
@@ -244,6 +245,7 @@ def _entry(run, score, number_of_runs):
     }
     if isinstance(score, PrivateMean):
         events.append((score.event, 1))
+        details["assumptions"].append(_OWN_SCORE)
     else:
         details["assumptions"].append(_PUBLIC_SCORE)
     if run.charged.num_examples is not None:
