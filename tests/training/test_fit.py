@@ -99,6 +99,14 @@ def test_validation_split_shrinks_the_training_data(small):
     assert steps_of(model) == 3
 
 
+@pytest.mark.parametrize("batch, is_assumed", [(30, True), (10, False)])
+def test_where_a_validation_split_parts_full_batches_is_listed_as_assumed(small, batch, is_assumed):
+    """A record less moves it; but a record that is blanked out, of shuffled batches, does not."""
+    model = eager_model(num_examples=30, expected_batch_size=batch)
+    model.fit(*small.data(), batch_size=batch, validation_split=0.25, verbose=0)
+    assert ("validation_split" in str(model.privacy_statement())) == is_assumed
+
+
 def test_empty_draws_are_noised_and_charged(small):
     # Fault 15: at B̄ = 0.5 most draws are empty.
     model = small.model(expected_batch_size=0.5, noise_multiplier=1.0)

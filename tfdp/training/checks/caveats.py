@@ -5,6 +5,7 @@ import keras
 from tfdp._compat.keras import all_layers, schedule_of
 from tfdp.accounting.charges.notes import Notes
 from tfdp.accounting.charges.participant import assumptions_of
+from tfdp.accounting.events.adjacency import FEATURES
 from tfdp.data.provenance.origins import Origin
 from tfdp.training.checks import own_steps
 
@@ -100,6 +101,22 @@ def of_class_weight(class_weight):
         return Notes()
     weights = ", ".join(f"{label} by {given[label]:g}" for label in sorted(given))
     return Notes(assumptions=(f"the class weights are no function of the records: {weights}",))
+
+
+def of_held_out(sampling, kwargs):
+    """What is taken for granted where `fit` parts arrays by their number.
+
+    Without a record the split moves, and the first record that was held out may be trained on. Only
+    a record that is blanked out keeps its place.
+    """
+    is_parted = kwargs.get("validation_split") and kwargs.get("validation_data") is None
+    if not is_parted or sampling.rule.adjacency in FEATURES:
+        return Notes()
+    return Notes(
+        assumptions=(
+            "it is public which records `validation_split` held out: the last ones, by number",
+        )
+    )
 
 
 def of_callbacks(callbacks):
