@@ -4,8 +4,10 @@ Each statistical test states its false-alarm rate; together they fail by chance 
 runs.
 """
 
+import copy
 import functools
 import itertools
+import pickle
 
 import keras
 import numpy as np
@@ -126,6 +128,13 @@ def test_rekey_takes_new_entropy():
     before = [source._key.numpy(), source._counter.numpy()]
     source.rekey()
     assert np.all(before[0] != source._key.numpy()) and np.all(before[1] != source._counter.numpy())
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_source_cannot_be_copied(copied):
+    """A deep copy drew the same noise."""
+    with pytest.raises(TypeError, match="same noise"):
+        copied(NoiseSource())
 
 
 @pytest.mark.parametrize("seed", [1.5, True, "1"])

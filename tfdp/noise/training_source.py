@@ -59,6 +59,14 @@ class NoiseSource:
         self._seedings = 0
         self.rekey()
 
+    def __reduce_ex__(self, protocol):
+        # Of copy.copy, copy.deepcopy and pickle alike. A copy of key and counter would draw the
+        # same noise, and a file with them would tell it.
+        raise TypeError(
+            f"A {type(self).__name__} cannot be copied or pickled: the copy would draw the same "
+            "noise. Make another one."
+        )
+
     @property
     def variables(self):
         """Key and counter: int64 variables of one and two words."""
