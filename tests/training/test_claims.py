@@ -1,9 +1,12 @@
 """An optimizer is in the run of one model at a time, and charges the steps of that run alone."""
 
+import concurrent.futures
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from eager_steps import eager_model, fit_steps
 
 import tfdp
 from tfdp.errors import PrivacyError
@@ -99,3 +102,40 @@ def test_a_step_that_was_traced_before_sees_no_example_in_another_models_run(sma
     seen = []
     pair.fit_first(lambda: seen.append(moved()))
     assert seen == [False] and moved()
+
+
+def in_another_thread(function):
+    """What a function raises there; None for nothing."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).exception()
+
+
+@pytest.mark.parametrize("how", ["fit", "loop"])
+def test_weights_are_not_written_while_another_thread_trains_them(small, tmp_path, how):
+    """A file counted 19 steps, and held the weights of 20 or more."""
+    model = eager_model()
+    written = {
+        "model": lambda: model.save(tmp_path / "m.keras"),
+        "weights": lambda: model.save_weights(tmp_path / "m.weights.h5"),
+        "plain": lambda: model.model.save(tmp_path / "plain.keras"),
+        "checkpoint": lambda: tf.train.Checkpoint(model=model).write(str(tmp_path / "c")),
+        "tree": lambda: model.get_state_tree("numpy_array"),
+        "export": lambda: tfdp.serving.export(model, tmp_path / "exported"),
+    }
+    refused = {}
+
+    def try_all(batch=None, logs=None):
+        for name, write in written.items():
+            refused[name] = isinstance(in_another_thread(write), PrivacyError)
+        written["model"]()  # in this thread no step runs meanwhile
+
+    if how == "fit":
+        save = keras.callbacks.LambdaCallback(on_train_batch_end=try_all)
+        fit_steps(model, callbacks=[save])
+    else:
+        for batch in model.training_batches(small.poisson(steps_per_epoch=1)):
+            model.train_on_batch(*batch)
+            try_all()
+    assert refused == dict.fromkeys(written, True)
+    assert not any(map(in_another_thread, written.values()))
+    assert keras.models.load_model(tmp_path / "m.keras").optimizer.steps_taken == 1

@@ -57,7 +57,7 @@ def export(
     Raises:
         ValueError: if the model is not a `DPModel`, is not built, or k is out of range.
         PrivacyError: if it cannot be told how many windows of one input a `PrivateAttention` layer
-            is called on.
+            is called on; while another thread trains the model.
         RuntimeError: if a TPU embedding holds tables of the model.
     """
     releasing = [layer for layer in all_layers(model) if isinstance(layer, PrivateAttention)]
@@ -73,6 +73,8 @@ def export(
             f"Received: model={model.name!r}"
         )
     resident_models.refuse_export(model)
+    if isinstance(model, DPModel):
+        model.charge_history.refuse_other_thread()
     statement = _training_statement(model, delta)
     endpoint = model.serving_endpoint(k) if isinstance(model, DPModel) else None
     if releasing:

@@ -22,6 +22,7 @@ class Run:
         rows_are_checked: whether a `fit` gives batches from the model's own `select_on_host`.
         trained: ids of the variables that forward noise was found to protect, or not, by tracing;
             None where it makes no difference.
+        thread: what the history of the weights knows of the thread that trains them.
     """
 
     def __init__(self, model):
@@ -32,6 +33,7 @@ class Run:
         self.is_fit = True
         self.rows_are_checked = False
         self.trained = None
+        self.thread = model.charge_history.begin_training()
 
 
 def run_of(model):
@@ -84,6 +86,7 @@ def release(model):
 
 
 def _leave(run):
+    run.model.charge_history.end_training(run.thread)
     if run.charging is not None and run.charging.run is run:
         run.charging.enter(None)
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import secrets
+import threading
 
 from tfdp.accounting.accountants import has_rule
 from tfdp.accounting.charges.ledger import Ledger
@@ -40,6 +41,7 @@ class ChargeHistory:
         self._releases = []
         self._runs = {}
         self._counters = []
+        self._trained_by = []
 
     @property
     def runs(self):
@@ -68,6 +70,31 @@ class ChargeHistory:
         counters = self._root()._counters
         if counter not in counters:
             counters.append(counter)
+
+    def begin_training(self):
+        """From here on, this thread takes steps; returns what `end_training` takes."""
+        thread = threading.get_ident()
+        self._root()._trained_by.append(thread)
+        return thread
+
+    def end_training(self, thread):
+        """The steps of `begin_training` have ended."""
+        self._root()._trained_by.remove(thread)
+
+    def refuse_other_thread(self):
+        """Refuses to write a file of weights that another thread trains.
+
+        Raises:
+            PrivacyError: if one does: by the time at which the weights are read, it may have taken
+                more steps than the file counts.
+        """
+        if set(self._root()._trained_by) - {threading.get_ident()}:
+            raise PrivacyError(
+                "Another thread is training these weights. A file that is written meanwhile could "
+                "hold the weights of later steps than it counts, and would state too small an ε. "
+                "Save in a callback of `fit`, or after a step in the thread of your loop, or when "
+                "the training has ended."
+            )
 
     def charge(self, entry):
         """Charges a release; one that is charged already (equal in everything) is not again."""
@@ -123,6 +150,7 @@ class ChargeHistory:
             root._merge(other)
             for counter in other._counters:
                 root.attach(counter)
+            root._trained_by += other._trained_by
             other._parent = root
 
     def lacks(self, other):
@@ -184,7 +212,12 @@ class ChargeHistory:
         return ledger
 
     def to_json(self):
-        """The history as text, without runs that have no steps."""
+        """The history as text, without runs that have no steps.
+
+        Raises:
+            PrivacyError: as `refuse_other_thread`.
+        """
+        self.refuse_other_thread()
         root = self._synced()
         runs = {
             name: {"mechanism": mechanism.to_dict(), "steps": steps}
