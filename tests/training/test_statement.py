@@ -269,6 +269,15 @@ def test_a_vocabulary_that_was_given_by_hand_is_not_called_adapted():
     assert "adapted" not in text
 
 
+@pytest.mark.parametrize("scale, offset", [(1 / 255, 0.0), ([0.5, 2.0], 0.0), (1.0, [-3.0, 0.1])])
+def test_numbers_of_each_feature_that_a_layer_scales_by_are_listed_as_public(scale, offset):
+    """Many are means and deviations of the records; one number for all is 1/255."""
+    layer = keras.layers.Rescaling(scale, offset, name="scaled")
+    model = eager_model(keras.Sequential([keras.Input((2,)), layer, keras.layers.Dense(2)]))
+    listed = "the scale and offset given to layer 'scaled' (Rescaling) are public"
+    assert (listed in str(caveats.of_model(model))) == (scale != 1 / 255)
+
+
 def test_a_number_of_items_that_was_read_from_the_data_is_listed_as_public():
     sequences = [np.arange(1, 6)] * 30
     texts = []

@@ -1,6 +1,7 @@
 """What a privacy statement must add about a run: not covered, assumed, remarks."""
 
 import keras
+import numpy as np
 
 from tfdp._compat.keras import all_layers, schedule_of
 from tfdp.accounting.charges.notes import Notes
@@ -69,12 +70,23 @@ def _is_known(one):
 
 
 def _adapted(model):
-    """Layers whose state was read from data, or that come with a vocabulary (keras_hub)."""
+    """Layers whose state was read from data, or given, or that come with a vocabulary (keras_hub).
+
+    One number for all features, such as 1/255, is taken for a setting.
+    """
     return tuple(
-        f"the {_state(layer)} layer {layer.name!r} ({type(layer).__name__}) is public"
+        sentence.format(f"layer {layer.name!r} ({type(layer).__name__})")
         for layer in all_layers(model)
-        if any(base.__name__ in _ADAPTED for base in type(layer).__mro__)
+        for sentence in _given_to(layer)
     )
+
+
+def _given_to(layer):
+    if any(base.__name__ in _ADAPTED for base in type(layer).__mro__):
+        yield f"the {_state(layer)} {{}} is public"
+    scales = isinstance(layer, keras.layers.Rescaling)
+    if scales and (np.ndim(layer.scale) or np.ndim(layer.offset)):
+        yield "the scale and offset given to {} are public"
 
 
 def _state(layer):
