@@ -295,3 +295,68 @@ def test_a_number_of_items_that_was_read_from_the_data_is_listed_as_public():
         texts.append(" ".join(str(model.privacy_statement()).split()))
     assert "largest id in the data, is public" in texts[0]
     assert "largest id" not in texts[1]
+
+
+MEANS = np.array([0.3, -1.2, 0.7], np.float32)
+
+
+def centred_in_the_graph():
+    x = keras.Input((3,))
+    return keras.Model(x, keras.layers.Dense(2)(x - MEANS)), "operation 'subtract"
+
+
+def centred_by_a_lambda():
+    centred = keras.layers.Lambda(lambda t: t - MEANS)
+    return keras.Sequential([keras.Input((3,)), centred, keras.layers.Dense(2)]), "`<lambda>`"
+
+
+def centred_by_a_tensor():
+    means = tf.constant(MEANS)
+    centred = keras.layers.Lambda(lambda t: t - means)
+    return keras.Sequential([keras.Input((3,)), centred, keras.layers.Dense(2)]), "`<lambda>`"
+
+
+def public_numbers():
+    """A mask, one number for all, positions, and what Keras' own layers compute with."""
+    x = keras.Input((3,))
+    h = x * np.array([1, 0, 1], np.float32) + np.arange(3, dtype=np.float32) / 3
+    h = keras.layers.Lambda(lambda t: t + tf.constant([0.5, 0.5, 0.5]))(h)
+    return keras.Model(x, keras.layers.Dense(2, "gelu")(keras.layers.GaussianDropout(0.1)(h))), None
+
+
+@pytest.mark.parametrize(
+    "make", [centred_in_the_graph, centred_by_a_lambda, centred_by_a_tensor, public_numbers]
+)
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_arrays_that_a_model_computes_with_are_listed_as_assumed(small, make, eagerly):
+    """Means of the records went into every file, and no sentence said so."""
+    base, place = make()
+    model = small.model(base, compile_kwargs={"run_eagerly": eagerly})
+    fit_steps(model)
+    text = " ".join(str(model.privacy_statement()).split())
+    assert ("the array of shape (3,)" in text) == (place is not None)
+    if place is not None:
+        assert f"(3,) in {'' if 'op' in place else 'the code of '}{place}" in text
+        assert "is no function of the records" in text
+
+
+def test_arrays_that_a_loss_computes_with_are_listed_as_assumed(small):
+    weights = np.array([0.3, 1.9, 0.7], np.float32)
+
+    def weighted(y, logits):
+        return keras.ops.mean(keras.ops.square(logits - y) * weights, axis=-1)
+
+    model = small.model(small.base(classes=3), weighted)
+    x, _ = small.data()
+    model.fit(tfdp.data.poisson_batches((x, x), 10, steps_per_epoch=1), verbose=0)
+    listed = "the array of shape (3,) in the code of `weighted` (test_statement.py)"
+    assert listed in " ".join(str(model.privacy_statement()).split())
+
+
+def test_an_array_of_a_release_in_the_graph_of_a_model_is_charged(small):
+    h = np.ones((small.n, 3), np.float32)
+    release = tfdp.data.release_once(h, np.zeros(small.n, int), 1.0, 9.0, adjacency="zero_out")
+    x = keras.Input((3,))
+    model = eager_model(keras.Model(x, keras.layers.Dense(2)(x - release.features.mean(0))))
+    assert [entry.label for entry in model.ledger.entries] == ["released representations"]
+    assert "no function of the records" not in str(caveats.of_model(model))

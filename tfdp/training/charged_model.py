@@ -18,7 +18,7 @@ from tfdp.optimizers.run_charging import RunCharging
 from tfdp.training.checks import preflight
 from tfdp.training.plain_training import mechanism_outside_fit
 from tfdp.training.statements import statement_of
-from tfdp.training.weights import state_trees
+from tfdp.training.weights import held_constants, state_trees
 from tfdp.training.weights.keras_files import HISTORY as _HISTORY
 from tfdp.training.weights.weights_origin import WeightOrigin
 
@@ -149,7 +149,8 @@ class ChargedModel(ModelHooks):
 
     def privacy_charges(self):
         """`LedgerEntry` list of the private releases that the model itself was built from."""
-        return participant.releases_of(all_layers(self))
+        of_layers = participant.releases_of(all_layers(self))
+        return [*of_layers, *held_constants.releases_of_graphs(self)]
 
     def privacy_statement(self, delta=None, accountant=None):
         """What was guaranteed to each record of the training data, and what was not.

@@ -9,6 +9,7 @@ from tfdp.accounting.charges.participant import assumptions_of
 from tfdp.accounting.events.adjacency import FEATURES
 from tfdp.data.provenance.origins import Origin
 from tfdp.training.checks import own_steps
+from tfdp.training.weights import held_constants
 
 _ADAPTED = (
     "Tokenizer", "Normalization", "Discretization", "StringLookup", "IntegerLookup",
@@ -21,6 +22,7 @@ def of_model(model):
     """What was taken to be public in the making of a model."""
     declared = assumptions_of(all_layers(model))
     own = (*_adapted(model), *_of_weights(model), *own_steps.assumptions(model))
+    own += held_constants.sentences_of_graphs(model)
     return Notes(assumptions=(*declared, *own))
 
 

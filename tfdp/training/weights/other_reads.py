@@ -14,6 +14,7 @@ from tfdp.clipping.plan.tracing import variables_of_metrics
 from tfdp.data.provenance.variable_values import histories_read, variables_with_history
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import handles_of
+from tfdp.training.weights import held_constants
 
 _WAY_OUT = (
     "whose training was charged, but its layer is not among the layers of the model, so its "
@@ -43,7 +44,7 @@ class OtherRead:
 
 
 def note(model, graph, operations, seen=()):
-    """Notes the variables that a graph reads and that are none of the model's.
+    """Notes the variables that a graph reads and that are none of the model's, and arrays in it.
 
     Args:
         model: the model, whose `weight_origin` takes them.
@@ -61,14 +62,16 @@ def note(model, graph, operations, seen=()):
     charged = [variable for variable, _ in variables_with_history()]
     named = {id(h): v for v in (*charged, *seen) for h in handles_of(v)}
     read = {t.op.name for op in operations for t in op.inputs if t.dtype == tf.resource}
-    origin, before = model.weight_origin, len(model.weight_origin.others)
+    origin = model.weight_origin
+    before = len(origin.others) + len(origin.constants)
+    origin.constants |= dict.fromkeys(held_constants.sentences_of_code(graph, operations))
     for handle, dtype, name in _reads(model, graph):
         origin.reads[id(handle)] = handle
         if name in read and dtype.is_floating:
             unnamed = OtherRead(handle, dtype, name)
             origin.others.setdefault(id(handle), named.get(id(handle), unnamed))
     refuse_charged(model)
-    return len(origin.others) > before
+    return len(origin.others) + len(origin.constants) > before
 
 
 @contextlib.contextmanager

@@ -45,6 +45,8 @@ class WeightOrigin:
         self._has_begun = False
         # By the ids of handles, which `reads` keeps: see `other_reads`.
         self.reads, self.others = {}, {}
+        # Sentences of `held_constants`, in order.
+        self.constants = {}
 
     def begin(self):
         """Called eagerly before a charged run, or before charged steps outside of one."""
@@ -89,14 +91,15 @@ class WeightOrigin:
         return [v.path for v in (*self._variables(), *self._others()) if FOREIGN in vars(v)]
 
     def assumption(self):
-        """The sentences for the statement: none, or one that names a variable."""
+        """The sentences for the statement: one that names a variable, and one for each array."""
         paths = self.elsewhere()
         if not paths:
-            return ()
+            return tuple(self.constants)
         of = f"variable {paths[0]}" if len(paths) == 1 else f"{len(paths)} variables ({paths[0]} …)"
         return (
             f"the initial values of {of} came from elsewhere, and learned nothing from these "
             "records",
+            *self.constants,
         )
 
     def states(self):

@@ -1,0 +1,112 @@
+"""Arrays that a model or its loss computes with, though they are no weights.
+
+A mean of the records that `call` subtracts goes into the files of a model as it is. Nobody can tell
+it from an array that is public, so the statement lists what such arrays are taken for. An array
+that carries the charge of a release brings it along.
+"""
+
+import functools
+import os
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdp._compat.keras import all_layers, calls_of_graph
+from tfdp.data.provenance.origins import Origin
+
+_OF_TFDP = os.path.join(str(pathlib.Path(__file__).parents[2]), "")
+_OF_PYTHON = os.path.join(os.path.dirname(os.__file__), "")
+# What stands for "never" in masks.
+_LARGE = 1e8
+
+
+def of_graphs(model):
+    """(array, its place in words) of those that functional models of a model hold."""
+    for layer in all_layers(model):
+        for node in calls_of_graph(layer):
+            arguments = node.arguments.args, node.arguments.kwargs
+            for leaf in keras.tree.flatten(arguments):
+                held = isinstance(leaf, np.ndarray | tf.Tensor) and not tf.is_symbolic_tensor(leaf)
+                if held and np.asarray(leaf).dtype.kind == "f":
+                    yield leaf, f"operation {node.operation.name!r} of model {layer.name!r}"
+
+
+def releases_of_graphs(model):
+    """`LedgerEntry` list of the releases that these arrays were made with."""
+    return [entry for array, _ in of_graphs(model) for entry in Origin.of(array).releases]
+
+
+def sentences_of_graphs(model):
+    """What the statement says of these arrays, if nothing was charged for them."""
+    return _sentences((a, place) for a, place in of_graphs(model) if not Origin.of(a).releases)
+
+
+def sentences_of_code(graph, operations):
+    """The same of arrays in the code of layers and losses of the user's.
+
+    Args:
+        graph: the graph of a step, or of a part of it.
+        operations: those that are looked at.
+    """
+    return _sentences(_of_code(graph, operations))
+
+
+def _of_code(graph, operations):
+    known = set(operations)
+    for op in operations:
+        if op.type == "Const" and op.outputs[0].dtype.is_floating:
+            yield tf.make_ndarray(op.get_attr("value")), _code_of(op)
+    for outer, inner in getattr(graph, "captures", ()):
+        if inner.dtype.is_floating and not tf.is_symbolic_tensor(outer):
+            for op in known.intersection(inner.consumers()):
+                yield outer, _code_of(op)
+
+
+def _sentences(arrays):
+    return tuple(
+        dict.fromkeys(
+            f"the array of shape {tuple(array.shape)} in {place} is no function of the records"
+            for array, place in arrays
+            if place is not None and not _says_nothing(np.asarray(array))
+        )
+    )
+
+
+def _says_nothing(array):
+    """Whether it is one number, a mask, or numbers at equal distances from each other."""
+    values = array.astype(np.float64).ravel()
+    if values.size < 2 or (values == values[0]).all():
+        return True
+    if (np.isin(values, (-1, 0, 1)) | ~(np.abs(values) < _LARGE)).all():
+        return True
+    distances = np.diff(values)
+    return values.size > 2 and np.allclose(distances, distances[0], rtol=1e-4)
+
+
+def _code_of(op):
+    """The function of the user's that made an operation of a step, in words; None for none."""
+    frames = list(op.traceback)
+    own = [i for i, frame in enumerate(frames) if _is_own(frame.filename)]
+    # What called `fit` made the step; and a layer that is called makes its operations itself.
+    begun = next((i for i, f in enumerate(frames) if f.filename.startswith(_OF_TFDP)), len(frames))
+    last = max(own, default=-1)
+    called = any(f.name == "__call__" and _is_layer(f.filename) for f in frames[last + 1 :])
+    if last < begun or called:
+        return None
+    return f"the code of `{frames[last].name}` ({os.path.basename(frames[last].filename)})"
+
+
+def _is_layer(filename):
+    return filename.endswith(os.path.join("keras", "src", "layers", "layer.py"))
+
+
+@functools.cache
+def _is_own(filename):
+    """Whether a file is the user's: none of Python, of a package that is installed, or of tfdp."""
+    if filename.startswith("<"):
+        return filename.startswith(("<ipython", "<stdin", "<string"))
+    parts = filename.split(os.sep)
+    installed = "site-packages" in parts or "dist-packages" in parts
+    return not (installed or filename.startswith((_OF_PYTHON, _OF_TFDP)))
