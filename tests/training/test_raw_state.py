@@ -415,6 +415,28 @@ def test_class_weights_are_listed_as_assumed(small):
         assert bool(found) == bool(wanted) and all(s.endswith(wanted) for s in found)
 
 
+def test_sample_weights_are_listed_as_assumed(small):
+    """Those of classes, given to each record, are made of the same counts as class weights."""
+    x, y = small.data()
+    wanted = "each sample weight was computed from its own record alone"
+    counts = tfdp.data.private_frequency(
+        tfdp.data.leave_one_out_split([[1, 2, 1]] * small.n, 3, num_items=2).train, epsilon=0.5
+    ).probabilities
+    for weights, is_listed in (
+        (None, False),
+        ((y > 0).astype(np.float32), False),  # leaves records out
+        (np.where(y > 0, 0.7, 2.1), True),
+        (0.5 / counts[1 + y % 2], False),  # is charged
+    ):
+        for given in (
+            {"x": tfdp.data.poisson_batches((x, y, weights), 10, steps_per_epoch=1)},
+            {"x": x, "y": y, "batch_size": 10, "sample_weight": weights},
+        ):
+            model = eager_model()
+            model.fit(**given, verbose=0)
+            assert (wanted in model.privacy_statement(DELTA).assumptions) == is_listed
+
+
 def test_a_step_of_a_subclass_may_run_eagerly_on_arrays(small):
     class Twice(Own):
         def train_step(self, data):

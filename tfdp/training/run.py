@@ -14,6 +14,7 @@ from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.samplers import drawn_batches
 from tfdp.data.sampling import kept_order
+from tfdp.data.sources.in_memory import origin_of_weights
 from tfdp.data.sources.missing_values import warn_of_nan
 from tfdp.distribution import checks, host_selection
 from tfdp.errors import PrivacyError
@@ -133,7 +134,8 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
 def _origin_of(x, y, kwargs):
     """The `Origin` of all that a run is given: what the data and their weights were made with."""
     given = [y, *map(kwargs.get, ("sample_weight", "class_weight"))]
-    return Origin.all_of([dataset_tags.origin_of(x), Origin.of(given)])
+    weights = origin_of_weights(kwargs.get("sample_weight"))
+    return Origin.all_of([dataset_tags.origin_of(x), Origin.of(given), weights])
 
 
 def _charge_releases(model, origin):

@@ -6,6 +6,8 @@ import tensorflow as tf
 from tfdp.data.provenance.origins import Origin
 from tfdp.data.sources.missing_values import NanWatch, named_leaves, refuse_gaps, warn_of_nan
 
+_BY_THEMSELVES = "each sample weight was computed from its own record alone"
+
 
 class Records:
     """n records, from which batches `(x, y, sample_weight)` of a static shape are cut.
@@ -43,6 +45,7 @@ class Records:
         x, y = tf.nest.pack_sequence_as(structure, leaves)
         weights = lists_as_tuples(data[2]) if len(data) == 3 else None
         self._arrays = (x, y, tf.nest.map_structure(self._weights, weights))
+        self.origin = Origin.all_of([self.origin, origin_of_weights(weights)])
         data = (*structure, weights)
         warn_of_nan(data)
         self._nan = NanWatch(data, lambda leaf: isinstance(leaf, np.memmap))
@@ -91,6 +94,22 @@ class Records:
         )
         self._nan.look_at(tf.nest.flatten(rows))
         return rows
+
+
+def origin_of_weights(sample_weight):
+    """What is taken for granted of sample weights that no release was charged for.
+
+    Many follow from counts of the labels, which are raw data of all records. Zeros and ones leave
+    records out, and say no more.
+
+    Args:
+        sample_weight: an array, a nesting of some, or None.
+    """
+    given = [getattr(leaf, "flat_values", leaf) for leaf in tf.nest.flatten(sample_weight)]
+    plain = all(leaf is None or np.isin(np.asarray(leaf), (0, 1)).all() for leaf in given)
+    if plain or Origin.of(sample_weight).releases:
+        return Origin()
+    return Origin(assumptions=(_BY_THEMSELVES,))
 
 
 def lists_as_tuples(structure):
