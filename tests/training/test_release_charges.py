@@ -6,6 +6,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from eager_steps import eager_model
 from epsilon_by_hand import DELTA, N, assert_one, by_hand, poisson
 
@@ -124,3 +125,25 @@ def test_rows_that_are_chosen_after_the_last_fit_are_stated(tmp_path):
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
     assert loaded.ledger.epsilon(DELTA) == model.ledger.epsilon(DELTA)
+
+
+@pytest.mark.parametrize("place", ["before", "after", "declared"])
+def test_a_layer_of_a_release_that_a_map_of_the_data_calls_is_charged(place):
+    """As Keras' preprocessing layers are called; the statement had the training alone."""
+    shown, clicked = np.arange(N) % 3, np.arange(N) % 2
+    data = {"ad": shown}, clicked
+    release = tfdp.data.private_click_statistics(data, {"ad": 3}, noise_multiplier=5.0)
+    odds = tfdp.layers.ClickOdds(release)
+    records = tf.data.Dataset.from_tensor_slices(data).batch(1)
+    looked_up = records.map(lambda ad, y: (odds(ad), y)).unbatch()
+    if place == "after":
+        batches = tfdp.data.poisson_batches(data, 10).map(lambda ad, y, w: (odds(ad), y, w))
+    elif place == "before":
+        batches = tfdp.data.poisson_batches(looked_up, 10)
+    else:
+        batches = tfdp.data.declare_sampling(looked_up.batch(10), "poisson", N, 10)
+    model = eager_model(
+        keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)]), noise_multiplier=4.0
+    )
+    model.fit(batches, epochs=1, verbose=0)
+    assert_one(model, by_hand(release.event, poisson(4.0, 0.25, 4)))

@@ -12,7 +12,7 @@ def add_constant(layer, name, values, dtype="float32"):
         name=name, shape=values.shape, trainable=False, dtype=dtype, autocast=False,
         initializer=lambda shape, dtype: keras.ops.convert_to_tensor(values, dtype),
     )  # fmt: skip
-    mark_released(weight)
+    mark_released(weight, layer)
     return weight
 
 

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tfdp._compat.tensorflow import ancestors, captured_by, hides_others, inputs_of
 from tfdp.accounting import Sampling
+from tfdp.accounting.charges import participant
 from tfdp.data.provenance.origins import ORIGIN, Origin
 from tfdp.data.provenance.released_datasets import is_release, released_by
-from tfdp.data.provenance.variable_values import histories_read
+from tfdp.data.provenance.variable_values import histories_read, layers_of_releases_read
 
 _ATTRIBUTE = "_tfdp_sampling"
 
@@ -59,7 +60,7 @@ def assumptions_of(dataset):
 
 def origin_of(dataset):
     """The `Origin` of the records of a dataset, whatever was done to it since, or of arrays."""
-    found = [Origin(read=_charged_weights_of(dataset))]
+    found = [_of_functions(dataset)]
     for made_from in walk(dataset):
         if getattr(made_from, _ATTRIBUTE, None) is not None:
             return Origin.all_of([*found, getattr(made_from, ORIGIN, Origin())])
@@ -71,12 +72,20 @@ def origin_of(dataset):
     return Origin.all_of(found)
 
 
-def _charged_weights_of(dataset):
-    """(variable, history) of those that a dataset's functions read; of arrays, none are known."""
+def _of_functions(dataset):
+    """The `Origin` of what a dataset's functions read: charged weights, layers made of releases.
+
+    Of arrays, none are known.
+    """
     if not isinstance(dataset, tf.data.Dataset):
-        return ()
+        return Origin()
     read = {id(tensor) for made_from in ancestors(dataset) for tensor in captured_by(made_from)}
-    return tuple(histories_read(read))
+    layers = layers_of_releases_read(read)
+    return Origin(
+        tuple(participant.releases_of(layers)),
+        participant.assumptions_of(layers),
+        tuple(histories_read(read)),
+    )
 
 
 def refuse_drawn(name, dataset, way_out):

@@ -24,8 +24,9 @@ HISTORY = "_tfdp_charges"
 #: Instead of a fingerprint, while a charged run changes the values.
 TRAINING = "training"
 _RELEASED = "_tfdp_released"
-# id -> what holds a history. Keras compares variables by value, so no set can hold them.
+# id -> what holds a history, or a release. Keras compares variables by value: no set can hold them.
 _HOLDERS = weakref.WeakValueDictionary()
+_OF_RELEASES = weakref.WeakValueDictionary()
 _WHOLE = 1 << 22  # larger variables are known by some of their rows
 ROWS = 4096
 
@@ -60,16 +61,31 @@ def histories_read(handles):
     ]
 
 
-def mark_released(variable):
+def mark_released(variable, layer):
     """Says that a variable holds a release, which its layer charges; other values are not known."""
     with tf.init_scope():
         vars(variable)[STATE] = fingerprint(variable)
-    vars(variable)[_RELEASED] = True
+    vars(variable)[_RELEASED] = layer
+    _OF_RELEASES[id(variable)] = variable
 
 
 def is_released(variable):
     """Whether a variable holds a release."""
     return _RELEASED in vars(variable)
+
+
+def layers_of_releases_read(handles):
+    """The layers whose releases are in variables among some resource handles, given by their ids.
+
+    Args:
+        handles: set of ids.
+    """
+    found = {}
+    for variable in list(_OF_RELEASES.values()) if handles else ():
+        if any(id(handle) in handles for handle in handles_of(variable)):
+            layer = vars(variable)[_RELEASED]
+            found[id(layer)] = layer
+    return list(found.values())
 
 
 def hand_on(pairs):
