@@ -12,6 +12,7 @@ from epsilon_by_hand import DELTA, N, assert_one, by_hand, poisson
 
 import tfdp
 from tfdp.errors import PrivacyError
+from tfdp.layers.item_embedding import PopularityPrior
 
 
 def test_two_releases_cost_twice_even_if_they_are_equal(small, monkeypatch):
@@ -147,3 +148,22 @@ def test_a_layer_of_a_release_that_a_map_of_the_data_calls_is_charged(place):
     )
     model.fit(batches, epochs=1, verbose=0)
     assert_one(model, by_hand(release.event, poisson(4.0, 0.25, 4)))
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_layer_of_a_release_that_a_loss_calls_is_charged(small, eagerly):
+    """It was listed as weights from elsewhere, which had learned nothing from the records."""
+    histories = tfdp.data.leave_one_out_split([[1, 2, 1]] * N, 3, num_items=2)
+    release = tfdp.data.private_frequency(histories.train, epsilon=1.0)
+    prior = PopularityPrior(2, release)
+    prior(tf.zeros([1, 3]))
+
+    def adjusted(y, logits):
+        return keras.losses.sparse_categorical_crossentropy(y, prior(logits), from_logits=True)
+
+    model = small.model(
+        small.base(classes=3), adjusted, {"run_eagerly": eagerly}, noise_multiplier=4.0
+    )
+    model.fit(small.poisson(), epochs=1, verbose=0)
+    assert_one(model, by_hand(release.event, poisson(4.0, 0.25, 4)))
+    assert "from elsewhere" not in str(model.privacy_statement())

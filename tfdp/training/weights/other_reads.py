@@ -10,8 +10,13 @@ import contextlib
 import tensorflow as tf
 
 from tfdp._compat.tensorflow import dtype_of_variable
+from tfdp.accounting.charges import participant
 from tfdp.clipping.plan.tracing import variables_of_metrics
-from tfdp.data.provenance.variable_values import histories_read, variables_with_history
+from tfdp.data.provenance.variable_values import (
+    histories_read,
+    layers_of_releases_read,
+    variables_with_history,
+)
 from tfdp.errors import PrivacyError
 from tfdp.runtime.external_table import handles_of
 from tfdp.training.weights import held_constants
@@ -46,6 +51,8 @@ class OtherRead:
 def note(model, graph, operations, seen=()):
     """Notes the variables that a graph reads and that are none of the model's, and arrays in it.
 
+    The releases of layers that are none of the model's, but are read (by a loss), are charged.
+
     Args:
         model: the model, whose `weight_origin` takes them.
         graph: the graph.
@@ -65,9 +72,15 @@ def note(model, graph, operations, seen=()):
     origin = model.weight_origin
     before = len(origin.others) + len(origin.constants)
     origin.constants |= dict.fromkeys(held_constants.sentences_of_code(graph, operations))
-    for handle, dtype, name in _reads(model, graph):
+    found = list(_reads(model, graph))
+    released = layers_of_releases_read({id(handle) for handle, _, _ in found})
+    of_releases = {id(h) for layer in released for v in layer.weights for h in handles_of(v)}
+    origin.constants |= dict.fromkeys(participant.assumptions_of(released))
+    for entry in participant.releases_of(released):
+        model.charge_history.charge(entry)
+    for handle, dtype, name in found:
         origin.reads[id(handle)] = handle
-        if name in read and dtype.is_floating:
+        if name in read and dtype.is_floating and id(handle) not in of_releases:
             unnamed = OtherRead(handle, dtype, name)
             origin.others.setdefault(id(handle), named.get(id(handle), unnamed))
     refuse_charged(model)
