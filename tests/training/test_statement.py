@@ -260,6 +260,19 @@ def test_what_was_taken_from_data_is_listed_as_public_for_any_training(small):
     assert "EarlyStopping" in text and "the adapted state of layer 'own_norm'" in text
 
 
+@pytest.mark.parametrize("best_only", [False, True])
+def test_only_files_of_the_best_follow_a_metric(best_only):
+    """Also of callbacks that write files in another format, as OrbaxCheckpoint does."""
+
+    class OtherFiles(keras.callbacks.Callback):
+        monitor, save_best_only = "val_loss", best_only
+
+    of_keras = keras.callbacks.ModelCheckpoint("m.keras", save_best_only=best_only)
+    for callback in (of_keras, OtherFiles()):
+        found = caveats.of_callbacks([callback]).not_covered
+        assert any("which follows 'val_loss'" in one for one in found) == best_only
+
+
 def test_a_vocabulary_that_was_given_by_hand_is_not_called_adapted():
     given = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot", name="words")
     x = keras.Input((1,), dtype="string")

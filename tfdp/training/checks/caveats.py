@@ -152,8 +152,8 @@ def of_callbacks(callbacks):
         monitor = "loss" if nan else getattr(callback, "monitor", None)
         if not isinstance(monitor, str):
             continue
-        if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
-            continue
+        if not getattr(callback, "save_best_only", True):
+            continue  # every file is written
         source = "validation data" if monitor.startswith("val_") else "the training data"
         found.append(
             f"decisions of {type(callback).__name__}, which follows {monitor!r} (from {source})"
