@@ -366,10 +366,28 @@ def test_arrays_that_a_loss_computes_with_are_listed_as_assumed(small):
     assert listed in " ".join(str(model.privacy_statement()).split())
 
 
-def test_an_array_of_a_release_in_the_graph_of_a_model_is_charged(small):
+class Centred(keras.layers.Layer):
+    """Subtracts means that it holds."""
+
+    def __init__(self, means):
+        super().__init__()
+        self.held = {"means": [means]}
+
+    def call(self, x):
+        return x - self.held["means"][0]
+
+
+@pytest.mark.parametrize("place", ["graph", "attribute", "initializer"])
+def test_an_array_of_a_release_that_a_model_holds_is_charged(small, place):
     h = np.ones((small.n, 3), np.float32)
     release = tfdp.data.release_once(h, np.zeros(small.n, int), 1.0, 9.0, adjacency="zero_out")
-    x = keras.Input((3,))
-    model = eager_model(keras.Model(x, keras.layers.Dense(2)(x - release.features.mean(0))))
+    x, means = keras.Input((3,)), release.features.mean(0)
+    initial = keras.initializers.Constant(means)
+    centred = {
+        "graph": lambda: x - means,
+        "attribute": lambda: Centred(means)(x),
+        "initializer": lambda: keras.layers.Dense(3, bias_initializer=initial)(x),
+    }[place]()
+    model = eager_model(keras.Model(x, keras.layers.Dense(2)(centred)))
     assert [entry.label for entry in model.ledger.entries] == ["released representations"]
     assert "no function of the records" not in str(caveats.of_model(model))

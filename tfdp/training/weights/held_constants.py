@@ -33,9 +33,17 @@ def of_graphs(model):
                     yield leaf, f"operation {node.operation.name!r} of model {layer.name!r}"
 
 
-def releases_of_graphs(model):
-    """`LedgerEntry` list of the releases that these arrays were made with."""
-    return [entry for array, _ in of_graphs(model) for entry in Origin.of(array).releases]
+def releases_held(model):
+    """`LedgerEntry` list of the releases that arrays of a model carry.
+
+    Those of functional models, and attributes of layers: arrays, what holds some, and initializers.
+    """
+    held = [array for array, _ in of_graphs(model)]
+    for layer in all_layers(model):
+        for one in vars(layer).values():
+            constant = isinstance(one, keras.initializers.Constant)
+            held.append(one.value if constant else one)
+    return list(Origin.of(held).releases)
 
 
 def sentences_of_graphs(model):
