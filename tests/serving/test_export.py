@@ -120,6 +120,16 @@ def test_other_models_export_what_keras_exports(tmp_path):
     np.testing.assert_allclose(served.serve(x), private(x), rtol=1e-6)
 
 
+def test_augmentation_is_left_out_of_what_is_exported(tmp_path):
+    """Keras' own export serves images that are flipped at random."""
+    flips = keras.layers.RandomFlip("horizontal", seed=1)
+    private = tfdp.make_private(keras.Sequential([keras.Input((4, 4, 3)), flips]))
+    tfdp.serving.export(private, tmp_path / "m")
+    x = np.random.default_rng(0).normal(size=(16, 4, 4, 3)).astype(np.float32)
+    served = tf.saved_model.load(str(tmp_path / "m"))
+    np.testing.assert_array_equal(served.serve(x), x)
+
+
 def test_forward_noise_under_any_optimizer_is_stated(tmp_path, small, monkeypatch):
     # The SavedModel is left out: the statement is what matters here.
     monkeypatch.setattr(keras.Model, "export", lambda self, path, **_: pathlib.Path(path).mkdir())

@@ -8,11 +8,12 @@ import pathlib
 
 import keras
 
-from tfdp._compat.keras import all_layers
+from tfdp._compat.keras import all_layers, export_signature
 from tfdp._compat.saved_model import one_trace_per_endpoint
 from tfdp.experimental.tpu import resident_models
 from tfdp.layers import PrivateAttention
 from tfdp.models import DPModel
+from tfdp.models.endpoint import Endpoint
 from tfdp.optimizers import DPOptimizer
 from tfdp.serving.inference_releases import inference_releases
 from tfdp.training.statements import is_protected
@@ -36,7 +37,8 @@ def export(
       "item_vectors" are the towers;
     - for a `TextClassifier`: from a string array `sentences` (B,) to `labels` (B,) and
       `probabilities` (B, classes); loading it needs `import tensorflow_text`;
-    - for any other model: the signature that `keras.Model.export` writes.
+    - for any other model: from its inputs to its outputs, with the signature that
+      `keras.Model.export` writes.
 
     It writes no training state: no optimizer, no noise, no ledger beyond the statement.
     `PrivateAttention` layers release something at every call. The file states this separately from
@@ -77,20 +79,29 @@ def export(
         model.charge_history.refuse_other_thread()
     statement = _training_statement(model, delta)
     endpoint = model.serving_endpoint(k) if isinstance(model, DPModel) else None
+    endpoint = endpoint or _of_keras(getattr(model, "model", model))
     if releasing:
-        statement |= inference_releases(releasing, getattr(model, "model", model), endpoint)
+        statement |= inference_releases(releasing, endpoint)
     path = pathlib.Path(path)
     # An export that fails half way leaves no statement: certainly not that of another model.
     (path / STATEMENT).unlink(missing_ok=True)
     with one_trace_per_endpoint():
-        if endpoint is None:
-            getattr(model, "model", model).export(str(path), verbose=False)
-        else:
-            _write(endpoint, path)
+        _write(endpoint, path)
     written = path / f"{STATEMENT}.part"
     written.write_text(json.dumps(statement, indent=2, allow_nan=False))
     written.replace(path / STATEMENT)
     return path
+
+
+def _of_keras(model):
+    """The endpoint of a model that has none of its own."""
+
+    def serve(*args):
+        # `args` names the signature's inputs, as Keras does. `keras.Model.export` leaves
+        # `training` to the layers, and for some it is True by default.
+        return model(*args, training=False)
+
+    return Endpoint(serve, export_signature(model), tracked=[model])
 
 
 def _write(endpoint, path):

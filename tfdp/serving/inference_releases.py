@@ -5,7 +5,6 @@ import math
 import dp_accounting
 import tensorflow as tf
 
-from tfdp._compat.keras import export_signature
 from tfdp.accounting.release_series import release_epsilon
 from tfdp.errors import PrivacyError
 from tfdp.serving.noise_reads import reads_in
@@ -23,7 +22,7 @@ _LOOP = (
 )
 
 
-def inference_releases(layers, model, endpoint):
+def inference_releases(layers, endpoint):
     """The fields of an export's statement that say what its requests cost their askers.
 
     A call on several windows of an input, which are rows of its batch, is several releases about
@@ -31,8 +30,7 @@ def inference_releases(layers, model, endpoint):
 
     Args:
         layers: the built `PrivateAttention` layers of the model.
-        model: the model that `keras.Model.export` writes.
-        endpoint: the `tfdp.models.endpoint.Endpoint` that is written instead of it, or None.
+        endpoint: the `tfdp.models.endpoint.Endpoint` that is written.
 
     Returns:
         A dict of plain values: "releases_at_inference", the `ReleaseStatement` of each layer with
@@ -42,7 +40,7 @@ def inference_releases(layers, model, endpoint):
     Raises:
         PrivacyError: if it cannot be told how often one input of a request is released.
     """
-    function, sized = _traced(model, endpoint)
+    function, sized = _traced(endpoint)
     entries = [
         {
             **layer.privacy_statement().to_dict(),
@@ -117,16 +115,13 @@ def _rows(reads, one):
     return "an unknown number" if reads.numbers == math.inf else f"{reads.numbers / one:g}"
 
 
-def _traced(model, endpoint):
+def _traced(endpoint):
     """The function that answers a request, and a dict of it for batches of certain sizes.
 
     Returns:
         A concrete function; and a dict of the size of a batch to a concrete function.
     """
-    if endpoint is None:
-        function, signature = model.__call__, export_signature(model)
-    else:
-        function, signature = endpoint.function, endpoint.signature
+    function, signature = endpoint.function, endpoint.signature
     batches = [spec.shape[0] for spec in tf.nest.flatten(signature) if spec.shape.rank]
     sizes = _SIZES if None in batches else batches[:1]
     sized = {size: _concrete(function, _of_size(signature, size)) for size in sizes}
