@@ -1,12 +1,14 @@
 """What cannot be trained ends in one sentence that says what to do."""
 
 import keras
+import numpy as np
 import processes
 import pytest
 import tensorflow as tf
 from eager_steps import eager_model, fit_steps
 from keras import layers
 
+import tfdp
 from tfdp.distribution.checks import check_executions
 from tfdp.errors import PrivacyError
 
@@ -58,6 +60,47 @@ def test_losses_of_whole_batches_name_the_axes_that_work(small, loss):
         small.model(loss=loss)
 
 
+def mean_of_all(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_true - y_pred[:, 0]))
+
+
+def test_a_loss_that_is_one_number_is_named(small):
+    with pytest.raises(ValueError, match=r"'mean_of_all' returned a scalar.*mean\(x, axis=-1\)"):
+        small.model(loss=mean_of_all).fit(small.poisson(), verbose=0)
+
+    class Own(tfdp.models.DPModel):
+        def __init__(self):
+            super().__init__()
+            self.out = layers.Dense(1)
+
+        def call(self, x):
+            return self.out(x)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return mean_of_all(x[:, 0], y_pred)
+
+    model = Own()
+    model.compile(small.optimizer())
+    with pytest.raises(PrivacyError, match=r"of shape \(batch,\).*Received: shape \(\)"):
+        model.fit(small.poisson(), verbose=0)
+
+
+def test_a_mask_that_the_loss_has_no_positions_for_can_be_left_out(small):
+    def one_for_each_example(y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=[1, 2])
+
+    ids = keras.Input((4,), dtype="int32")
+    out = layers.Dense(2)(layers.Embedding(9, 3, mask_zero=True)(ids))
+    data = np.arange(160).reshape(40, 4) % 9, np.zeros((40, 4, 2), "float32")
+    for outputs in (out, keras.ops.softmax(out)):
+        model = small.model(keras.Model(ids, outputs), loss=one_for_each_example)
+        if outputs is out:
+            with pytest.raises(ValueError, match="passes no mask on"):
+                model.fit(small.poisson(data), verbose=0)
+        else:
+            model.fit(small.poisson(data), verbose=0)
+
+
 def test_checks_of_numerics_are_named(small):
     model = eager_model()
     tf.debugging.enable_check_numerics()
@@ -68,6 +111,26 @@ def test_checks_of_numerics_are_named(small):
             model.train_on_batch(*small.data())
     finally:
         tf.debugging.disable_check_numerics()
+
+
+@pytest.mark.parametrize("how", ["in the model", "map"])
+def test_lookups_that_stop_at_padding_are_explained(small, how):
+    def fit(num_oov_indices):
+        look_up = layers.StringLookup(
+            vocabulary=["a", "b"], num_oov_indices=num_oov_indices, output_mode="one_hot"
+        )
+        first = [keras.Input((2 + num_oov_indices,))]
+        if how == "in the model":
+            first = [keras.Input((1,), dtype="string"), look_up]
+        texts = np.array(["a", "b"] * 20, object)[:, None]
+        batches = small.poisson((texts, small.data()[1]), steps_per_epoch=1)
+        if how == "map":
+            batches = batches.map(lambda x, y: (look_up(x), y))
+        small.model(keras.Sequential([*first, layers.Dense(2)])).fit(batches, verbose=0)
+
+    with pytest.raises(ValueError, match='pad a batch hold "" and 0.*`num_oov_indices=1`'):
+        fit(0)
+    fit(1)
 
 
 def test_private_weights_in_a_plain_model_are_named(small, tmp_path):

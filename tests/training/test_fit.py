@@ -347,8 +347,16 @@ def test_models_with_a_step_of_their_own_are_refused(small):
         def train_step(self, data):
             return {}
 
-    with pytest.raises(ValueError, match="train_step"):
+    with pytest.raises(ValueError, match="train_step.*a loss for each output"):
         tfdp.make_private(Own())
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "compile"])
+def test_models_whose_methods_would_not_be_called_are_refused(name):
+    """A model that distills, say: its `compile` takes a loss, which its `compute_loss` adds."""
+    own = type("Own", (keras.Model,), {name: lambda self, *args, **kwargs: None})
+    with pytest.raises(ValueError, match=f"own `{name}`.*Subclass `tfdp.models.DPModel`"):
+        tfdp.make_private(own())
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ _WEIGHTED = "Argument `sample_weight` has more axes than the loss."
 _MASKED = (
     "The outputs have a mask of positions (`mask_zero=True`, a Masking layer), but the loss has "
     "no axis of positions any more, so masked positions would count. Return the losses of all "
-    "positions, (batch, positions); tfdp takes the mean over the valid ones. Or drop the mask "
-    "before the output."
+    "positions, (batch, positions); tfdp takes the mean over the valid ones. Or end the model by a "
+    "function of `keras.ops`, such as `keras.ops.softmax(x)`, which passes no mask on."
 )
 
 
@@ -80,8 +80,10 @@ class PerExampleLoss(keras.losses.Loss):
         """(B, ...) values to (B,)."""
         if len(values.shape) == 0:
             raise ValueError(
-                f"The loss {self._function} returned a scalar, from which tfdp cannot separate "
-                "the losses of single examples. Return a tensor of shape (batch, ...)."
+                f"The loss {_name(self._function)} returned a scalar, from which tfdp cannot "
+                "separate the losses of single examples. Return a tensor of shape (batch, ...): "
+                "leave the last mean out, or reduce the axes of one example alone, as in "
+                "`keras.ops.mean(x, axis=-1)`. tfdp divides by the number of examples itself."
             )
         valid = tf.ones_like(values)
         for mask in masks:
@@ -142,6 +144,10 @@ def of_all_replicas(count):
     if context is None or context.num_replicas_in_sync == 1:
         return count
     return context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+
+
+def _name(loss):
+    return repr(getattr(loss, "__name__", type(loss).__name__))
 
 
 def _float(x):

@@ -47,14 +47,17 @@ def make_private(model: keras.Model, validate: bool = True) -> DPModel:
     if type(model).train_step is not keras.Model.train_step:
         raise ValueError(
             f"Argument `model` has its own `train_step` ({type(model).__name__}), whose gradients "
-            "tfdp cannot clip per example. Express the training as a loss, or subclass "
+            "tfdp cannot clip per example. Let `call` return what the losses need (for a VAE, "
+            "also the divergence), and give `compile` a loss for each output. Or subclass "
             "`tfdp.models.DPModel`."
         )
-    for name in ("test_step", "predict_step", "compute_metrics"):
-        if getattr(type(model), name) is not getattr(keras.Model, name):
+    for name in ("compute_loss", "test_step", "predict_step", "compute_metrics", "compile"):
+        if _is_own(model, name):
+            one = ", and return one loss for each example, of shape (batch,)"
             raise ValueError(
                 f"Argument `model` has its own `{name}` ({type(model).__name__}), which the "
-                "wrapper would never call. Subclass `tfdp.models.DPModel`, and define it there."
+                "wrapper would never call. Subclass `tfdp.models.DPModel`, and define it there"
+                f"{one if name == 'compute_loss' else ''}."
             )
     refuse_named_layers(model)
     # One ledger for the weights, however often they are wrapped. Kept in the instance's
@@ -64,6 +67,15 @@ def make_private(model: keras.Model, validate: bool = True) -> DPModel:
     vars(model)[_KEY] = _Wrapped(private)
     private.validate_independence = validate
     return private
+
+
+def _is_own(model, name):
+    """Whether a model has a method of its own in place of that of `keras.Model`."""
+    if getattr(type(model), name) is getattr(keras.Model, name):
+        return False
+    # Models of keras_hub give `compile` defaults, which the wrapper's replace.
+    owner = next(c for c in type(model).__mro__ if name in vars(c))
+    return name != "compile" or owner.__module__.split(".")[0] != "keras_hub"
 
 
 _KEY = "_tfdp_private_model"

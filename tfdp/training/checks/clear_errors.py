@@ -14,6 +14,12 @@ _MEANINGS = {
         "compute its gradient. Give `keras.ops.while_loop` a `maximum_iterations`, or remove "
         "`jit_compile`."
     ),
+    "When `num_oov_indices=0` all inputs should be in vocabulary": (
+        "A layer that looks values up (StringLookup, IntegerLookup, FeatureSpace) has "
+        "`num_oov_indices=0`, so it stops at values that are not in its vocabulary. The rows that "
+        'pad a batch hold "" and 0. Make the layer with `num_oov_indices=1`: it then has one more '
+        "index. Or look the values up before you sample, and pass the results to the sampler."
+    ),
 }
 
 

@@ -219,12 +219,10 @@ class Step(ForwardPass):
         self._refuse_side_effects()
         self._refuse_reads()
         self._note_other_reads()
-        if not (self.model.validate_independence and self._can_be_walked):
-            self._refuse_other_shapes()
-            return None
-        searched = self.prove([self.losses], units_of_losses(self), self.probes)
         self._refuse_other_shapes()
-        return searched
+        if not (self.model.validate_independence and self._can_be_walked):
+            return None
+        return self.prove([self.losses], units_of_losses(self), self.probes)
 
     def _note_other_reads(self):
         """Notes weights of others that are read, also for the statement of the run that goes on."""
