@@ -178,6 +178,8 @@ add("q former", graph(q_former, SEQUENCE, SEQUENCE),
     lambda: ([normal(*SEQUENCE), normal(*SEQUENCE)], normal(1) + 3), small=True)  # fmt: skip
 add("mixer", graph(mixer, IMAGE), classes(IMAGE), entropy)
 add("tied in parent", TiedInParent, tokens(T), entropy)
+add("tied around a loop", lambda: TiedInParent(layers.GRU(4)), lambda: (ids(T), ids(high=V)),
+    entropy)  # fmt: skip
 add("two towers", graph(two_towers, ROW, ROW), lambda: ([normal(4), normal(4)], normal(1) + 3))
 add("deep fm", graph(deep_fm, (T,), dtype="int32"), tokens())
 add("dlrm", graph(dlrm, ROW, ROW), lambda: ([normal(4), normal(4)], normal(1) + 3))

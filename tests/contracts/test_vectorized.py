@@ -74,6 +74,30 @@ def test_no_product_is_broadcast_over_the_loop(transposed):
     assert all(left == right for left, right in batches), batches
 
 
+def of_loop(rows):
+    """The gradient of the last state of a loop, which reads from a list and writes to another."""
+
+    def step(i, state, states):
+        state = tf.tanh(state * inputs.read(i))
+        return i + 1, state, states.write(i, state)
+
+    with tf.GradientTape() as tape:
+        tape.watch(rows)
+        inputs = tf.TensorArray(tf.float64, 3).unstack(rows)
+        states = tf.TensorArray(tf.float64, 3)
+        _, last, _ = tf.while_loop(lambda i, *_: i < 3, step, (0, rows[0], states))
+    return tape.gradient(last, rows)
+
+
+def test_gradients_of_loops_are_those_of_each_element():
+    x = tf.constant(normal(4, 3, 5))
+    found = tf.function(lambda: vectorized_map(of_loop, x))()
+    np.testing.assert_allclose(found, [of_loop(one) for one in x], rtol=1e-12)
+    # TensorFlow's own converters. If they can do it now, tfdp's are not needed any more.
+    with pytest.raises(TypeError, match="variant"):
+        tf.function(lambda: tf.vectorized_map(of_loop, x, fallback_to_while_loop=False))()
+
+
 def test_other_vectorized_maps_are_left_alone():
     ones = tf.ones((3, 2, 4))
     graph = (

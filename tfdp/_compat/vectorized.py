@@ -4,8 +4,9 @@ TensorFlow up to 2.21 on CPUs with oneDNN writes beyond its buffers in `tf.matmu
 by a matrix that is broadcast (tensorflow issue 117700). `tf.vectorized_map` makes such products of
 what is right for one element: (1, M, K) by a matrix becomes (n, 1, M, K) by it.
 
-And with random numbers that are drawn at once, where TensorFlow would draw those of one element
-after those of another.
+With random numbers that are drawn at once, where TensorFlow would draw those of one element after
+those of another. And with gradients of loops: TensorFlow keeps what they need in lists, of which it
+cannot make zeros, and whose elements' shape it forgets.
 """
 
 import contextlib
@@ -16,7 +17,9 @@ from tensorflow.python.ops.parallel_for import pfor
 
 _ACTIVE = threading.local()
 _REGISTRY = pfor._pfor_converter_registry
-_ORIGINAL = _REGISTRY["BatchMatMulV2"]
+_ORIGINAL = {
+    kind: _REGISTRY[kind] for kind in ("BatchMatMulV2", "TensorListElementShape", "ZerosLike")
+}
 
 
 def vectorized_map(function, elements):
@@ -65,7 +68,7 @@ def _convert(pfor_input):
     (x, x_varies, _), (y, y_varies, _) = pfor_input.input(0), pfor_input.input(1)
     known = x.shape.rank is not None and y.shape.rank is not None
     if not getattr(_ACTIVE, "safe", False) or not known or x_varies == y_varies:
-        return _ORIGINAL(pfor_input)
+        return _ORIGINAL["BatchMatMulV2"](pfor_input)
     if pfor_input.get_attr("adj_x"):
         x = tf.linalg.adjoint(x)
     if pfor_input.get_attr("adj_y"):
@@ -105,6 +108,24 @@ def _times_fixed(varying, fixed):
     return tf.transpose(product, [rank - 3, *range(rank - 3), rank - 2, rank - 1])
 
 
+def _convert_zeros_like(pfor_input):
+    zeros = pfor_input.stacked_input(0)
+    if not getattr(_ACTIVE, "safe", False) or zeros.dtype != tf.variant:
+        return _ORIGINAL["ZerosLike"](pfor_input)
+    return pfor.wrap(tf.raw_ops.ZerosLike(x=zeros), True)
+
+
+def _convert_element_shape(pfor_input):
+    found = _ORIGINAL["TensorListElementShape"](pfor_input)
+    rank = pfor_input.op.outputs[0].shape[0]
+    if not getattr(_ACTIVE, "safe", False) or rank is None:
+        return found
+    # A list that does not know its elements' shape has none to take the first axis from.
+    unknown = tf.fill([rank], tf.constant(-1, found.t.dtype))
+    shape = tf.cond(tf.equal(tf.size(found.t), rank), lambda: found.t, lambda: unknown)
+    return pfor.wrap(tf.ensure_shape(shape, [rank]), False)
+
+
 def _convert_key(pfor_input):
     if not getattr(_ACTIVE, "together", False):
         raise pfor.ConversionNotImplementedError(pfor_input.op_type)  # as if there were none
@@ -134,5 +155,7 @@ DRAWS = (
     "StatelessTruncatedNormalV2",
 )
 _REGISTRY["BatchMatMulV2"] = _convert
+_REGISTRY["TensorListElementShape"] = _convert_element_shape
+_REGISTRY["ZerosLike"] = _convert_zeros_like
 _REGISTRY["StatelessRandomGetKeyCounter"] = _convert_key
 _REGISTRY.update(dict.fromkeys(DRAWS, _convert_draw))

@@ -156,8 +156,9 @@ def warn_of_plan(plan):
             f"Layers {sorted(slow)} have no clipping rule. tfdp runs them again for each example, "
             f"which is exact but slow: a step on 64 examples may take about {times:.0f} times as "
             "long as without privacy. Build them from Keras' own layers, or write a rule "
-            "(`tfdp.clipping.register_rule`). `tfdp.clipping.explain(model)` shows the cost of "
-            "each layer.",
+            "(`tfdp.clipping.register_rule`). If the `call` of a model reads weights itself (of a "
+            "tied table, say), let a small layer do so: the other layers then keep their rules. "
+            "`tfdp.clipping.explain(model)` shows the cost of each layer.",
             stacklevel=2,
         )
 

@@ -212,8 +212,8 @@ def _say_once(layer):
         _ONE_BY_ONE.add(layer)
         warnings.warn(
             f"Layer {layer.name!r} has no clipping rule, and TensorFlow cannot run it on all "
-            "examples at once (it has a loop, or a branch around sublayers). tfdp runs it one "
-            "example at a time: the numbers are the same, but it is slow. Write a rule "
+            "examples at once (it has a loop in a loop, or a branch around sublayers). tfdp runs "
+            "it one example at a time: the numbers are the same, but it is slow. Write a rule "
             "(`tfdp.clipping.register_rule`) for speed.",
             stacklevel=2,
         )
