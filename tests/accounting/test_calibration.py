@@ -69,7 +69,7 @@ def test_delta_promised_elsewhere_is_not_spent_again():
 
 def test_a_budget_that_other_charges_use_up_is_refused_with_their_names():
     others = (dp_accounting.LaplaceDpEvent(0.5),)
-    with pytest.raises(BudgetError, match=r"LaplaceDpEvent.*epsilon 2 alone"):
+    with pytest.raises(BudgetError, match=r"Laplace noise.*epsilon 2 alone.*Raise"):
         calibrate_noise_multiplier(PrivacyBudget(1.5, 1e-5), 0.01, 10, other_events=others)
 
 

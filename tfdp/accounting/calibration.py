@@ -14,6 +14,7 @@ from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant, epsilon
 from tfdp.accounting.budget import PrivacyBudget
 from tfdp.accounting.events.adjacency import ADJACENCIES
 from tfdp.accounting.events.composition import MECHANISMS, compose, training_event
+from tfdp.accounting.events.description import describe
 from tfdp.accounting.events.random_allocation import allocation_event
 from tfdp.accounting.events.registry import event_from_dict, event_to_dict
 from tfdp.accounting.losses.gdp import LARGEST_NOISE, gdp_clt_noise_multiplier
@@ -188,14 +189,15 @@ def _search(epsilon_at, budget, sigma, accountant):
 
 def _spent_message(budget, delta, accountant, adjacency, others):
     parts = ", ".join(
-        f"{event!r} (epsilon {epsilon(event, delta, accountant, adjacency):.4g} alone)"
+        f"{describe(event)} (epsilon {epsilon(event, delta, accountant, adjacency):.4g} alone)"
         for event, _ in others
     )
     total = epsilon(compose(others), delta, accountant, adjacency)
     return (
         "The other charges use up the budget before training: together they cost epsilon "
-        f"{total:.4g} of {budget.epsilon:.4g}. They are: {parts}. Lower their epsilon, drop one "
-        f"of them, or raise the budget. Received: budget={budget}"
+        f"{total:.4g} of {budget.epsilon:.4g}. They are: {parts}. Raise the budget: it is for all "
+        "that these weights were charged, earlier training included. Or begin again with new "
+        f"weights and smaller charges. Received: budget={budget}"
     )
 
 

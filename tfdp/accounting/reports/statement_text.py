@@ -6,8 +6,9 @@ import textwrap
 from tfdp.accounting.charges.ledger_entry import period_of
 from tfdp.accounting.charges.mechanisms import correlation_from_dict
 from tfdp.accounting.charges.sampling import PERSON, Sampling
+from tfdp.accounting.events.description import describe
 from tfdp.accounting.events.registry import event_from_dict
-from tfdp.accounting.rounding import round_down, round_up
+from tfdp.accounting.rounding import round_up
 
 _NEIGHBOURS = {
     "add_or_remove_one": "is added or removed",
@@ -99,43 +100,6 @@ def entry_in_words(entry):
     of = f", period {period[1]!r}" if period else ""
     event = describe(event_from_dict(entry["event"]))
     return f"{entry['label']}{of}: {entry['count']} x {event}{chosen}"
-
-
-def describe(event):
-    """One line on an event's kind and parameters."""
-    if hasattr(event, "in_words"):
-        return event.in_words()
-    name = type(event).__name__.removesuffix("DpEvent")
-    if name == "PoissonSampled":
-        sampled = round_up(event.sampling_probability, 6)
-        return f"{describe(event.event)}, Poisson sampled with probability {sampled}"
-    if name == "PoissonSampledConcentrated":
-        sampled = event.sampling_probability
-        how = f", Poisson sampled with probability {round_up(sampled, 6)}" if sampled < 1 else ""
-        sigma = round_down(event.noise_multiplier)
-        return f"mechanism as concentrated as Gaussian noise of multiplier {sigma}{how}"
-    if name == "MixtureOfGaussians":
-        most = max(event.sensitivities)
-        mean = sum(w * c for w, c in zip(event.sampling_probs, event.sensitivities, strict=True))
-        return (
-            f"Gaussian noise of multiplier {round_down(event.standard_deviation)} on a sum that "
-            f"one unit of privacy moves by a random number of clip norms ({round_up(mean, 6)} on "
-            f"average, at most {most:g})"
-        )
-    if name == "Gaussian":
-        return f"Gaussian noise of multiplier {round_down(event.noise_multiplier)}"
-    if name == "Laplace":
-        return f"Laplace noise of multiplier {round_down(event.noise_multiplier)}"
-    if name == "SelfComposed":
-        return f"{event.count} x {describe(event.event)}"
-    if name == "Composed":
-        return " and ".join(describe(part) for part in event.events)
-    if name == "RepeatAndSelect":
-        how = f"{round_up(event.mean, 6)} on average, shape {event.shape:g}"
-        return f"the best of a random number of runs ({how}) of: {describe(event.event)}"
-    if name == "NonPrivate":
-        return "release without noise (not private)"
-    return str(event)
 
 
 def drawn_in_words(statement):
