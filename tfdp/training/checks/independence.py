@@ -271,9 +271,9 @@ class Step(ForwardPass):
         if shape != (self.batch_size,):
             raise PrivacyError(
                 "The loss must return one number for each example, of shape (batch,); otherwise "
-                "it cannot be clipped per example. Use a `keras.losses.Loss` that reduces over "
-                f"the axes of one example only. Received: shape {shape} for a batch of "
-                f"{self.batch_size}"
+                "it cannot be clipped per example. Reduce the axes of one example only; in a "
+                "`compute_loss` of your own, make Keras' losses with `reduction=None`. Received: "
+                f"shape {shape} for a batch of {self.batch_size}"
             )
 
 
