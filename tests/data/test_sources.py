@@ -8,6 +8,7 @@ import threading
 import time
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -263,6 +264,14 @@ class RepeatMapDataset(Source):
     """As of grain."""
 
 
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return np.zeros((8, 2)), np.zeros(8)
+
+
 class Mapped(Source):
     def __init__(self, *parents):
         super().__init__()
@@ -280,6 +289,8 @@ class Mapped(Source):
         (Labelled(), parse, "named by labels.*`column.to_numpy\\(\\)`.*type Labelled"),
         (collections.UserDict({0: 1}), parse, "named by labels"),
         (RepeatMapDataset(), parse, "Remove `repeat`"),
+        (Batches(), lambda batch: batch, "an item of a PyDataset is a batch.*no PyDataset"),
+        (Source(), None, "single records needs `parse`"),
         (Mapped(Source(), Mapped(RepeatMapDataset())), parse, "made by a RepeatMapDataset"),
         (Source(2**63 - 1), parse, "Remove `repeat`"),
         (Source(), lambda i: [i, i], "tuple"),

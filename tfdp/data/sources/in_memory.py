@@ -29,8 +29,8 @@ class Records:
             length = f" of length {len(data)}" if isinstance(data, tuple) else ""
             raise ValueError(
                 "Argument `data` must be a tuple (x, y) or (x, y, sample_weight). A model without "
-                "targets still needs a `y`: pass zeros. "
-                f"Received: data of type {type(data).__name__}{length}"
+                "targets still needs a `y`: pass zeros. An object that returns single records "
+                f"needs `parse`, too. Received: data of type {type(data).__name__}{length}"
             )
         self.origin = Origin.of(data)
         structure = lists_as_tuples((data[0], data[1]))

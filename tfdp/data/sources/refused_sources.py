@@ -13,8 +13,15 @@ def refuse_other_sources(name, source):
         source: an object with `__len__`, and `__getitem__` or `__getitems__`.
 
     Raises:
-        ValueError: for a table of columns, one that is read by labels, or a repeated dataset.
+        ValueError: for a table of columns, one that is read by labels, one of batches, or a
+            repeated dataset.
     """
+    if any(cls.__name__ == "PyDataset" for cls in type(source).__mro__):
+        raise ValueError(
+            f"Argument `{name}` must return record i as item i, but an item of a PyDataset is a "
+            "batch, which would count as one record. Pass an object that is no PyDataset, whose "
+            f"`__getitem__` returns one record. Received: {name} of type {type(source).__name__}"
+        )
     labelled = isinstance(source, Mapping) or hasattr(source, "iloc")  # pandas
     columns = type(source).__module__.startswith("pyarrow") and hasattr(source, "num_columns")
     if labelled or columns:
