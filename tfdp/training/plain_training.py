@@ -156,7 +156,7 @@ def _forward_noise(model, x, y, kwargs, notes):
             "with a DPOptimizer."
         )
     checks.check_data(model.distribute_strategy, x, sampling)
-    notes |= Notes(not_covered=(caveats.TRAINING_METRICS,)) | preflight.notes_of_data(x)
+    notes |= Notes(not_covered=(caveats.TRAINING_METRICS,)) | preflight.notes_of_data(model, x)
     preflight.refuse_other_data(
         model.privacy_charges(), sampling.num_examples, model.privacy_unit, sampling.period
     )

@@ -101,7 +101,7 @@ def _begin_private_run(model, x, y, callbacks, kwargs, notes):
     checks.check_executions(strategy, model.steps_per_execution, steps)
     has_rows = host_selection.check_selected(x, model)
     notes = Notes(not_covered=(caveats.TRAINING_METRICS,)) | notes
-    notes |= preflight.notes_of_data(x)
+    notes |= preflight.notes_of_data(model, x)
     notes |= caveats.of_held_out(sampling, kwargs)
     origin = _origin_of(x, y, kwargs)
     notes |= Notes(assumptions=origin.assumptions)

@@ -6,6 +6,10 @@ from tfdp.clipping.plan.refusals import WAY_OUT
 from tfdp.errors import PrivacyError
 
 
+class NotProved(PrivacyError):
+    """Examples may mix: an operation has no rule, and no search could tell."""
+
+
 def examine(
     walk, graph, given, results, where, units=(), start=0, probes=(), only=None, way_out=WAY_OUT
 ):
@@ -37,7 +41,8 @@ def examine(
     body = walk.outermost(graph, given, units, start, only)
     for result, value in ((result, body.value(result)) for result in results):
         if isinstance(value, Joined):
-            raise PrivacyError(_message(value, lambda op: where(walk.outer(op)), way_out))
+            error = PrivacyError if value.known else NotProved
+            raise error(_message(value, lambda op: where(walk.outer(op)), way_out))
         if is_of_examples(value) and value != Rows(0):
             raise PrivacyError(
                 f"{where(result.op)} mixes the examples of a batch: along the first axis of what "

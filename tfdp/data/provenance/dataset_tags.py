@@ -153,6 +153,16 @@ def walk(dataset):
         (dataset,) = inputs_of(dataset)
 
 
+def operations_since(dataset):
+    """The datasets that were made, one of another, from the one that was sampled; newest first."""
+    found = []
+    for made_from in walk(dataset):
+        if is_as_sampled(made_from):
+            break
+        found.append(made_from)
+    return found
+
+
 def _with_steps_of(dataset, sampling):
     # After `take`, passes are shorter: shuffled records come back after fewer steps, and the
     # number of their appearances is what is charged.

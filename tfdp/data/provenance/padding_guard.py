@@ -113,6 +113,11 @@ def map_batches(dataset, function, **kwargs):
     return guard_padding(mapped, getattr(dataset, _ROWS)) if guarded else mapped
 
 
+def holds_persons(dataset):
+    """Whether the rows of a guarded dataset's batches are those of persons."""
+    return getattr(dataset, _ROWS, None) is not None
+
+
 def keeps_padding(dataset):
     """Whether everything that was done to a dataset since it was sampled was guarded."""
     return hasattr(dataset, _GUARDED)

@@ -20,6 +20,7 @@ from tfdp.layers.accounted_weights import EffectiveError
 from tfdp.layers.item_embedding import PopularityPrior
 from tfdp.training.checks import rule_check
 from tfdp.training.checks.first_rows import as_batch, first_batch, first_rows, is_dataset
+from tfdp.training.checks.mapped_batches import notes_of_maps
 
 
 def refuse_by_layers(model, optimizer):
@@ -138,12 +139,10 @@ def _sampling_of_arrays(x, kwargs):
     return Sampling("shuffled", count, batch_size, steps_per_epoch=-(-count // batch_size))
 
 
-def notes_of_data(x):
+def notes_of_data(model, x):
     """What was done to a dataset after it was sampled, and taken to be public when it was made."""
     assumptions = dataset_tags.assumptions_of(x)
-    if isinstance(x, tf.data.Dataset) and not dataset_tags.is_as_sampled(x):
-        assumptions += ("each `map` after sampling treats each row separately",)
-    return Notes(assumptions=assumptions)
+    return Notes(assumptions=assumptions) | notes_of_maps(x, model.validate_independence)
 
 
 def refuse_other_data(releases, num_examples, unit, period=None):

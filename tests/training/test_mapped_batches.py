@@ -1,0 +1,107 @@
+"""What a `map` after sampling does with the rows of a batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdp
+from tfdp.errors import PrivacyError
+from tfdp.training.checks.mapped_batches import _ASSUMED, notes_of_maps
+
+B = 6
+X = np.random.default_rng(0).normal(size=(40, 4, 4, 3)).astype("float32")
+
+
+def batches():
+    return tfdp.data.poisson_batches((X, np.zeros((40, 1), "float32")), 2, max_batch_size=B)
+
+
+def of_x(function):
+    return lambda x, y, w: (function(x), y, w)
+
+
+def numbered(x, y, w):
+    places = tf.broadcast_to(tf.range(B, dtype=tf.float32)[:, None], [B, 3])
+    return {"x": x, "place": places}, y, w
+
+
+def mixed_up(x, y, w):
+    share = tf.random.uniform([B, 1, 1, 1])
+    return share * x + (1 - share) * x[::-1], y, w
+
+
+MIXING = {
+    "the batch's mean": of_x(lambda x: x - tf.reduce_mean(x, 0)),
+    "the batch's largest": of_x(lambda x: x / tf.reduce_max(tf.abs(x))),
+    "other rows": mixed_up,
+    "shuffled rows": of_x(tf.random.shuffle),
+    "moved labels": lambda x, y, w: (x, tf.roll(y, 1, 0), w),
+    "weights by the batch": lambda x, y, w: (x, y, w / tf.reduce_sum(w)),
+    "a number of the batch": lambda x, y, w: (
+        (x, tf.repeat(tf.math.count_nonzero(w, keepdims=True), B)), y, w),
+    "places": numbered,
+    "numbers of places": of_x(lambda x: x + tf.random.stateless_normal([B, 1, 1, 1], [1, 2])),
+    "one draw for two": of_x(lambda x: (lambda d: x * d + d[:1])(tf.random.normal([B, 1, 1, 1]))),
+}  # fmt: skip
+
+flipped = keras.layers.RandomFlip(seed=3)
+APART = {
+    "scaled": of_x(lambda x: x / 255.0),
+    "its own mean": of_x(lambda x: x - tf.reduce_mean(x, [1, 2, 3], keepdims=True)),
+    "flipped": of_x(tf.image.random_flip_left_right),
+    "brighter": of_x(lambda x: tf.image.random_brightness(x, 0.1)),
+    "by Keras": of_x(lambda x: flipped(x, training=True)),
+    "own noise": of_x(lambda x: x + tf.random.normal(tf.shape(x))),
+    "one at a time": of_x(lambda x: tf.map_fn(tf.image.per_image_standardization, x)),
+    "one-hot labels": lambda x, y, w: (x, tf.one_hot(tf.cast(y[:, 0], tf.int32), 3), w),
+    "weights": lambda x, y, w: (x, y, w * 2.0),
+    "ones": lambda x, y, w: ({"x": x, "one": tf.ones_like(y)}, y, w),
+    "a filter": lambda x, y, w: (x, y, w * tf.cast(x[:, 0, 0, 0] > 0, tf.float32)),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_map_that_mixes_rows_is_refused(name):
+    data = batches().map(MIXING[name])
+    for one in (data, data.prefetch(1), data.map(lambda x, y, w: (x, y, w))):
+        with pytest.raises(PrivacyError, match="A `map` after sampling.*from one record at a time"):
+            notes_of_maps(one)
+    assert notes_of_maps(data, validate=False).assumptions == (_ASSUMED,)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_map_that_treats_each_row_separately_is_proved(name):
+    data = batches().map(APART[name], num_parallel_calls=2).prefetch(1)
+    assert not notes_of_maps(data).assumptions
+
+
+def test_a_map_of_which_nothing_is_known_is_assumed_to_treat_each_row_separately():
+    def by_python(x):
+        return tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), x.shape)
+
+    assert not notes_of_maps(batches()).assumptions
+    assert notes_of_maps(batches().map(of_x(by_python))).assumptions == (_ASSUMED,)
+
+
+def test_what_a_map_does_for_each_person_is_not_looked_at():
+    data = tfdp.data.poisson_batches(
+        (X, np.zeros((40, 1), "float32")), 2, privacy_ids=np.arange(40) // 2,
+        max_records_per_unit=2,
+    )  # fmt: skip
+    mean = data.map(of_x(lambda x: x - tf.reduce_mean(x, 0)))
+    assert notes_of_maps(mean).assumptions == (_ASSUMED,)
+
+
+@pytest.mark.parametrize("forward_noise", [False, True])
+def test_fit_refuses_a_map_that_mixes_rows(small, forward_noise):
+    base = small.base()
+    if forward_noise:
+        base = keras.Sequential([keras.Input((3,)), tfdp.layers.DPForwardNoise(1.0), *base.layers])
+    model = small.model(base) if not forward_noise else tfdp.make_private(base)
+    if forward_noise:
+        model.compile("sgd", small.loss)
+    mapped = small.poisson().map(lambda x, y, w: (x - tf.reduce_mean(x, 0), y, w))
+    with pytest.raises(PrivacyError, match="A `map` after sampling mixes"):
+        model.fit(mapped, verbose=0)
+    assert not model.ledger.entries

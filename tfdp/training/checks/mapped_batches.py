@@ -1,0 +1,75 @@
+"""What a `map` after sampling does with the rows of a batch: proved from its graph, or assumed.
+
+What it returns for a row is taken for that row's record, so it may read no other row. That is
+proved as for a step (`clipping/independence`). Where it cannot be, the statement lists it.
+"""
+
+import tensorflow as tf
+
+from tfdp.accounting.charges.notes import Notes
+from tfdp.clipping.independence import proof
+from tfdp.clipping.independence.values import PUBLIC, Rows
+from tfdp.clipping.independence.walk import Walk
+from tfdp.data.provenance import dataset_tags
+from tfdp.data.provenance.padding_guard import holds_persons
+from tfdp.errors import PrivacyError
+
+_ASSUMED = "each `map` after sampling treats each row separately"
+_WAY_OUT = (
+    "Each row must depend on its own record alone, whatever the other rows are and wherever it "
+    "stands. Compute it from one record at a time, or from public numbers, or leave it out."
+)
+
+
+def notes_of_maps(dataset, validate=True):
+    """What the statement says of each `map` that followed the sampling.
+
+    Args:
+        dataset: what `fit` was given.
+        validate: whether to look at them; otherwise what they do is assumed.
+
+    Raises:
+        PrivacyError: if one mixes the rows of a batch, or depends on their positions.
+    """
+    if not isinstance(dataset, tf.data.Dataset) or dataset_tags.is_as_sampled(dataset):
+        return Notes()
+    if not validate or holds_persons(dataset):  # its function is in a dataset of its own
+        return Notes(assumptions=(_ASSUMED,))
+    proved = [
+        _is_proved(one.function)
+        for made_from in dataset_tags.operations_since(dataset)
+        for one in made_from._functions()
+    ]
+    return Notes() if all(proved) else Notes(assumptions=(_ASSUMED,))
+
+
+def _is_proved(function):
+    """Whether each row that a traced function returns is proved to be of the same row alone."""
+    inputs = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
+    shapes = [t.shape for t in (*inputs, *function.outputs)]
+    rows = {shape[0] if shape.is_fully_defined() and shape.rank else None for shape in shapes}
+    if len(rows) != 1 or None in rows or rows == {1}:
+        return False
+    walk = Walk(*rows, _generators(function.graph), gradients=False)
+    given = {t.name: Rows(0) for t in inputs}
+    outputs = [t for t in function.outputs if t.name not in given]
+    try:
+        body = walk.outermost(function.graph, given)
+        for output in outputs:
+            why = body.value(output) is PUBLIC and body.unlike(output, Rows(0))
+            if why:
+                raise PrivacyError(f"{_where(output.op)}: {output.op.name!r} {why}. {_WAY_OUT}")
+        searched = proof.examine(walk, function.graph, given, outputs, _where, way_out=_WAY_OUT)
+    except proof.NotProved:
+        return False
+    return not searched
+
+
+def _generators(graph):
+    """Names of the placeholders of variables that each call moves on, such as seeds of Keras."""
+    assigned = [op for op in graph.get_operations() if op.type.startswith("Assign")]
+    return frozenset(op.inputs[0].op.name for op in assigned)
+
+
+def _where(op):
+    return "A `map` after sampling"
