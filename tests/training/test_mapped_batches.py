@@ -65,7 +65,7 @@ APART = {
 def test_a_map_that_mixes_rows_is_refused(name):
     data = batches().map(MIXING[name])
     for one in (data, data.prefetch(1), data.map(lambda x, y, w: (x, y, w))):
-        with pytest.raises(PrivacyError, match="A `map` after sampling.*from one record at a time"):
+        with pytest.raises(PrivacyError, match="A `map` after sampling"):
             notes_of_maps(one)
     assert notes_of_maps(data, validate=False).assumptions == (_ASSUMED,)
 
@@ -97,7 +97,13 @@ def test_what_a_map_does_for_each_person_is_not_looked_at():
 def test_fit_refuses_a_map_that_mixes_rows(small, forward_noise):
     base = small.base()
     if forward_noise:
-        base = keras.Sequential([keras.Input((3,)), tfdp.layers.DPForwardNoise(1.0), *base.layers])
+        base = keras.Sequential(
+            [
+                keras.Input((3,)),
+                tfdp.layers.DPForwardNoise(noise_multiplier=1.0, clip_norm=1.0),
+                *base.layers,
+            ]
+        )
     model = small.model(base) if not forward_noise else tfdp.make_private(base)
     if forward_noise:
         model.compile("sgd", small.loss)
