@@ -18,7 +18,7 @@ from tfdp.clipping.sums.factors import CLIPPING, clip_factors
 from tfdp.clipping.sums.gradients import variable_gradient
 from tfdp.clipping.sums.products import UNDERFLOW
 from tfdp.noise.grid import sum_rounding
-from tfdp.runtime.wide_sums import dense
+from tfdp.runtime.wide_sums import dense, sums_of_segments
 from tfdp.runtime.xla import compiling
 
 CLIP_NORM = 0.7
@@ -515,3 +515,23 @@ def test_a_gradient_of_zeros_adds_zeros_whatever_its_norm_is_raised_by(clipping)
         norms = [tf.constant([norm], tf.float64)]
         (factors,), finite = clip_factors(norms, tf.constant([True]), 100.0, clipping)
         assert finite.numpy().all() and (factors * 1e6 * 0.0).numpy() == 0.0
+
+
+@pytest.mark.parametrize("count", [5, 200_000])
+def test_rows_of_small_and_large_tables_are_added_up_in_float64(count):
+    """Those of −1 are none; and no example decides how the others are rounded."""
+    size, half = 65_536, 32_768
+    values = np.full((size, 2), -0.99 * 2.0**-9, np.float32)
+    values[1:half], values[half], values[-2:] = 1.0, 0.5, 7.0
+    rows = np.zeros(size, np.int64)
+    rows[-2:] = -1, 3
+    sums = []
+    for own in (0.0, 1.0):
+        values[0] = own
+        found = sums_of_segments(tf.constant(values), tf.constant(rows), count).numpy()
+        assert found.shape == (count, 2) and found.dtype == np.float32
+        assert (found[3] == 7.0).all() and not found[[1, 2, 4]].any() and not found[5:].any()
+        expected = values[:-2].astype(np.float64).sum(0)
+        np.testing.assert_allclose(found[0], expected, rtol=2.0**-23)
+        sums.append(found[0].astype(np.float64))
+    assert np.abs(sums[1] - sums[0]).max() <= 1 + sum_rounding(size)

@@ -7,7 +7,7 @@ norm. In float64 that is below 10⁻⁶ of it, so that only the last rounding, t
 
 import tensorflow as tf
 
-from tfdp.runtime.xla import platform
+from tfdp.runtime.xla import is_compiling, platform
 
 # So many numbers are cast at once: of large gradients no copy in float64 is made.
 _AT_ONCE = 1 << 20
@@ -22,7 +22,15 @@ def wide(x):
 
 def sums_of_segments(values, segments, count):
     """As `tf.math.unsorted_segment_sum`, of float32."""
-    return tf.cast(tf.math.unsorted_segment_sum(wide(values), segments, count), values.dtype)
+    rows, all_of_them = values.shape[0], tf.get_static_value(count)
+    if is_compiling() or None in (rows, all_of_them) or 2 * rows > all_of_them:
+        return tf.cast(tf.math.unsorted_segment_sum(wide(values), segments, count), values.dtype)
+    # Few rows of a large table: equal ones are added up in the last of them, the others are then
+    # zeros, so that no float64 copy of the table is made.
+    last = tf.math.unsorted_segment_max(tf.range(rows), segments, count)
+    places = tf.where(segments < 0, -1, tf.gather(last, tf.maximum(segments, 0)))
+    sums = tf.math.unsorted_segment_sum(wide(values), places, rows)
+    return tf.math.unsorted_segment_sum(tf.cast(sums, values.dtype), segments, count)
 
 
 def dense(tensor):
