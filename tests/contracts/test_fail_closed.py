@@ -191,7 +191,7 @@ def test_variables_used_only_by_the_loss_are_reported(small):
         model.fit(small.poisson(), verbose=0)
 
 
-def test_own_losses_of_a_wrapped_model_are_refused(small):
+def test_own_losses_of_a_wrapped_model_are_refused():
     class Own(keras.Model):
         def __init__(self):
             super().__init__()
@@ -203,7 +203,5 @@ def test_own_losses_of_a_wrapped_model_are_refused(small):
         def compute_loss(self, *args, **kwargs):
             return tf.constant(0.0)
 
-    model = tfdp.make_private(Own())
-    model.compile(small.optimizer(), loss=small.loss)
-    with pytest.raises(ValueError, match="compute_loss"):
-        model.fit(small.poisson(), verbose=0)
+    with pytest.raises(ValueError, match="has its own `compute_loss`"):
+        tfdp.make_private(Own())

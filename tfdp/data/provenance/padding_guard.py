@@ -17,6 +17,7 @@ from tfdp._compat.tensorflow import inputs_of
 
 _GUARDED = "_tfdp_keeps_padding"
 _ROWS = "_tfdp_rows_per_unit"
+_OWN = "_tfdp_function"
 # What hands on every batch; what it returns must guard its padding, too.
 _HANDED_ON = ("apply", "prefetch", "take", "with_options")
 
@@ -110,7 +111,13 @@ def map_batches(dataset, function, **kwargs):
     guarded = keeps_padding(dataset)
     function = _keeping_padding(function) if guarded else function
     mapped = type(dataset).map(dataset, function, num_parallel_calls=1, **kwargs)
+    setattr(mapped, _OWN, True)
     return guard_padding(mapped, getattr(dataset, _ROWS)) if guarded else mapped
+
+
+def is_mapped_by_tfdp(dataset):
+    """Whether a dataset was made by `map_batches`."""
+    return hasattr(dataset, _OWN)
 
 
 def holds_persons(dataset):

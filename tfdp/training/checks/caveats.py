@@ -6,7 +6,6 @@ import numpy as np
 from tfdp._compat.keras import all_layers, schedule_of
 from tfdp.accounting.charges.notes import Notes
 from tfdp.accounting.charges.participant import assumptions_of
-from tfdp.accounting.events.adjacency import FEATURES
 from tfdp.data.provenance.origins import Origin
 from tfdp.training.checks import own_steps
 from tfdp.training.weights import held_constants
@@ -123,6 +122,8 @@ def of_held_out(sampling, kwargs):
     Without a record the split moves, and the first record that was held out may be trained on. Only
     a record that is blanked out keeps its place.
     """
+    from tfdp.accounting.events.adjacency import FEATURES  # here: it loads dp_accounting
+
     is_parted = kwargs.get("validation_split") and kwargs.get("validation_data") is None
     if not is_parted or sampling.rule.adjacency in FEATURES:
         return Notes()

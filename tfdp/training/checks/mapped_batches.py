@@ -11,7 +11,7 @@ from tfdp.clipping.independence import proof
 from tfdp.clipping.independence.values import PUBLIC, Rows
 from tfdp.clipping.independence.walk import Walk
 from tfdp.data.provenance import dataset_tags
-from tfdp.data.provenance.padding_guard import holds_persons
+from tfdp.data.provenance.padding_guard import holds_persons, is_mapped_by_tfdp
 from tfdp.errors import PrivacyError
 
 _ASSUMED = "each `map` after sampling treats each row separately"
@@ -38,6 +38,7 @@ def notes_of_maps(dataset, validate=True):
     proved = [
         _is_proved(one.function)
         for made_from in dataset_tags.operations_since(dataset)
+        if not is_mapped_by_tfdp(made_from)
         for one in made_from._functions()
     ]
     return Notes() if all(proved) else Notes(assumptions=(_ASSUMED,))
