@@ -136,6 +136,20 @@ def by_operation_seed(x):
     return x * own + tf.random.normal([tf.shape(x)[0], 8], seed=5)[:, 4:]
 
 
+def with_a_seed(function):
+    """As where `tf.random.set_seed` was called: operations have seeds of their own."""
+
+    def call(x):
+        graph = tf.compat.v1.get_default_graph()
+        before, graph.seed = graph.seed, 5
+        try:
+            return function(x)
+        finally:
+            graph.seed = before
+
+    return call
+
+
 def by_steps(h, own):
     return tf.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, h + own[:1]), (0, h))[1]
 
@@ -350,6 +364,8 @@ DRAWN_APART = {
         fn_output_signature=tf.float32),
     "own numbers in a vectorized map": lambda x: tf.vectorized_map(
         lambda row: row * tf.random.normal([4]), x),
+    "own numbers in a vectorized map with a seed": with_a_seed(lambda x: tf.vectorized_map(
+        lambda row: row * tf.random.normal([4]), x)),
     "own columns of two squares": lambda x: x * tf.transpose(
         tf.random.normal([tf.shape(x)[0]] * 2) + tf.random.normal([tf.shape(x)[0]] * 2))[:, :1],
     "own numbers by one key": twice_by_key(

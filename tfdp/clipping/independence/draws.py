@@ -108,15 +108,25 @@ def note_draw(body, op):
         body.walk.draws.setdefault(tuple(keys), {})[id(drawn.graph), drawn.name] = drawn, law
 
 
-def of_one_key(walk, drawn):
+def of_one_key(walk, drawn, graph, results):
     """The draws of examples, with those of the same numbers; `Joined` where a law is another.
 
     Args:
         walk: a `Walk` that is done.
         drawn: of `Alike.draws`.
+        graph: the outermost graph.
+        results: what is computed of it. What nothing needs is never drawn: a vectorized loop
+            leaves the operations of its body behind.
     """
-    found = dict(drawn)
-    for draws in walk.draws.values():
+    found, used = dict(drawn), {id(graph): _operations_of(results)}
+    for noted in walk.draws.values():
+        draws = {}
+        for name, (tensor, law) in noted.items():
+            inner = tensor.graph
+            if id(inner) not in used:
+                used[id(inner)] = _operations_of(inner.outputs)
+            if tensor.op.name in used[id(inner)]:
+                draws[name] = tensor, law
         own = next((name for name in draws if name in drawn), None)
         for name, (tensor, law) in draws.items() if own else ():
             first, its_law = draws[own]
@@ -126,3 +136,14 @@ def of_one_key(walk, drawn):
             else:
                 found.setdefault(name, drawn[own])
     return found
+
+
+def _operations_of(results):
+    """Names of the operations that results need."""
+    names, pending = set(), [t.op for t in results]
+    while pending:
+        op = pending.pop()
+        if op.name not in names:
+            names.add(op.name)
+            pending += [*(t.op for t in op.inputs), *op.control_inputs]
+    return names

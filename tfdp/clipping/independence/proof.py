@@ -51,7 +51,7 @@ def examine(
     for probe in probes:
         _refuse_other_axes(body.value(probe), probe, where)
     public = [probe for probe in probes if body.value(probe) is PUBLIC]
-    draws = of_one_key(walk, walk.alike.draws(DRAWS))
+    draws = of_one_key(walk, walk.alike.draws(DRAWS), graph, results)
 
     def wrong(own, drawn):
         """What a result holds if probes and random numbers are taken for single examples' own."""
