@@ -118,13 +118,13 @@ def of_one_key(walk, drawn, graph, results):
         results: what is computed of it. What nothing needs is never drawn: a vectorized loop
             leaves the operations of its body behind.
     """
-    found, used = dict(drawn), {id(graph): _operations_of(results)}
+    found, used = dict(drawn), {id(graph): operations_of(results)}
     for noted in walk.draws.values():
         draws = {}
         for name, (tensor, law) in noted.items():
             inner = tensor.graph
             if id(inner) not in used:
-                used[id(inner)] = _operations_of(inner.outputs)
+                used[id(inner)] = operations_of(inner.outputs)
             if tensor.op.name in used[id(inner)]:
                 draws[name] = tensor, law
         own = next((name for name in draws if name in drawn), None)
@@ -138,12 +138,12 @@ def of_one_key(walk, drawn, graph, results):
     return found
 
 
-def _operations_of(results):
-    """Names of the operations that results need."""
-    names, pending = set(), [t.op for t in results]
+def operations_of(results, ends=frozenset()):
+    """Names of the operations that results are made by, back to tensors whose ids are `ends`."""
+    names, pending = set(), list(results)
     while pending:
-        op = pending.pop()
-        if op.name not in names:
-            names.add(op.name)
-            pending += [*(t.op for t in op.inputs), *op.control_inputs]
+        tensor = pending.pop()
+        if id(tensor) not in ends and tensor.op.name not in names:
+            names.add(tensor.op.name)
+            pending += tensor.op.inputs
     return names

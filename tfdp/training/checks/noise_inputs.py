@@ -7,6 +7,7 @@ operation has no rule or the proof is left out, a few records are looked at, too
 import numpy as np
 import tensorflow as tf
 
+from tfdp.clipping.independence.draws import operations_of
 from tfdp.clipping.plan.refusals import WAY_OUT_OF_NOISE
 from tfdp.clipping.plan.side_effects import refuse_results_of_metrics, refuse_side_effects
 from tfdp.clipping.plan.tracing import variables_of_metrics
@@ -48,19 +49,8 @@ def _searched(model, forward):
     shown = variables_of_metrics(model)
     refuse_results_of_metrics(graph, given, shown, "The input of a DPForwardNoise layer")
     # What was noised may be mixed.
-    only = _operations(given, {id(call.outputs) for call in calls})
+    only = operations_of(given, {id(call.outputs) for call in calls})
     return forward.prove(given, gradients=False, only=only, way_out=WAY_OUT_OF_NOISE)
-
-
-def _operations(results, ends):
-    """Names of the operations that results are made by, back to tensors whose ids are `ends`."""
-    names, pending = set(), list(results)
-    while pending:
-        tensor = pending.pop()
-        if id(tensor) not in ends and tensor.op.name not in names:
-            names.add(tensor.op.name)
-            pending += tensor.op.inputs
-    return names
 
 
 def proved_function(model, function, spec):
