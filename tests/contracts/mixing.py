@@ -287,6 +287,8 @@ DRAWN_TWICE = {
     "in all steps": (twice(by_steps), "StridedSlice"),
     "of each step": (drawn_in_a_loop, "StridedSlice"),
     "for both axes": (drawn(of_both_axes), "several axes"),
+    "of classes": (lambda x: (lambda d: x * d + d[:1])(tf.cast(tf.random.categorical(
+        tf.zeros([tf.shape(x)[0], 3]), 4), tf.float32)), "StridedSlice"),
     "by one key in other places": (twice_by_key(of_other_places), "another shape or law"),
     "by one key and another law": (twice_by_key(lambda h, key: h + tf.random.stateless_uniform(
         tf.shape(h), key)), "another shape or law"),
@@ -366,6 +368,8 @@ DRAWN_APART = {
         lambda row: row * tf.random.normal([4]), x),
     "own numbers in a vectorized map with a seed": with_a_seed(lambda x: tf.vectorized_map(
         lambda row: row * tf.random.normal([4]), x)),
+    "own classes": lambda x: x * tf.cast(tf.random.categorical(
+        tf.zeros([tf.shape(x)[0], 3]), 4), tf.float32),
     "own columns of two squares": lambda x: x * tf.transpose(
         tf.random.normal([tf.shape(x)[0]] * 2) + tf.random.normal([tf.shape(x)[0]] * 2))[:, :1],
     "own numbers by one key": twice_by_key(

@@ -53,6 +53,12 @@ APART = {
     "brighter": of_x(lambda x: tf.image.random_brightness(x, 0.1)),
     "by Keras": of_x(lambda x: flipped(x, training=True)),
     "own noise": of_x(lambda x: x + tf.random.normal(tf.shape(x))),
+    "own noise beside ones": lambda x, y, w: (
+        {"x": x + tf.random.normal(tf.shape(x)), "one": tf.ones([B, 1])},
+        y,
+        w,
+    ),
+    "own noise as a feature": lambda x, y, w: ({"x": x, "z": tf.random.normal([B, 2])}, y, w),
     "one at a time": of_x(lambda x: tf.map_fn(tf.image.per_image_standardization, x)),
     "one-hot labels": lambda x, y, w: (x, tf.one_hot(tf.cast(y[:, 0], tf.int32), 3), w),
     "weights": lambda x, y, w: (x, y, w * 2.0),

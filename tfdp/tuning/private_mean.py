@@ -96,8 +96,8 @@ class PrivateMean:
     def __call__(self, model):
         """The noisy mean, an array without axes that carries its charge.
 
-        Each call is a release. If you publish it beside a model, charge the model:
-        `model.charge("mean score", mean.event)`.
+        Each call is a release. If you publish it beside a model, charge the model with `.event` of
+        this object: `model.charge("mean score", score.event)`, and `unit="person"` for persons.
         """
         details = {
             "kind": "release",

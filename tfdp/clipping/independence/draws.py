@@ -13,6 +13,7 @@ StatelessParameterizedTruncatedNormal
 RandomGamma RandomPoisson RandomPoissonV2 RandomStandardNormal RandomUniform RandomUniformInt
 StatefulRandomBinomial StatefulStandardNormal StatefulStandardNormalV2 StatefulTruncatedNormal
 StatefulUniform StatefulUniformFullInt StatefulUniformInt TruncatedNormal
+Multinomial StatelessMultinomial
 """.split()
 FIXED_SEED = (
     "gives each position of the batch random numbers from a fixed seed (draw them with a "
@@ -50,7 +51,18 @@ def parameters_of(op):
             if arg.name in _PARAMETERS]  # fmt: skip
 
 
-_PARAMETERS = ("alpha", "rate", "lam", "counts", "probs", "means", "stddevs", "minvals", "maxvals")
+_PARAMETERS = (
+    "alpha",
+    "logits",
+    "rate",
+    "lam",
+    "counts",
+    "probs",
+    "means",
+    "stddevs",
+    "minvals",
+    "maxvals",
+)
 
 
 def random_by_parameter(call):

@@ -57,7 +57,7 @@ def examine(
         """What a result holds if probes and random numbers are taken for single examples' own."""
         walk.drawn = drawn
         body = walk.outermost(graph, given | own, units, start, only)
-        return next((v for v in map(body.value, results) if v != Rows(0)), None)
+        return next((v for v in map(body.value, results) if v not in (PUBLIC, Rows(0))), None)
 
     own = {probe.name: Rows(0) for probe in public}
     value = wrong(own, draws) if own or draws else None
