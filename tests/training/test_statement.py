@@ -377,7 +377,7 @@ class Centred(keras.layers.Layer):
         return x - self.held["means"][0]
 
 
-@pytest.mark.parametrize("place", ["graph", "attribute", "initializer"])
+@pytest.mark.parametrize("place", ["graph", "whole numbers", "attribute", "initializer"])
 def test_an_array_of_a_release_that_a_model_holds_is_charged(small, place):
     h = np.ones((small.n, 3), np.float32)
     release = tfdp.data.release_once(h, np.zeros(small.n, int), 1.0, 9.0, adjacency="zero_out")
@@ -385,6 +385,7 @@ def test_an_array_of_a_release_that_a_model_holds_is_charged(small, place):
     initial = keras.initializers.Constant(means)
     centred = {
         "graph": lambda: x - means,
+        "whole numbers": lambda: x - np.round(means).astype(int),
         "attribute": lambda: Centred(means)(x),
         "initializer": lambda: keras.layers.Dense(3, bias_initializer=initial)(x),
     }[place]()

@@ -29,7 +29,7 @@ def of_graphs(model):
             arguments = node.arguments.args, node.arguments.kwargs
             for leaf in keras.tree.flatten(arguments):
                 held = isinstance(leaf, np.ndarray | tf.Tensor) and not tf.is_symbolic_tensor(leaf)
-                if held and np.asarray(leaf).dtype.kind == "f":
+                if held:
                     yield leaf, f"operation {node.operation.name!r} of model {layer.name!r}"
 
 
@@ -48,7 +48,9 @@ def releases_held(model):
 
 def sentences_of_graphs(model):
     """What the statement says of these arrays, if nothing was charged for them."""
-    return _sentences((a, place) for a, place in of_graphs(model) if not Origin.of(a).releases)
+    arrays = [(a, place) for a, place in of_graphs(model) if not Origin.of(a).releases]
+    # Whole numbers are places, sizes and axes.
+    return _sentences((a, place) for a, place in arrays if np.asarray(a).dtype.kind == "f")
 
 
 def sentences_of_code(graph, operations):
