@@ -201,6 +201,8 @@ HIDDEN = {
         tf.math.in_top_k(tf.range(B) % 4, x, 2), tf.float32)[:, None],
     "categories by a fixed seed": lambda x: x * tf.cast(
         tf.random.stateless_categorical(x, 4, [1, 2]), tf.float32),
+    "categories by place": lambda x: x * tf.cast(
+        tf.random.categorical(tf.constant(np.eye(B, 3), x.dtype), 4), tf.float32),
     "gamma by a fixed seed": lambda x: x * tf.stop_gradient(
         tf.random.stateless_gamma(tf.shape(x), [1, 2], alpha=tf.abs(x) + 1.0)),
     "a seed that nobody changes": lambda x: x * tf.random.stateless_uniform(tf.shape(x), SEED),
