@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdp.noise import grid as on_grid
 from tfdp.noise.correlated_source import CorrelatedSource, hidden
-from tfdp.noise.gaussian import block_of, counter_of, counters_of_pairs, keys_of_rounds, later
+from tfdp.noise.gaussian import block_of, counter_of, counters_of_pairs, keys_of_rounds, words_of
 from tfdp.noise.joined import LARGEST_JOINED, in_joined_parts
 from tfdp.noise.pairs import apart, by_pairs, together
 from tfdp.noise.training_source import ADVANCING, FEW, SMALL_DRAW, compiled_size
@@ -14,6 +14,8 @@ from tfdp.runtime.xla import is_compiling, platform
 
 # Turns of one table, or steps, in the upper words of counters.
 _LOG_TURNS = 48
+# Values of one part of the dense weights, in the lower words.
+_LOG_PART = 32
 
 
 class ChainSource(CorrelatedSource):
@@ -82,18 +84,20 @@ class ChainSource(CorrelatedSource):
             self._release_rows(one, grid.public, (key, first, coefficients, divisor), dtype)
             for one in rows
         ]
-        # The upper word of a counter is that of the step, in which the lower one goes on.
+        # The upper word of a counter is that of the step. The lower one has the number of a part in
+        # its upper half, which all values of the part share.
         steps = tf.cast(step - _backward(self._bands), tf.uint64)
-        own, used = tf.where(_backward(self._bands) <= step, coefficients, 0.0), 0
+        own, parts = tf.where(_backward(self._bands) <= step, coefficients, 0.0), 0
+        begin = tf.bitwise.left_shift(first[0], tf.constant(_LOG_PART, tf.uint64))
 
         def one_part(values):
-            nonlocal used
+            nonlocal parts
             size = values.shape[0]
             whole = size if is_compiling() else compiled_size(size)
             values = tf.pad(values, [[0, whole - size]]) if whole > size else values
-            counter = later(first, tf.constant(used, tf.uint64))
+            counter = tf.stack([begin + tf.constant(parts << _LOG_PART, tf.uint64), first[1]])
             # Alike in all programs that make steps of this chain, whatever they fill up.
-            used += on_grid.WORDS * compiled_size(size) + 1
+            parts += -(-on_grid.WORDS * compiled_size(size) >> _LOG_PART)
             draw = _compiled(self._bands, dtype)
             drawn = by_pairs(draw, values, dtype, grid.public, key, counter, steps, own, divisor)
             return drawn[:size]
@@ -137,6 +141,8 @@ def _backward(bands):
 def _units(numbers, keys, counters):
     """A draw of pairs in units of the grid, from the counters of their first and second blocks.
 
+    Each counter is four words as of `words_of`; the first word has the shape of the draw.
+
     In a trace of its own, made once: a step has a draw for each of its bands, tables and sizes.
     """
     first, second = counters
@@ -151,9 +157,10 @@ def _traced_units(*_):
     """`drawn_units` of blocks, for a platform and whether XLA compiles them: `log` differs."""
     number, words = tf.TensorSpec([], tf.float64), tf.TensorSpec(None, tf.uint64)
 
-    @tf.function(input_signature=[*[number] * 3, *[words] * 24], autograph=False)
-    def units(step, stddev, window, low, high, next_low, next_high, *keys):
-        blocks = block_of(keys, low, high), block_of(keys, next_low, next_high)
+    @tf.function(input_signature=[*[number] * 3, *[words] * 28], autograph=False)
+    def units(step, stddev, window, *words_and_keys):
+        first, second, keys = words_and_keys[:4], words_and_keys[4:8], words_and_keys[8:]
+        blocks = block_of(keys, first), block_of(keys, second)
         return on_grid.drawn_units(step, stddev, window, blocks)
 
     return units
@@ -181,7 +188,12 @@ def _compiled(bands, dtype):
         counters, keys = counters_of_pairs(counter, number), keys_of_rounds(key)
 
         def draw(i):
-            return _units(numbers, keys, [(low, high + steps[i]) for low, high in counters])
+            of_step = counter[1] + steps[i]
+            words = [words_of(low, of_step) for low, _ in counters]
+            if on_grid.WORDS * number <= 1 << _LOG_PART:  # a part begins where this half is zero
+                shared = words_of(counter[0], of_step)[1:]
+                words = [[of_block[0], *shared] for of_block in words]
+            return _units(numbers, keys, words)
 
         coefficients = tf.unstack(coefficients, bands)
         return _released(values, draw, coefficients, numbers, divisor, dtype)
@@ -202,7 +214,7 @@ def _compiled_rows(bands, dtype):
 
         def draw(i):
             turn = table + tf.cast(turns - i, tf.uint64)[:, tf.newaxis]
-            return _units(numbers, keys, [(low, high + turn) for low, high in counters])
+            return _units(numbers, keys, [words_of(low, high + turn) for low, high in counters])
 
         coefficients = tf.unstack(own[:, :, tf.newaxis], bands, axis=1)
         return _released(values, draw, coefficients, numbers, divisor, dtype)

@@ -79,7 +79,7 @@ def fused_pairs_of_blocks(key, counter, number):
     all that becomes of them.
     """
     keys = keys_of_rounds(key)
-    return [block_of(keys, *words) for words in counters_of_pairs(counter, number)]
+    return [block_of(keys, words_of(*one)) for one in counters_of_pairs(counter, number)]
 
 
 def counters_of_pairs(counter, number):
@@ -97,7 +97,12 @@ def keys_of_rounds(key):
     return keys
 
 
-def block_of(keys, low, high):
+def words_of(low, high):
+    """Philox' four words of each counter, uint64 below 2^32, from the two that TensorFlow has."""
+    return [_low(low), _high(low), _low(high), _high(high)]
+
+
+def block_of(keys, counter):
     """The two numbers of each block, as of `pairs_of_blocks`.
 
     Source: Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3",
@@ -106,9 +111,10 @@ def block_of(keys, low, high):
     Args:
         keys: of `keys_of_rounds`. Blocks that are compiled together share them: what is compiled
             stays in memory.
-        low, high: uint64 tensors of one shape, the two words of the counter of each block.
+        counter: four words as of `words_of`, of shapes that broadcast. What scalars alone decide is
+            computed once, not for each block: a tenth of all products where two words are scalars.
     """
-    x = [_low(low), _high(low), _low(high), _high(high)]
+    x = counter
     first, second, half = _uint64(0xD2511F53), _uint64(0xCD9E8D57), _uint64(32)
     right, left = tf.bitwise.right_shift, tf.bitwise.left_shift
     for round_ in range(10):
