@@ -14,8 +14,6 @@ from tfdp.runtime.xla import is_compiling, platform
 
 # Turns of one table, or steps, in the upper words of counters.
 _LOG_TURNS = 48
-# Values of one part of the dense weights, in the lower words.
-_LOG_PART = 32
 
 
 class ChainSource(CorrelatedSource):
@@ -84,20 +82,19 @@ class ChainSource(CorrelatedSource):
             self._release_rows(one, grid.public, (key, first, coefficients, divisor), dtype)
             for one in rows
         ]
-        # The upper word of a counter is that of the step. The lower one has the number of a part in
-        # its upper half, which all values of the part share.
+        # The upper word of a counter is that of the step, in which the lower one goes on. It begins
+        # again at 0 and carries nothing: all values of a step share the upper one.
         steps = tf.cast(step - _backward(self._bands), tf.uint64)
-        own, parts = tf.where(_backward(self._bands) <= step, coefficients, 0.0), 0
-        begin = tf.bitwise.left_shift(first[0], tf.constant(_LOG_PART, tf.uint64))
+        own, used = tf.where(_backward(self._bands) <= step, coefficients, 0.0), 0
 
         def one_part(values):
-            nonlocal parts
+            nonlocal used
             size = values.shape[0]
             whole = size if is_compiling() else compiled_size(size)
             values = tf.pad(values, [[0, whole - size]]) if whole > size else values
-            counter = tf.stack([begin + tf.constant(parts << _LOG_PART, tf.uint64), first[1]])
+            counter = tf.stack([first[0] + tf.constant(used, tf.uint64), first[1]])
             # Alike in all programs that make steps of this chain, whatever they fill up.
-            parts += -(-on_grid.WORDS * compiled_size(size) >> _LOG_PART)
+            used += on_grid.WORDS * compiled_size(size) + 1
             draw = _compiled(self._bands, dtype)
             drawn = by_pairs(draw, values, dtype, grid.public, key, counter, steps, own, divisor)
             return drawn[:size]
@@ -189,11 +186,7 @@ def _compiled(bands, dtype):
 
         def draw(i):
             of_step = counter[1] + steps[i]
-            words = [words_of(low, of_step) for low, _ in counters]
-            if on_grid.WORDS * number <= 1 << _LOG_PART:  # a part begins where this half is zero
-                shared = words_of(counter[0], of_step)[1:]
-                words = [[of_block[0], *shared] for of_block in words]
-            return _units(numbers, keys, words)
+            return _units(numbers, keys, [words_of(low, of_step) for low, _ in counters])
 
         coefficients = tf.unstack(coefficients, bands)
         return _released(values, draw, coefficients, numbers, divisor, dtype)

@@ -164,6 +164,12 @@ _numbers_at_once = tf.function(numbers_of, autograph=False)
 
 def _power_of_two(x, most, above=False):
     """The smallest 2^k ≥ x (> x if `above`), k from 0 to `most`; exact on every device."""
+    if platform() != "TPU":  # which knows no bits of float64 numbers
+        bits = tf.bitcast(tf.minimum(x, 2.0 ** (most - 1 if above else most)), tf.int64)
+        # Up to the next exponent, but for powers of two themselves unless `above`.
+        bits += (1 << 52) - (0 if above else 1)
+        bits = tf.bitwise.bitwise_and(bits, tf.constant(-1 << 52, tf.int64))
+        return tf.bitcast(tf.maximum(bits, tf.constant(1023 << 52, tf.int64)), tf.float64)
     powers = tf.constant([2.0**k for k in range(most)], tf.float64)
     smaller = powers <= x if above else powers < x
     # 1 + 1 + 2 + 4 + ...
