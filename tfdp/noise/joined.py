@@ -25,26 +25,31 @@ def in_joined_parts(tensors, most, release):
     Returns:
         List of tensors of the same shapes.
     """
-    sizes = [math.prod(t.shape) for t in tensors]
-    released, start = [], 0
-    while start < len(sizes):
-        stop = start + 1
-        while stop < len(sizes) and sum(sizes[start : stop + 1]) <= most:
-            stop += 1
-        joined = Joined(tensors[start:stop])
-        released += joined.apart(release(joined.values))
-        start = stop
+    # Tables by themselves: they wait for no other gradient, and rows are added up for them alone.
+    tables = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
+    others = [i for i in range(len(tensors)) if i not in tables]
+    released = [None] * len(tensors)
+    for kind in (tables, others):
+        sizes, start = [math.prod(tensors[i].shape) for i in kind], 0
+        while start < len(kind):
+            stop = start + 1
+            while stop < len(kind) and sum(sizes[start : stop + 1]) <= most:
+                stop += 1
+            joined = Joined([tensors[i] for i in kind[start:stop]])
+            for i, one in zip(kind[start:stop], joined.apart(release(joined.values)), strict=True):
+                released[i] = one
+            start = stop
     return released
 
 
 class Joined:
     """One tensor of the values of all, zeros between them up to whole lines.
 
-    Where most of the values are those of tables of which a step touched a few rows, all rows are
-    added up where they belong: no table is made by itself, and copied.
+    Rows that a step touched of several tables are added up where they belong: no table is made by
+    itself, and copied.
 
     Args:
-        tensors: list of float tensors of static shapes, or tf.IndexedSlices of such.
+        tensors: list of float tensors of static shapes, or of tf.IndexedSlices of such.
 
     Attributes:
         values: (n,).
@@ -81,17 +86,10 @@ class Joined:
         """By one sum of rows of this width."""
         rows, places, start = [], [], 0
         for tensor, units in zip(tensors, self._units(), strict=True):
-            if isinstance(tensor, tf.IndexedSlices):
-                each = math.prod(tensor.shape[1:]) // width
-                first = tf.cast(tensor.indices, tf.int32)[:, tf.newaxis] * each
-                own = tf.reshape(first + tf.range(each), [-1])
-                parts = tf.reshape(tensor.values, [-1, width])
-            else:
-                flat = tf.reshape(tensor, [-1])
-                flat = tf.pad(flat, [[0, -flat.shape[0] % width]])
-                own, parts = tf.range(flat.shape[0] // width), tf.reshape(flat, [-1, width])
-            rows.append(parts)
-            places.append(own + start)
+            each = math.prod(tensor.shape[1:]) // width
+            first = start + tf.cast(tensor.indices, tf.int32)[:, tf.newaxis] * each
+            places.append(tf.reshape(first + tf.range(each), [-1]))
+            rows.append(tf.reshape(tensor.values, [-1, width]))
             start += units * self._unit // width
         total = sums_of_segments(tf.concat(rows, 0), tf.concat(places, 0), start)
         return tf.reshape(total, [-1])
@@ -109,10 +107,8 @@ class Joined:
 
 
 def _width_of_rows(tensors, shapes):
-    """How wide the rows are into which all tables fall, if these hold most of the values."""
-    tables = [s for t, s in zip(tensors, shapes, strict=True) if isinstance(t, tf.IndexedSlices)]
-    sizes = [shape.num_elements() for shape in shapes]
-    if 2 * sum(shape.num_elements() for shape in tables) < sum(sizes) or not tables:
+    """How wide the rows are into which all tables fall; None for other tensors, and narrow rows."""
+    if not all(isinstance(t, tf.IndexedSlices) for t in tensors):
         return None
-    width = math.gcd(*(math.prod(shape[1:]) for shape in tables))
+    width = math.gcd(*(math.prod(shape[1:]) for shape in shapes))
     return width if width >= _NARROWEST else None
