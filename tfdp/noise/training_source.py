@@ -27,6 +27,7 @@ _WORDS_OF_A_BLOCK = on_grid.WORDS * SMALL_DRAW + 1  # values of the counter
 # XLA splits a loop of 1,024 values over threads, and to hand over a part takes longer than to
 # compute it.
 _ON_ONE_THREAD = 1 << 9
+_COMPILED_SIZES = _ON_ONE_THREAD, FEW, SMALL_DRAW // 4, SMALL_DRAW // 2, SMALL_DRAW
 # XLA compiles Philox for a TPU in 3 s for this many values, and in minutes for 20 times as many.
 _PART_OF_A_COMPILED_DRAW = 1 << 13
 
@@ -257,12 +258,8 @@ def _any_released(dtype):
 
 def compiled_size(size):
     """How many values are drawn for `size`: one compilation, of a second, serves many sizes."""
-    if size > SMALL_DRAW:
-        return size
-    if size <= _ON_ONE_THREAD:
-        return _ON_ONE_THREAD
-    step = max((1 << (size - 1).bit_length()) // 8, 1 << 10)
-    return -(-size // step) * step
+    # What is compiled stays in memory, 10 MB for each size; the largest draw takes 50 microseconds.
+    return next((one for one in _COMPILED_SIZES if size <= one), size)
 
 
 class PipelineNoiseSource(NoiseSource):
