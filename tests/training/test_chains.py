@@ -414,6 +414,7 @@ def test_a_loaded_optimizer_has_the_same_correlation():
 @pytest.mark.parametrize("wrong", [
     lambda: BandedInverse(0), lambda: BandedInverse(3, (1.0, 0.5)),
     lambda: BandedInverse(1, (2.0,)), lambda: BandedInverse(2, (1.0, float("nan"))),
+    lambda: BandedInverse(2, (1.0, 15.5)),  # too large for exact sums on the grid
     lambda: BandedInverse(momentum=1.0),
     lambda: BandedInverse(learning_rates="fast"), lambda: chain_model("banded"),
 ])  # fmt: skip
