@@ -141,6 +141,14 @@ def test_coefficients_follow_the_workload():
         assert gain(own, 200, workload) > gain(other, 200, workload)
 
 
+@pytest.mark.parametrize("m", [(1.0, -0.5, -0.125), (1.0, 0.7)])
+def test_roundings_of_all_steps_move_no_more_than_is_carried(m, steps=8):
+    c = np.linalg.inv(toeplitz(padded(m, steps)))
+    signs = np.array(list(itertools.product([1.0, -1.0], repeat=steps)))
+    moved = np.linalg.norm(signs @ c.T, axis=1).max()
+    assert moved <= correlation.Correlation(m, steps).carried <= 2.0 * moved
+
+
 def test_an_inverse_that_explodes_has_an_infinite_sensitivity():
     assert sensitivity([1.0, -30.0], 400) == np.inf
 
