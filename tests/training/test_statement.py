@@ -260,6 +260,18 @@ def test_what_was_taken_from_data_is_listed_as_public_for_any_training(small):
     assert "EarlyStopping" in text and "the adapted state of layer 'own_norm'" in text
 
 
+def test_a_vocabulary_is_listed_once():
+    texts = np.array(["a b", "b c d"] * 10)
+    words = keras.layers.TextVectorization(output_mode="multi_hot", name="words")
+    words.adapt(texts)
+    model = tfdp.make_private(
+        keras.Sequential([keras.Input((), dtype="string"), words, keras.layers.Dense(1)])
+    )
+    assert [note for note in caveats.of_model(model).assumptions if "adapted" in note] == [
+        "the adapted state of layer 'words' (TextVectorization) is public"
+    ]
+
+
 @pytest.mark.parametrize("best_only", [False, True])
 def test_only_files_of_the_best_follow_a_metric(best_only):
     """Also of callbacks that write files in another format, as OrbaxCheckpoint does."""

@@ -75,15 +75,26 @@ def _adapted(model):
 
     One number for all features, such as 1/255, is taken for a setting.
     """
+    layers = all_layers(model)
+    # The look-up inside a TextVectorization holds what its layer is named for.
+    inner = {
+        id(one) for layer in layers if _is_adapted(layer) for one in all_layers(layer)
+        if one is not layer
+    }  # fmt: skip
     return tuple(
         sentence.format(f"layer {layer.name!r} ({type(layer).__name__})")
-        for layer in all_layers(model)
+        for layer in layers
+        if id(layer) not in inner
         for sentence in _given_to(layer)
     )
 
 
+def _is_adapted(layer):
+    return any(base.__name__ in _ADAPTED for base in type(layer).__mro__)
+
+
 def _given_to(layer):
-    if any(base.__name__ in _ADAPTED for base in type(layer).__mro__):
+    if _is_adapted(layer):
         yield f"the {_state(layer)} {{}} is public"
     scales = isinstance(layer, keras.layers.Rescaling)
     if scales and (np.ndim(layer.scale) or np.ndim(layer.offset)):
