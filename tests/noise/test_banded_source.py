@@ -95,6 +95,25 @@ def test_what_is_kept_fits_into_its_bits_and_roundings_are_in_the_noise():
     assert np.isnan(float(source.grid(1e4, 1.0, 10**8, 0.0).stddev))
 
 
+def test_a_step_that_fails_moves_nothing_that_is_kept():
+    source = source_of(C)
+    grid = source.grid(1.0, 1.0, 9, 0.0)
+
+    @tf.function
+    def step(x):
+        return source.release([tf.debugging.check_numerics(x, "the data have ended")], grid)
+
+    step(tf.zeros([9]))
+    before = [v.numpy() for v in source.variables]
+    for _ in range(5):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="ended"):
+            step(tf.fill([9], np.nan))
+    position, *kept = (v.numpy() for v in source.variables[3:])
+    np.testing.assert_array_equal(position, before[3])
+    for one, old in zip(kept, before[4:], strict=True):
+        np.testing.assert_array_equal(one, old)
+
+
 def test_before_its_first_chain_a_source_adds_independent_noise():
     source = BandedSource(3)
     grid = source.grid(1.0, 1.0, SIZE, 0.0)

@@ -148,6 +148,15 @@ def test_each_row_has_a_chain_of_its_own(steps=7):
     np.testing.assert_array_equal(dense[2], expected)
 
 
+def test_the_noise_of_a_row_is_independent_from_place_to_place(width=8):
+    source, table = ChainSource(4), tf.Variable(tf.zeros([SIZE // 4, width]))
+    source.build([table])
+    source.begin(Correlation(M, 2))
+    grid, rows = Grid(1.0, 1.0, SIZE), tf.range(SIZE // 4, dtype=tf.int64)
+    (noisy,) = source.release([], grid, rows=[(table, rows, tf.zeros_like(table))])
+    assert_standard(noisy.numpy().T / float(grid.stddev))
+
+
 def test_a_new_chain_counts_turns_from_zero():
     source, table = ChainSource(4), tf.Variable(tf.zeros([V, D]))
     source.build([table])

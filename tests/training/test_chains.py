@@ -320,6 +320,11 @@ def test_a_mechanism_is_restored_with_its_chain_and_refused_without_what_covers_
             PrivateTraining(2.0, 1.0, sampling, N, correlation=less)
     with pytest.raises(ValueError, match="stream_batches"):
         PrivateTraining(2.0, 1.0, None, N, correlation=chain)
+    sampled = tfdp.data.cyclic_poisson_batches(make_data(N), N // 4, bands=2, steps_per_epoch=2)
+    sampled = tfdp.data.sampling_of(sampled)
+    for drawn, mechanism in ((sampled, "gaussian"), (sampling, "laplace")):
+        with pytest.raises(ValueError, match="stream_batches"):
+            chain.check(drawn, mechanism)
     of_persons = tfdp.data.sampling_of(persons_twice())
     person = {"unit": "one person with all of its records"}
     PrivateTraining(2.0, 1.0, of_persons, N, correlation=Correlation(M, 4, 2, 2), **person)
