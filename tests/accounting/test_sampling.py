@@ -62,6 +62,14 @@ def test_where_the_batches_of_a_pass_are_unknown_each_step_may_begin_one():
     assert [bounded.appearances(t) for t in (1, 3, 10)] == [1, 3, 4]
 
 
+def test_a_person_of_a_stream_is_in_as_many_steps_of_a_pass_as_was_declared():
+    fields = {"kind": "stream", "max_records_per_unit": 1, "max_participations": 3}
+    known = _sampling(**fields, min_separation=2, steps_per_epoch=8)
+    assert [known.appearances(t) for t in (1, 2, 3, 8)] == [1, 2, 3, 3]
+    unknown = _sampling(**fields, min_separation=2, passes=1)
+    assert [unknown.appearances(t) for t in (1, 2, 3, 8)] == [1, 2, 3, 3]
+
+
 def test_every_worker_may_overflow_by_itself():
     one = Sampling("poisson", 250, 25.0, 40).overflow_probability
     four = Sampling("poisson", 1000, 100.0, 160, workers=4).overflow_probability

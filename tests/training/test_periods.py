@@ -73,6 +73,20 @@ def test_truncated_batches_of_other_periods_take_nothing_of_delta():
     assert epsilon([one, two]) == epsilon([one])
 
 
+@pytest.mark.parametrize("more", [{"overflow_probability": 1e-7}, {"count": 40}])
+def test_of_periods_with_equal_mechanisms_the_costlier_one_counts(more):
+    def of(period, count=20, overflow_probability=0.0):
+        return LedgerEntry("a", entries(None)[0].event, count, {
+            "unit": "one person with all of its records",
+            "overflow_probability": overflow_probability,
+            "sampling": Sampling("poisson", 100, 10, 30, max_records_per_unit=3,
+                                 period=period).to_dict()})  # fmt: skip
+
+    cheap, costly = of(("r", "1")), of(("r", "2"), **more)
+    assert epsilon([costly]) > epsilon([cheap])
+    assert epsilon([cheap, costly]) == epsilon([costly, cheap]) == epsilon([costly])
+
+
 def test_a_period_is_for_persons_and_survives_json():
     mechanism = PrivateTraining(
         1.0, 1.0, Sampling("poisson", 9, 3, max_records_per_unit=1, period=("r", "1")), 9,
