@@ -9,7 +9,7 @@ from noise_over_steps import SIZE, assert_standard, releases
 
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.errors import PrivacyError
-from tfdp.noise import ChainSource, Grid, chain_source
+from tfdp.noise import ChainSource, Grid, chain_source, correlated_source
 from tfdp.runtime import xla
 
 M = (1.0, -0.39, -0.13, -0.44)
@@ -204,6 +204,12 @@ def test_tables_of_one_width_share_their_programs(monkeypatch):
     noisy = np.array(run(tf.constant([1, 5], tf.int64)))
     assert compiled.call_count == 2  # a few rows, and many
     assert len(np.unique(noisy)) == noisy.size == 5 * 2 * D
+
+
+def test_a_chain_on_a_tpu_is_refused(monkeypatch):
+    monkeypatch.setattr(correlated_source, "platform", lambda: "TPU")
+    with pytest.raises(PrivacyError, match="not drawn on TPUs"):
+        ChainSource(4).release([tf.zeros([4])], Grid(1.0, 1.0, 4))
 
 
 def test_other_weights_in_a_chain_are_refused():
