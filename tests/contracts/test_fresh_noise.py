@@ -1,10 +1,14 @@
 """Fault 20: no file holds the state of the noise or of the sampling; no process replays either."""
 
+import itertools
+
 import keras
 import numpy as np
 import processes
 import pytest
 import tensorflow as tf
+
+import tfdp
 
 # A process that restores one way, and prints its batches and the noise of its next step.
 SCRIPT = """
@@ -159,3 +163,21 @@ def test_every_fit_draws_from_entropy_of_its_own(small):
         model.fit(small.poisson(data, steps_per_epoch=1), verbose=0)
         changes.append(model.get_weights()[0] - before)
     assert not np.any(changes[0] == changes[1])
+
+
+@pytest.mark.parametrize("correlation", [
+    None, tfdp.optimizers.BandedInverse(2), tfdp.optimizers.BandedMatrix(2),
+])  # fmt: skip
+def test_two_optimizers_draw_the_same_noise_only_from_one_seed(correlation):
+    def keys(**seed):
+        optimizer = tfdp.optimizers.DPOptimizer(
+            keras.optimizers.SGD(1.0), noise_multiplier=1.0, num_examples=64,
+            expected_batch_size=16, noise_correlation=correlation, **seed,
+        )  # fmt: skip
+        source = optimizer.noise_chain or optimizer._noise
+        return [v.numpy().tolist() for v in source.variables[:2]]
+
+    assert keys(seed=5) == keys(seed=5)
+    drawn = [keys(), keys(), keys(seed=5), keys(seed=7)]
+    for one, other in itertools.combinations(drawn, 2):
+        assert one[0] != other[0] and one[1] != other[1]
