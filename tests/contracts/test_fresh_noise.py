@@ -1,6 +1,8 @@
 """Fault 20: no file holds the state of the noise or of the sampling; no process replays either."""
 
+import ast
 import itertools
+import pathlib
 
 import keras
 import numpy as np
@@ -181,3 +183,40 @@ def test_two_optimizers_draw_the_same_noise_only_from_one_seed(correlation):
     drawn = [keys(), keys(), keys(seed=5), keys(seed=7)]
     for one, other in itertools.combinations(drawn, 2):
         assert one[0] != other[0] and one[1] != other[1]
+
+
+ROOT = pathlib.Path(tfdp.__file__).parent
+#: What holds a seed of its own: numbers that are no noise and choose no records.
+SEEDED = {
+    "training/checks/opened_gates.py",  # of weights that are zero, while a model is examined
+    "distribution/self_check.py",  # draws of which the values are known
+    "audit/chain_games.py",  # a trainer that is broken on purpose
+}
+
+
+def is_seeded(call):
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    given = [*call.args, *(k.value for k in call.keywords)]
+    draws = name.endswith("Source") or name in ("default_rng", "SeedSequence", "SeedGenerator")
+    return draws and any(isinstance(one, ast.Constant) and one.value is not None for one in given)
+
+
+def defaults_of(function):
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    named = zip(positional[::-1], arguments.defaults[::-1], strict=False)
+    return [*named, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+
+
+def test_nothing_draws_from_a_seed_that_nobody_gave():
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        place = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and is_seeded(node):
+                found.add(place)
+            for argument, value in defaults_of(node) if isinstance(node, ast.FunctionDef) else ():
+                given = isinstance(value, ast.Constant) and value.value is not None
+                if argument.arg == "seed" and given and not place.startswith("data/datasets/"):
+                    found.add(place)
+    assert found == SEEDED
