@@ -151,6 +151,21 @@ def test_rows_of_weight_zero_stand_for_records_that_come_too_soon():
     assert [y[w > 0].tolist() for y, w in found] == [[0, 2, 3, 4], [8], [10, 11, 12, 13, 14]]
 
 
+@pytest.mark.parametrize("most, apart", [(1, 1), (2, 3), (3, 1), (9, 2)])
+def test_nobody_is_in_more_or_closer_steps_than_were_declared(most, apart):
+    ids = np.random.default_rng(0).integers(0, 6, 60)  # each in most of the steps
+    batches = tfdp.data.stream_batches(
+        records(60), 5, privacy_ids=ids, max_participations=most, min_separation=apart
+    )
+    taken = [ids[y.numpy().astype(int)][w.numpy() > 0] for _, y, w in batches]
+    counts = []
+    for person in range(6):
+        steps = [t for t, persons in enumerate(taken) for one in persons if one == person]
+        assert np.all(np.diff(steps) >= apart)
+        counts.append(len(steps))
+    assert max(counts) == min(most, 6)  # 12 steps, every other one
+
+
 def test_what_a_stream_of_persons_says_of_itself():
     sampling = tfdp.data.sampling_of(of_persons())
     assert (sampling.num_examples, sampling.steps_per_epoch, sampling.max_records_per_unit) == (

@@ -68,10 +68,6 @@ class ChainSource(CorrelatedSource):
         for _, count in self._tables:
             count.assign(tf.zeros_like(count))
 
-    def end(self):
-        super().end()
-        self._length.assign(0)
-
     def release(self, tensors, grid, divisor=1.0, dtype=tf.float32, rows=()):
         self._check(tensors)
         step, coefficients = self._next()
