@@ -46,6 +46,12 @@ def test_products_are_those_of_dp_accounting(truncated):
     _assert_equal(ours.compose(other, truncated), theirs.compose(other, truncated))
 
 
+def test_losses_on_another_grid_are_refused():
+    """Index by index, the sum of two losses would be some other loss."""
+    with pytest.raises(ValueError, match="0.01 and 0.02"):
+        _pair(1)[0].compose(LossMasses(2 * INTERVAL, -80, np.full(10, 0.1), 0.0))
+
+
 def test_the_range_of_a_sum_is_that_of_dp_accounting():
     """Else a composition would keep too much, or put more than it says to infinity."""
     ours, _ = _pair(3)
