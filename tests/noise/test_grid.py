@@ -307,3 +307,21 @@ def test_rounding_of_float32_sums_is_within_what_is_charged():
                 moved = np.linalg.norm(full.astype(np.float64) - less)
                 worst = max(worst, (moved - 1) / sum_rounding(batch))
     assert 0 < worst <= 1
+
+
+@pytest.mark.parametrize("batch", [2**10, 2**16])
+def test_the_last_rounding_of_two_sums_moves_them_by_as_much_as_is_charged(batch):
+    """One sum is rounded down by half a unit in the last place, its neighbour up by as much."""
+    unit = batch * 2.0**-23
+    clip_norm = 1 + 0.01 * unit
+    less = batch + 0.495 * unit
+    moved = np.diff(np.float32([less, less + clip_norm]).astype(np.float64))[0]
+    assert 0.9 * unit < moved / clip_norm - 1 <= sum_rounding(batch)
+
+
+def test_where_roundings_of_earlier_steps_add_up_the_grid_is_finer():
+    step, carried = 2.0**-20, tf.constant(1000.0, tf.float64)
+    assert numbers(Grid(1.0, 1.0, 1))[0] == step
+    found = numbers(Grid(1.0, 1.0, 1, carried=carried))
+    assert found[0] == step / 8  # by the power of two above 1000/2⁷
+    assert found[1] == pytest.approx(1 + CLIPPED + 1001 * step / 8, rel=1e-15)
