@@ -182,6 +182,17 @@ def test_hardly_any_noise_is_no_noise(accountant, sampled):
         assert epsilon(steps, 1e-6, accountants.best_accountant(steps, delta=1e-6)) == math.inf
 
 
+def test_an_epsilon_whose_divergences_are_lost_in_rounding_is_not_zero():
+    sigma, q, delta = 7300.0, 3.4e-8, 3e-20
+    event = training_event(sigma, q)
+    # Below 0, as dp_accounting computes them. One set of outcomes alone moves by more than delta.
+    assert _by_hand(dp_accounting.rdp.RdpAccountant(), event, delta) == 0.0
+    assert q * (1 - 2 * stats.norm.sf(0.5 / sigma)) > 10 * delta
+    assert epsilon(event, delta, "rdp") > 0
+    assert Ledger([LedgerEntry("training", event)]).epsilon(delta) > 0
+    assert epsilon(dp_accounting.NoOpDpEvent(), delta, "rdp") == 0
+
+
 def test_an_epsilon_that_is_no_number_is_infinite(monkeypatch):
     class Lost:
         def get_epsilon(self, delta):

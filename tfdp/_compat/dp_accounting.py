@@ -33,6 +33,11 @@ class RdpAccountant(_TakesOthers, dp_accounting.rdp.RdpAccountant):
     def orders(self):
         return self._orders
 
+    @property
+    def curve(self):
+        """Rényi divergences of what was composed, at `orders`."""
+        return self._rdp
+
     def add(self, curve):
         """Composes what has the Rényi divergences `curve` at `orders`."""
         self._rdp = self._rdp + curve
