@@ -32,6 +32,7 @@ from tfdp.accounting.reports import budget_table, text_bars
 from tfdp.accounting.reports.statement import Statement
 from tfdp.accounting.rounding import round_up
 from tfdp.commands.startup_log import started_quietly
+from tfdp.data.sampling.arguments import steps_of_epoch
 
 _COMMON = ["--num-examples", "2000", "--batch-size", "100", "--delta", "1e-4"]
 
@@ -85,6 +86,45 @@ def test_no_figure_is_rounded_down():
     assert printed == (1.0001, 0.500001)
 
 
+@pytest.mark.parametrize("size", ["280", "400", "600"])
+def test_epochs_are_the_steps_that_fit_takes(capsys, size):
+    steps = 10 * steps_of_epoch(None, 1000, int(size))
+    options = ["--num-examples", "1000", "--batch-size", size, "--epochs", "10", "--delta", "1e-4"]
+    assert cli.main(["budget", "--noise-multiplier", "3", *options]) == 0
+    assert f"steps = {steps}," in capsys.readouterr().out
+    assert cli.main(["plan", "--epsilon", "3", *options]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1] == str(steps)
+
+
+def test_the_accountant_is_that_of_a_statement_unless_another_is_asked_for(capsys):
+    # So small a delta that the roundings of PLD matter; and so little noise that it takes too much
+    # memory.
+    for sigma, delta in (("1", "1e-13"), ("0.01", "1e-4")):
+        options = ["--steps", "100", "--num-examples", "2000", "--batch-size", "2"]
+        arguments = ["budget", "--noise-multiplier", sigma, *options, "--delta", delta]
+        assert cli.main(arguments) == 0
+        out = capsys.readouterr().out
+        ledger = Ledger([LedgerEntry("training", step(float(sigma), 1e-3), 100)])
+        expected = ledger.epsilon(float(delta))
+        assert math.isfinite(expected) and "accountant rdp" in out
+        assert _rows(out)[0] == (pytest.approx(expected, abs=1e-4), float(sigma))
+    assert cli.main([*arguments, "--accountant", "pld"]) == 2
+    assert 'Use accountant="rdp"' in capsys.readouterr().err
+
+
+def test_a_delta_that_is_printed_is_not_below_the_one_that_holds(capsys):
+    for options in (["--steps", "10"], ["--stream", "--epochs", "1"]):
+        arguments = [*_COMMON, "--delta", "1.23456449e-4", *options]
+        assert cli.main(["budget", "--noise-multiplier", "3", *arguments]) == 0
+        assert "delta = 0.000123457" in capsys.readouterr().out
+
+
+def test_an_epsilon_of_0_has_a_curve_of_0(capsys):
+    options = ["--num-examples", "2", "--batch-size", "1", "--steps", "2", "--delta", "0.5"]
+    assert cli.main(["budget", "--noise-multiplier", "1", *options]) == 0
+    assert _rows(capsys.readouterr().out) == [(0.0, 1.0)]
+
+
 def test_a_plot_is_written(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     path = tmp_path / "budget.png"
@@ -120,6 +160,7 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_runs(capsys, c
         (["--noise-multiplier", "1", "--steps", "0"], "`steps`"),
         (["--noise-multiplier", "1", "--steps", "5", "--batch-size", "2001"], "`batch_size`"),
         (["--noise-multiplier", "1", "--steps", "5", "--fits", "2"], "--stream"),
+        (["--noise-multiplier", "1e300", "--steps", "5"], "`noise_multiplier`"),
     ],
 )
 def test_arguments_that_make_no_sense_end_with_status_2(capsys, options, named):
@@ -164,10 +205,12 @@ def test_a_stream_of_persons_has_the_noise_of_its_participations(capsys):
     ["--num-persons", "20"], ["--plot", "x.png"], ["--bands", "2"],
     ["--max-participations", "2", "--min-separation", "2", "--epochs", "2"],
     ["--max-participations", "2", "--min-separation", "2", "--num-persons", "20000"],
+    ["--epochs", "nan"], ["--epochs", "inf"], ["--batch-size", "nan"], ["--batch-size", "inf"],
 ])  # fmt: skip
 def test_what_does_not_hold_for_a_stream_is_refused(capsys, wrong):
     assert cli.main(["budget", "--epsilon", "3", *_STREAM, *wrong]) == 2
-    assert "Received" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "Received" in error and ("1/num_persons" in error) == ("20000" in wrong)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"]])

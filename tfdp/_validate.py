@@ -42,6 +42,13 @@ def not_negative(name, value, hint=""):
     return float(value)
 
 
+def noise_multiplier(value):
+    """A float of at least 0 whose square is a finite number, too."""
+    if not (is_number(value) and 0 <= value <= 1e150):
+        _refuse("noise_multiplier", value, "a number of at least 0 and at most 1e150", "")
+    return float(value)
+
+
 def open_unit(name, value):
     """A float strictly between 0 and 1."""
     if not (is_number(value) and 0 < value < 1):

@@ -51,10 +51,21 @@ def test_bands_are_the_fewest_that_leave_nearly_the_least_noise(n=4000, size=100
 
     noise = {bands: left(bands) for bands in (1, 2, 4, 8)}
     nearly = min(b for b, one in noise.items() if one <= 1.05 * min(noise.values()))
-    found = ways.banded_way(budget, n, steps, size)
+    found = ways.banded_way(budget, n, steps * size / n, size)
     assert found.name == f"cyclic Poisson, correlated ({nearly} bands)"
     assert found.noise_in_weights == pytest.approx(noise[nearly])
     assert found.memory == f"{4 * (nearly - 1)} bytes a weight"
     # One band is Poisson batches, whose independent noise adds up.
     sigma = calibrate_noise_multiplier(budget, size / n, steps)
     assert noise[1] == pytest.approx(sigma / size * math.sqrt(np.mean(np.arange(1, steps + 1))))
+
+
+def test_ways_have_the_steps_that_fit_takes_and_the_accountant_that_was_asked_for():
+    n, size, epochs = 1000, 300, 10
+    budget = PrivacyBudget(8.0, 1e-4)
+    found = of("Poisson", ways.compare_ways(n, epochs, 8.0, 1e-4, size, "rdp"))
+    assert found.noise_multiplier == calibrate_noise_multiplier(budget, 0.3, 30, "rdp")
+    # 6.7 steps a pass make 6, 3 of 2 each.
+    found = ways.banded_way(budget, n, 50, 150)
+    assert "(2 bands)" in found.name
+    assert found.noise_multiplier == calibrate_noise_multiplier(budget, 0.3, 150, None)

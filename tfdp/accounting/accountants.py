@@ -20,6 +20,7 @@ from tfdp.accounting.losses.mixture_losses import mixture_loss_scale, mixture_lo
 
 ACCOUNTANTS = ("pld", "rdp")
 _LARGEST_LOSS = 100.0
+_LOSS_IN_MEMORY = 1e3  # of larger losses PLD would take several GB and more
 _LARGEST_ROUNDING = 1e-2  # of δ, beyond which PLD is not the better choice
 # An epsilon of 10^17; of much less noise its square underflows.
 _NO_NOISE = 1e-9
@@ -83,6 +84,15 @@ def best_accountant(event, adjacency="add_or_remove_one", delta=None):
     return "rdp" if _accountant_for(event, "pld", adjacency) is None else "pld"
 
 
+def is_beyond_memory(event, accountant):
+    """Whether the accountant would keep more losses of an event than memory holds."""
+    return (
+        accountant == "pld"
+        and not _lacks_noise(event)
+        and (_loss_scale(event, 1) > _LOSS_IN_MEMORY)
+    )
+
+
 def has_rule(event, adjacency):
     """Whether an ε of the event can be computed under an adjacency, by any accountant."""
     return _lacks_noise(event) or any(_accountant_for(event, a, adjacency) for a in ACCOUNTANTS)
@@ -122,8 +132,10 @@ def _loss_scale(event, count):
         return _loss_scale(event.event, count * event.count)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
         one = _loss_scale(event.event, 1)
-        # The mean of many small losses; their distribution is narrow, and takes less memory.
-        mean = count * event.sampling_probability**2 * math.expm1(min(2 * one, 50.0)) / 2
+        # The mean of many small losses; their distribution is narrow, and takes less memory. It is
+        # at most that of the Gaussian, as often as a record is drawn.
+        q = event.sampling_probability
+        mean = count * q * min(one, q * math.expm1(min(2 * one, 50.0)) / 2)
         return max(one, 0.1 * mean)
     if isinstance(event, RandomAllocationGaussianDpEvent) and event.noise_multiplier > 0:
         one = 0.5 / event.noise_multiplier**2
@@ -161,6 +173,12 @@ def compose_accountant(encoded_event, accountant, adjacency):
     found = _accountant_for(event, accountant, adjacency)
     if found is None:
         raise ValueError(_unsupported_message(event, accountant, adjacency))
+    if is_beyond_memory(event, accountant):
+        raise ValueError(
+            "The PLD accountant keeps the whole distribution of the privacy loss, and the losses "
+            f"of this event, up to about {_loss_scale(event, 1):.2g}, would not fit into memory. "
+            f'Use accountant="rdp", or more noise. Received: event={event!r}'
+        )
     fresh, candidate = found
     with np.errstate(over="ignore"):
         return fresh.compose(candidate)

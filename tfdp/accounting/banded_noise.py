@@ -112,6 +112,18 @@ def steps_of_pass(num_examples, batch_size, bands):
     return bands * max(1, math.floor(num_examples / batch_size / bands + 0.5))
 
 
+def steps_of_epochs(num_examples, epochs, batch_size, bands=1):
+    """Steps that `fit` takes on Poisson batches, or on cyclic ones, whose passes are whole rounds.
+
+    Args:
+        num_examples: n.
+        epochs: passes over the data, positive.
+        batch_size: B, expected.
+        bands: b.
+    """
+    return math.ceil(epochs * steps_of_pass(num_examples, batch_size, bands) - 1e-9) or 1
+
+
 def _largest(c, steps):
     # A record of the last step is still in the noise of as many steps as there are bands.
     with np.errstate(all="ignore"):

@@ -30,12 +30,13 @@ class PrivacyBudget:
         object.__setattr__(self, "delta", _validate.open_unit("delta", self.delta))
 
 
-def check_delta(delta, num_examples):
+def check_delta(delta, num_examples, name="num_examples"):
     """Refuses a delta above 1/n, at which publishing a random record is "private".
 
     Args:
         delta: a probability in (0, 1).
         num_examples: n, the number of records (or users) that are protected.
+        name: of the argument that n was given as, for messages.
 
     Returns:
         A remark for the privacy statement if delta equals 1/n (to a relative 1e-9), else "".
@@ -44,7 +45,7 @@ def check_delta(delta, num_examples):
         ValueError: if delta exceeds 1/n (MATH.md section 7).
     """
     delta = _validate.open_unit("delta", delta)
-    num_examples = _validate.count("num_examples", num_examples)
+    num_examples = _validate.count(name, num_examples)
     largest = 1.0 / num_examples
     if abs(delta - largest) <= 1e-9 * largest:
         return (
@@ -53,8 +54,8 @@ def check_delta(delta, num_examples):
         )
     if delta > largest:
         raise ValueError(
-            f"Argument `delta` must be at most 1/num_examples = {largest:.6g}: a larger delta "
+            f"Argument `delta` must be at most 1/{name} = {largest:.6g}: a larger delta "
             "would allow a mechanism that publishes one random record. Choose a smaller delta. "
-            f"Received: delta={delta}, num_examples={num_examples}"
+            f"Received: delta={delta}, {name}={num_examples}"
         )
     return ""

@@ -10,7 +10,12 @@ from typing import Any
 import dp_accounting
 
 from tfdp import _validate
-from tfdp.accounting.accountants import ACCOUNTANTS, best_accountant, epsilon
+from tfdp.accounting.accountants import (
+    ACCOUNTANTS,
+    best_accountant,
+    epsilon,
+    is_beyond_memory,
+)
 from tfdp.accounting.budget import PrivacyBudget
 from tfdp.accounting.events.adjacency import ADJACENCIES
 from tfdp.accounting.events.composition import MECHANISMS, compose, training_event
@@ -145,7 +150,8 @@ def _calibrate_cached(
         event = compose([*others, (make[0](sigma, *make[1:]), count)])
         # Chosen anew for each σ, as the ledger will when it states ε.
         by = best_accountant(event, adjacency, delta) if accountant is None else accountant
-        return epsilon(event, delta, by, adjacency)
+        # So little noise that it need not be known how much is too little.
+        return math.inf if is_beyond_memory(event, by) else epsilon(event, delta, by, adjacency)
 
     if accountant is None:
         one = make[0](1.0, *make[1:])

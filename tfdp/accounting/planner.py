@@ -36,15 +36,15 @@ class PlannedTraining:
         return self.step_noise / math.sqrt(self.steps)
 
 
-def plan_training(num_examples, epochs, epsilon, delta, batch_sizes=None, accountant="pld"):
+def plan_training(num_examples, epochs, epsilon, delta, batch_sizes=None, accountant=None):
     """The training runs of one ε and one number of epochs, by batch size (MATH.md section 1).
 
     Args:
         num_examples: n.
-        epochs: passes over the data on average; steps = ⌈epochs·n/batch size⌉.
+        epochs: passes over the data on average, of n/batch size steps each, rounded.
         epsilon, delta: the budget.
         batch_sizes: expected batch sizes; None for six from n/128 to n.
-        accountant: "pld" or "rdp".
+        accountant: "pld", "rdp", or None: that of a statement.
 
     Returns:
         List of `PlannedTraining`, by batch size.

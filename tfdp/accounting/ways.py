@@ -1,6 +1,7 @@
 """Ways to spend one ε on the same epochs and batch size, side by side."""
 
 import dataclasses
+import functools
 import math
 
 from tfdp import _validate
@@ -34,7 +35,7 @@ class Way:
     demands: str
 
 
-def banded_way(budget, num_examples, steps, batch_size):
+def banded_way(budget, num_examples, epochs, batch_size, accountant=None):
     """The `Way` of cyclic Poisson samples, with a number of bands that leaves little noise.
 
     More bands take more noise back, are amplified less, and need more memory. Of powers of two, the
@@ -43,13 +44,15 @@ def banded_way(budget, num_examples, steps, batch_size):
     Args:
         budget: a `PrivacyBudget`.
         num_examples: n.
-        steps: T.
+        epochs: passes over the data, each of which is rounded to whole rounds.
         batch_size: B, expected.
+        accountant: as for `compare_ways`.
     """
     tried, bands = [], 1
     while bands * batch_size <= num_examples:
         share = bands * batch_size / num_examples
-        sigma = calibrate_noise_multiplier(budget, share, -(-steps // bands))
+        steps = banded_noise.steps_of_epochs(num_examples, epochs, batch_size, bands)
+        sigma = calibrate_noise_multiplier(budget, share, -(-steps // bands), accountant)
         c = banded_noise.optimized_strategy(bands, steps)
         left = sigma * banded_noise.BandedCorrelation(c, steps).noise_in_weights() / batch_size
         tried.append(Way(
@@ -64,7 +67,7 @@ def banded_way(budget, num_examples, steps, batch_size):
     return next(one for one in tried if one.noise_in_weights <= _NEARLY * least)
 
 
-def compare_ways(num_examples, epochs, epsilon, delta, batch_size):
+def compare_ways(num_examples, epochs, epsilon, delta, batch_size, accountant=None):
     """The ways of one ε, one number of epochs and one batch size (MATH.md sections 7, 10, 13).
 
     Args:
@@ -72,6 +75,7 @@ def compare_ways(num_examples, epochs, epsilon, delta, batch_size):
         epochs: passes over the data; where a way knows whole passes alone, rounded up.
         epsilon, delta: the budget.
         batch_size: B, expected or exact.
+        accountant: "pld", "rdp", or None: that of a statement.
 
     Returns:
         List of `Way`, the one of least noise first.
@@ -84,10 +88,11 @@ def compare_ways(num_examples, epochs, epsilon, delta, batch_size):
     _validate.positive("epochs", epochs)
     check_delta(delta, n)
     budget, passes, of_pass = PrivacyBudget(epsilon, delta), math.ceil(epochs), -(-n // size)
-    steps, all_steps = math.ceil(epochs * n / size), passes * of_pass
+    steps, all_steps = banded_noise.steps_of_epochs(n, epochs, size), passes * of_pass
     pattern = (passes, of_pass if passes > 1 else 1)
     m = correlated_noise.optimized(_BANDS, all_steps, correlated_noise.PREFIX_SUMS, *pattern)
-    gaussian = calibrate_noise_multiplier(budget, 1.0, 1)
+    calibrated = functools.partial(calibrate_noise_multiplier, budget, accountant=accountant)
+    gaussian = calibrated(1.0, 1)
 
     def way(name, sigma, count, memory, demands, m=(1.0,), s=1.0):
         left = sigma * s * correlated_noise.noise_in_weights(m, count) / size
@@ -95,15 +100,16 @@ def compare_ways(num_examples, epochs, epsilon, delta, batch_size):
 
     found = [
         way(
-            "shuffled", calibrate_noise_multiplier(budget, 1.0, passes), all_steps, "none",
+            "shuffled", calibrated(1.0, passes), all_steps, "none",
             "each record once an epoch, in any order",
         ),
         way(
-            "Poisson", calibrate_noise_multiplier(budget, size / n, steps), steps, "none",
+            "Poisson", calibrated(size / n, steps), steps, "none",
             "every record at any time; its draw is secret",
         ),
         way(
-            "random allocation", calibrate_random_allocation(budget, of_pass, passes), all_steps,
+            "random allocation",
+            calibrate_random_allocation(budget, of_pass, passes, accountant), all_steps,
             "none", "every record at any time; its draw is secret",
         ),
         way(
@@ -112,7 +118,7 @@ def compare_ways(num_examples, epochs, epsilon, delta, batch_size):
             "one order that stays; the number of steps is known ahead", m,
             correlated_noise.sensitivity(m, all_steps, *pattern),
         ),
-        banded_way(budget, n, steps, size),
+        banded_way(budget, n, epochs, size, accountant),
     ]  # fmt: skip
     return sorted(found, key=lambda one: one.noise_in_weights)
 

@@ -27,10 +27,14 @@ def add(subparsers) -> None:
     duration = parser.add_mutually_exclusive_group(required=True)
     duration.add_argument("--steps", type=int, help="number of training steps")
     duration.add_argument(
-        "--epochs", type=float, help="number of epochs; steps = ceil(epochs * n / batch size)"
+        "--epochs", type=float, help="number of epochs, of n / batch size steps each, rounded"
     )
     parser.add_argument("--delta", type=float, required=True, help="at most 1/n")
-    parser.add_argument("--accountant", choices=["pld", "rdp"], default="pld")
+    parser.add_argument(
+        "--accountant", choices=["pld", "rdp"],
+        help="default: that of a privacy statement, pld, or rdp where pld would be too large or "
+        "too coarse",
+    )  # fmt: skip
     parser.add_argument(
         "--adjacency",
         choices=["add_or_remove_one", "replace_one", "zero_out"],
@@ -112,7 +116,7 @@ def _stream(arguments):
 
 
 def _whole(number):
-    return int(number) if number == int(number) else number
+    return int(number) if number.is_integer() else number
 
 
 def _refuse(arguments, why, *names):

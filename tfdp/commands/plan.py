@@ -19,7 +19,7 @@ def add(subparsers) -> None:
     parser.add_argument(
         "--batch-size", type=int, nargs="+", metavar="B", help="default: n/128 to n"
     )
-    parser.add_argument("--accountant", choices=["pld", "rdp"], default="pld")
+    parser.add_argument("--accountant", choices=["pld", "rdp"], help="default: as for tfdp budget")
     add_plot(parser, "both kinds of noise against the batch size")
     parser.add_argument(
         "--ways", action="store_true",
@@ -40,7 +40,8 @@ def _run(arguments) -> int:
         size = planned[0].batch_size
         print(f"\nways to train with batches of {size}:")
         print(ways.table(ways.compare_ways(
-            arguments.num_examples, arguments.epochs, arguments.epsilon, arguments.delta, size
+            arguments.num_examples, arguments.epochs, arguments.epsilon, arguments.delta, size,
+            arguments.accountant,
         )))  # fmt: skip
     if arguments.plot:
         planner.plot(planned, arguments.plot)

@@ -27,7 +27,7 @@ def training_event(noise_multiplier, sampling_probability, mechanism="gaussian",
     Raises:
         ValueError: if an argument is out of range.
     """
-    sigma = _validate.not_negative("noise_multiplier", noise_multiplier)
+    sigma = _validate.noise_multiplier(noise_multiplier)
     q = _validate.probability("sampling_probability", sampling_probability)
     _validate.one_of("mechanism", mechanism, MECHANISMS)
     if _validate.count("records", records) > 1 and mechanism != "gaussian":

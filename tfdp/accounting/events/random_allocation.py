@@ -29,9 +29,7 @@ class RandomAllocationGaussianDpEvent(dp_accounting.DpEvent):
     """
 
     num_steps: int = attr.ib(converter=lambda value: _validate.count("num_steps", value))
-    noise_multiplier: float = attr.ib(
-        converter=lambda value: _validate.not_negative("noise_multiplier", value)
-    )
+    noise_multiplier: float = attr.ib(converter=lambda value: _validate.noise_multiplier(value))
 
     adjacencies = ("add_or_remove_one", "zero_out")
 
@@ -62,6 +60,6 @@ def allocation_event(noise_multiplier, num_steps):
         noise_multiplier: σ; 0 means no noise: the event is then not private.
         num_steps: T.
     """
-    if _validate.not_negative("noise_multiplier", noise_multiplier) == 0:
+    if _validate.noise_multiplier(noise_multiplier) == 0:
         return dp_accounting.NonPrivateDpEvent()
     return RandomAllocationGaussianDpEvent(num_steps, noise_multiplier)

@@ -1,17 +1,16 @@
 """Tables and plots of epsilon against noise multiplier for a planned training."""
 
 import dataclasses
-import math
 
 from tfdp import _validate
-from tfdp.accounting.accountants import epsilon
-from tfdp.accounting.banded_noise import steps_of_pass
+from tfdp.accounting.accountants import best_accountant, epsilon
+from tfdp.accounting.banded_noise import steps_of_epochs
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.events.composition import compose, training_event
 from tfdp.accounting.reports.figures import new_figure
 from tfdp.accounting.reports.text_bars import curve
-from tfdp.accounting.rounding import round_down, round_up_to
+from tfdp.accounting.rounding import round_down, round_up, round_up_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +22,7 @@ class TrainingPlan:
         sampling_probability: q in (0, 1].
         steps: number of steps.
         delta: at most 1/n.
-        accountant: "pld" or "rdp".
+        accountant: "pld", "rdp", or None: that of a statement.
         adjacency: as for `tfdp.accounting.epsilon`.
         bands: b, the parts of the records that are sampled in turn (cyclic Poisson sampling), each
             with probability b·q; b steps are one event then.
@@ -33,7 +32,7 @@ class TrainingPlan:
     sampling_probability: float
     steps: int
     delta: float
-    accountant: str
+    accountant: str | None
     adjacency: str
     bands: int = 1
 
@@ -52,9 +51,7 @@ class TrainingPlan:
             )
         if steps is None:
             epochs = _validate.positive("epochs", epochs)
-            of_pass = num_examples / batch_size
-            of_pass = of_pass if bands == 1 else steps_of_pass(num_examples, batch_size, bands)
-            steps = math.ceil(epochs * of_pass - 1e-9)
+            steps = steps_of_epochs(num_examples, epochs, batch_size, bands)
         check_delta(delta, num_examples)
         return cls(
             num_examples,
@@ -74,18 +71,27 @@ class TrainingPlan:
     def _events(self, steps):
         return -(-steps // self.bands)
 
+    def _event(self, noise_multiplier, steps):
+        event = training_event(noise_multiplier, self._probability)
+        return compose([(event, self._events(steps))])
+
+    def accountant_of(self, noise_multiplier, steps):
+        """The accountant that states the epsilon after some of the steps."""
+        if self.accountant is not None:
+            return self.accountant
+        return best_accountant(self._event(noise_multiplier, steps), self.adjacency, self.delta)
+
     def epsilon(self, noise_multiplier, steps):
         """epsilon after some of the steps."""
-        event = training_event(noise_multiplier, self._probability)
-        event = compose([(event, self._events(steps))])
-        return epsilon(event, self.delta, self.accountant, self.adjacency)
+        by = self.accountant_of(noise_multiplier, steps)
+        return epsilon(self._event(noise_multiplier, steps), self.delta, by, self.adjacency)
 
     def _sampling(self):
         if self.bands == 1:
             return "Poisson sampling"
         return (
             f"cyclic Poisson sampling of {self.bands} parts: {self.bands} steps are one event of "
-            f"probability {self._probability:.6g}"
+            f"probability {round_up(self._probability, 6)}"
         )
 
     def over_steps(self, noise_multiplier, points):
@@ -110,10 +116,11 @@ class TrainingPlan:
 
     def format(self, rows):
         """The plan and its rows as text, each with a curve; all curves have one scale."""
+        by = dict.fromkeys(self.accountant_of(sigma, self.steps) for _, sigma in rows)
         lines = [
-            f"n = {self.num_examples}, q = {self.sampling_probability:.6g}, "
-            f"steps = {self.steps}, delta = {self.delta:g}",
-            f"accountant {self.accountant}, adjacency {self.adjacency}, {self._sampling()}",
+            f"n = {self.num_examples}, q = {round_up(self.sampling_probability, 6)}, "
+            f"steps = {self.steps}, delta = {round_up(self.delta, 6)}",
+            f"accountant {' or '.join(by)}, adjacency {self.adjacency}, {self._sampling()}",
             "",
             f"{'epsilon':>12}  {'noise multiplier':>16}  epsilon over the steps",
         ]
@@ -136,7 +143,7 @@ def plot(plan, rows, path):
     figure = new_figure(6.4, 4.2)
     axes = figure.add_subplot(
         xlabel="steps",
-        ylabel=f"epsilon at delta = {plan.delta:g}",
+        ylabel=f"epsilon at delta = {round_up(plan.delta, 6)}",
         title="Privacy cost of training",
     )
     for _, sigma in rows:

@@ -5,7 +5,7 @@ import math
 
 from tfdp import _validate
 from tfdp.accounting import correlated_noise
-from tfdp.accounting.accountants import epsilon
+from tfdp.accounting.accountants import best_accountant, epsilon
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier
 from tfdp.accounting.events.composition import compose, training_event
@@ -24,19 +24,19 @@ class StreamPlan:
             ended included. Chains over others (`DisjointPeriods`) do not count.
         batch_size: records of a step.
         delta: at most 1/n.
-        accountant: "pld" or "rdp".
+        accountant: "pld", "rdp", or None: that of a statement.
     """
 
     correlation: correlated_noise.Correlation
     fits: int
     batch_size: int
     delta: float
-    accountant: str = "pld"
+    accountant: str | None = None
 
     @classmethod
     def of(
         cls, *, num_examples, batch_size, passes, fits, delta, bands=4, max_participations=None,
-        min_separation=None, num_persons=None, accountant="pld",
+        min_separation=None, num_persons=None, accountant=None,
     ):  # fmt: skip
         """A plan with the coefficients of `tfdp.optimizers.BandedInverse(bands)` for plain SGD.
 
@@ -64,7 +64,8 @@ class StreamPlan:
             )
         if bounds == (None, None):
             bounds = passes, of_pass if passes > 1 else 1
-        check_delta(delta, n if num_persons is None else num_persons)
+        protected = (n,) if num_persons is None else (num_persons, "num_persons")
+        check_delta(delta, *protected)
         steps = passes * of_pass
         m = correlated_noise.optimized(
             _validate.count("bands", bands), steps, correlated_noise.PREFIX_SUMS, *bounds
@@ -72,10 +73,19 @@ class StreamPlan:
         chain = correlated_noise.Correlation(m, steps, *bounds)
         return cls(chain, _validate.count("fits", fits), size, delta, accountant)
 
+    def _event(self, noise_multiplier):
+        return compose([(training_event(noise_multiplier, 1.0), self.fits)])
+
+    def accountant_of(self, noise_multiplier):
+        """The accountant that states the epsilon of all fits."""
+        if self.accountant is not None:
+            return self.accountant
+        return best_accountant(self._event(noise_multiplier), _ADJACENCY, self.delta)
+
     def epsilon(self, noise_multiplier):
         """epsilon of all fits; that of a chain counts from its first step on."""
-        event = compose([(training_event(noise_multiplier, 1.0), self.fits)])
-        return epsilon(event, self.delta, self.accountant, _ADJACENCY)
+        by = self.accountant_of(noise_multiplier)
+        return epsilon(self._event(noise_multiplier), self.delta, by, _ADJACENCY)
 
     def row_for_noise_multiplier(self, noise_multiplier):
         """(epsilon, noise multiplier)."""
@@ -97,6 +107,7 @@ class StreamPlan:
         """The plan and its rows as text."""
         chain = self.correlation
         most, apart = chain.participations, chain.min_separation
+        by = dict.fromkeys(self.accountant_of(sigma) for _, sigma in rows)
         often = "one step" if most == 1 else f"up to {most} steps, {apart} or more apart"
         lines = [
             f"{chain.steps} steps in order, one mechanism from the first on; noise correlated over "
@@ -105,7 +116,8 @@ class StreamPlan:
             "(clip norms)",
             f"fits over the same data: {self.fits} (those over other persons, by `DisjointPeriods`,"
             " cost nothing more)",
-            f"delta = {self.delta:g}, accountant {self.accountant}, adjacency {_ADJACENCY}",
+            f"delta = {round_up(self.delta, 6)}, accountant {' or '.join(by)}, adjacency "
+            f"{_ADJACENCY}",
             "",
             f"{'epsilon':>12}  {'noise multiplier':>16}  {'noise in weights':>16}",
         ]
@@ -124,7 +136,7 @@ def passes_of(steps, epochs):
     Raises:
         ValueError: if it was given steps, or parts of a pass.
     """
-    if steps is not None or epochs != math.floor(epochs):
+    if steps is not None or not (math.isfinite(epochs) and epochs == math.floor(epochs)):
         raise ValueError(
             "A stream needs a whole number of `epochs` and no `steps`: a chain is charged for all "
             f"steps of its passes. Received: steps={steps}, epochs={epochs}"

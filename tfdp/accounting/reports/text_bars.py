@@ -15,5 +15,7 @@ def bar(share: float) -> str:
 
 def curve(values: Sequence[float], highest: float) -> str:
     """One character for each value, in eighths of the highest value that the line can show."""
+    if highest == 0:
+        return _EIGHTHS_HIGH[0] * len(values)
     eighths = (8 * value / highest if math.isfinite(value) else 8 for value in values)
     return "".join(_EIGHTHS_HIGH[min(7, int(eighth))] for eighth in eighths)
