@@ -1,6 +1,7 @@
 """A history of charges: nothing that ran vanishes, copies cost once."""
 
 import gc
+import json
 import weakref
 
 import dp_accounting
@@ -46,6 +47,34 @@ def test_a_mechanism_survives_storage(mechanism):
     other.merge_json(history.to_json())
     assert other.runs == history.runs == [(mechanism, 7)]
     assert other.ledger() == history.ledger() and other.notes == history.notes
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state, run: run.update(steps=float("nan")),
+        lambda state, run: run.update(steps=-7),
+        lambda state, run: run.update(steps="7"),
+        lambda state, run: run.pop("steps"),
+        lambda state, run: run["mechanism"].pop("noise_multiplier"),
+        lambda state, run: run["mechanism"].update(noise_multiplier="1"),
+        lambda state, run: run["mechanism"].update(sampling=[]),
+        lambda state, run: state.pop("releases"),
+        lambda state, run: state.update(runs=None),
+    ],
+)
+def test_a_damaged_history_is_refused_and_charges_stay_as_they_were(damage):
+    history = ChargeHistory()
+    history.count(history.start(_training()), 7)
+    state = json.loads(history.to_json())
+    damage(state, *state["runs"].values())
+    other = ChargeHistory()
+    other.count(other.start(_training()), 3)
+    with pytest.raises(ValueError, match="damaged|must be"):
+        other.merge_json(json.dumps(state))
+    with pytest.raises(ValueError, match="damaged"):
+        other.merge_json(history.to_json()[:-1])
+    assert [steps for _, steps in other.runs] == [3]
 
 
 def test_a_kind_of_a_later_version_is_refused():

@@ -5,11 +5,15 @@ import json
 import secrets
 import threading
 
+from tfdp import _validate
 from tfdp.accounting.accountants import has_rule
 from tfdp.accounting.charges.ledger import Ledger
 from tfdp.accounting.charges.mechanisms import Notes, PrivateTraining, mechanism_from_dict
 from tfdp.errors import PrivacyError
 
+_DAMAGED = (
+    AttributeError, IndexError, KeyError, OverflowError, TypeError, json.JSONDecodeError,
+)  # fmt: skip
 _begun = []  # of all threads: a run that begins in another one is begun, too
 
 
@@ -227,14 +231,28 @@ class ChargeHistory:
         return json.dumps({"releases": Ledger(root._releases).to_json(), "runs": runs})
 
     def merge_json(self, text):
-        """Merges what `to_json` gave."""
-        state = json.loads(text)
+        """Merges what `to_json` gave.
+
+        Raises:
+            ValueError: if the text is damaged, or of a later version.
+        """
         other = ChargeHistory()
-        other._releases = list(Ledger.from_json(state["releases"]).entries)
-        other._runs = {
-            name: (mechanism_from_dict(run["mechanism"]), run["steps"])
-            for name, run in state["runs"].items()
-        }
+        try:
+            state = json.loads(text)
+            other._releases = list(Ledger.from_json(state["releases"]).entries)
+            other._runs = {
+                name: (
+                    mechanism_from_dict(run["mechanism"]),
+                    _validate.count("steps", run["steps"]),
+                )
+                for name, run in state["runs"].items()
+            }
+        except _DAMAGED as error:
+            raise ValueError(
+                "The charges of these weights cannot be read, so no ε could be stated for them: "
+                "their file was damaged, or changed by hand. Load another copy of it. Received: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         self._root()._merge(other)
 
     def _root(self):
