@@ -112,7 +112,7 @@ def block_of(keys, counter):
         keys: of `keys_of_rounds`. Blocks that are compiled together share them: what is compiled
             stays in memory.
         counter: four words as of `words_of`, of shapes that broadcast. What scalars alone decide is
-            computed once, not for each block: a tenth of all products where two words are scalars.
+            computed once, not for each block: a twentieth of all products if the upper two are.
     """
     x = counter
     first, second, half = _uint64(0xD2511F53), _uint64(0xCD9E8D57), _uint64(32)
