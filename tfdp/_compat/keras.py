@@ -156,3 +156,9 @@ def schedule_of(optimizer):
     schedule = getattr(optimizer, "_learning_rate", None)
     is_number = isinstance(schedule, keras.Variable) or not callable(schedule)
     return None if is_number else schedule
+
+
+def moments_of(adam, variable):
+    """The first and the second moment of a variable, tf.Variables of an Adam that is built."""
+    place = adam._get_variable_index(variable)
+    return adam._momentums[place].value, adam._velocities[place].value

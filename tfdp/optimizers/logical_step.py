@@ -5,6 +5,7 @@ import tensorflow as tf
 from tfdp.clipping.sums.surviving_rows import SurvivorSums, table_name
 from tfdp.errors import PrivacyError
 from tfdp.noise import Grid, sum_rounding
+from tfdp.optimizers.fused_adam import one_operation
 from tfdp.optimizers.gradient_scales import scales_of
 from tfdp.optimizers.rows.row_optimizer import DistinctRows
 from tfdp.optimizers.sparse_training import release_rows
@@ -131,7 +132,7 @@ def _update_dense(optimizer, updates, regularization):
         tf.cast(mean if penalty is None else mean + tf.cast(penalty, tf.float32), variable.dtype)
         for (variable, mean), penalty in zip(updates, regularization, strict=True)
     ]
-    with replicas.already_summed(inner):
+    with replicas.already_summed(inner), one_operation(inner):
         inner.apply(gradients, [variable for variable, _ in updates])
 
 
