@@ -41,6 +41,22 @@ def test_weights_from_elsewhere_are_mentioned(small):
     assert mentioned(model)
 
 
+def test_changes_after_private_training_are_said_to_be_that(small):
+    """They were called initial values, though a step without privacy had made them."""
+    model = eager_model()
+    fit_steps(model)
+    kernel = model.trainable_variables[0]
+    for _ in range(2):
+        kernel.assign_add(tf.ones_like(kernel))
+        (said,) = [
+            s for s in model.privacy_statement(DELTA).assumptions if "came from elsewhere" in s
+        ]
+        assert f"variable {kernel.path} were changed after private training, outside of" in said
+        fit_steps(model)
+    model.trainable_variables[1].assign([3.0, 4.0])
+    assert "2 variables" in "".join(model.privacy_statement(DELTA).assumptions)
+
+
 def test_values_from_elsewhere_stay_so(small):
     def mentioned(model):
         return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)

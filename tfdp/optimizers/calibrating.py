@@ -7,6 +7,8 @@ from tfdp.accounting.losses.truncation import truncation_delta
 
 # The share of δ that calibration keeps back for truncated Poisson batches.
 _TRUNCATION_SHARE = 1e-3
+# So much more noise than without earlier charges gets a warning.
+_MUCH_MORE = 5.0
 
 
 def noise_multiplier(budget, setting, steps, ledger):
@@ -45,6 +47,26 @@ def noise_multiplier(budget, setting, steps, ledger):
         max_records_per_unit=setting.draws_per_unit,
         **beside,
     )
+
+
+def warn_of_spent_budget(budget, setting, steps, sigma, ledger):
+    """Says that earlier charges leave so little of a budget that its steps are all noise.
+
+    Args:
+        budget, setting, steps, ledger: as for `noise_multiplier`.
+        sigma: its result.
+    """
+    if not len(ledger) or sigma < _MUCH_MORE:
+        return
+    alone = noise_multiplier(budget, setting, steps, accounting.Ledger())
+    if sigma > _MUCH_MORE * alone:
+        warnings.warn(
+            f"Argument `budget` covers all that these weights have learned, and earlier charges "
+            f"leave little of it: its steps get noise_multiplier={sigma:.4g}, where {alone:.4g} "
+            "would do without those charges. Such steps hardly train. Go on with a larger budget "
+            f"than epsilon={budget.epsilon:g}, or with new weights.",
+            stacklevel=2,
+        )
 
 
 def warn_of_shuffling(budget, mechanism, poisson):

@@ -308,9 +308,10 @@ class Charging(RunCharging):
         )
         key = (ledger.to_json(), self.remaining, sampling)
         if key not in self._calibrations:
-            self._calibrations[key] = calibrating.noise_multiplier(
-                self._optimizer.budget, setting, self.remaining, ledger
-            )
+            planned = self._optimizer.budget, setting, self.remaining
+            sigma = calibrating.noise_multiplier(*planned, ledger)
+            calibrating.warn_of_spent_budget(*planned, sigma, ledger)
+            self._calibrations[key] = sigma
         return self._calibrations[key]
 
     def _refresh_limit(self, strict):

@@ -36,5 +36,5 @@ def describe(event):
         how = f"{round_up(event.mean, 6)} on average, shape {event.shape:g}"
         return f"the best of a random number of runs ({how}) of: {describe(event.event)}"
     if name == "NonPrivate":
-        return "release without noise (not private)"
+        return "training or a release without noise (not private)"
     return str(event)

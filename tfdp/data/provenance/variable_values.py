@@ -15,8 +15,11 @@ from tfdp.runtime.external_table import handles_of
 
 #: Attribute of a variable: the fingerprint of the values that are accounted for.
 STATE = "_tfdp_state"
-#: Attribute of a variable: once true of it, it stays true of what its values become.
+#: Attribute of a variable whose values came from elsewhere, and of what they become: whether they
+#: came after charged steps had trained it.
 FOREIGN = "_tfdp_from_elsewhere"
+#: Attribute of a variable: charged steps have trained it in this process.
+TRAINED = "_tfdp_trained"
 #: Attribute of a variable: fingerprints of values that came from a file with their charges.
 RESTORED = "_tfdp_restored"
 #: Attribute of a variable, and of its layer: the `ChargeHistory` of the weights.
@@ -100,7 +103,7 @@ def hand_on(pairs):
 
     copies = {}
     for old, new in pairs:
-        for name in (STATE, FOREIGN, RESTORED):
+        for name in (STATE, FOREIGN, RESTORED, TRAINED):
             known = vars(old).get(name)
             if known is not None and known != TRAINING:
                 vars(new)[name] = copy.copy(known)

@@ -18,6 +18,7 @@ from tfdp.data.provenance.variable_values import (
     RESTORED,
     ROWS,
     STATE,
+    TRAINED,
     TRAINING,
     fingerprint,
     is_large,
@@ -64,7 +65,7 @@ class WeightOrigin:
             return
         self._has_begun = False
         for variable in self._in_training():
-            vars(variable)[STATE] = fingerprint(variable)
+            vars(variable).update({STATE: fingerprint(variable), TRAINED: True})
 
     @contextlib.contextmanager
     def loading(self):
@@ -76,31 +77,40 @@ class WeightOrigin:
             changed = [v for v in self._in_training() if before.get(id(v)) != fingerprint(v)]
             for variable in changed:
                 del vars(variable)[STATE]  # the run did not make this value
+                vars(variable)[TRAINED] = True
             self._examine(changed)
             for variable in changed:
                 vars(variable)[STATE] = TRAINING
 
     def elsewhere(self):
         """Paths of the variables whose values are not accounted for."""
+        return [v.path for v in self._from_elsewhere()]
+
+    def _from_elsewhere(self):
         self._examine(self._variables())
         for v in self._others():
             known = isinstance(v, keras.Variable) and self._is_known(v)
             made_by = [vars(v)[INITIALIZER]] if INITIALIZER in vars(v) else ()
             if not known and not _is_initial(v, made_by):
-                vars(v)[FOREIGN] = True
-        return [v.path for v in (*self._variables(), *self._others()) if FOREIGN in vars(v)]
+                vars(v).setdefault(FOREIGN, TRAINED in vars(v))
+        return [v for v in (*self._variables(), *self._others()) if FOREIGN in vars(v)]
 
     def assumption(self):
-        """The sentences for the statement: one that names a variable, and one for each array."""
-        paths = self.elsewhere()
-        if not paths:
-            return tuple(self.constants)
-        of = f"variable {paths[0]}" if len(paths) == 1 else f"{len(paths)} variables ({paths[0]} …)"
-        return (
-            f"the initial values of {of} came from elsewhere, and learned nothing from these "
-            "records",
-            *self.constants,
-        )
+        """The sentences for the statement: those that name a variable, and one for each array."""
+        foreign, found = self._from_elsewhere(), []
+        before = [v.path for v in foreign if not vars(v)[FOREIGN]]
+        after = [v.path for v in foreign if vars(v)[FOREIGN]]
+        if before:
+            found.append(
+                f"the initial values of {_named(before)} came from elsewhere, and learned nothing "
+                "from these records"
+            )
+        if after:
+            found.append(
+                f"the values of {_named(after)} were changed after private training, outside of "
+                "it. The new values came from elsewhere, and learned nothing from these records"
+            )
+        return (*found, *self.constants)
 
     def states(self):
         """Fingerprints of the values that are accounted for, to be stored with the charges."""
@@ -124,7 +134,7 @@ class WeightOrigin:
             if _is_initial(v, fresh.get(id(v), ())):
                 vars(v).setdefault(STATE, fingerprint(v))
             else:
-                vars(v)[FOREIGN] = True
+                vars(v).setdefault(FOREIGN, TRAINED in vars(v))
 
     def _in_training(self):
         return [v for v in self._variables() if vars(v).get(STATE) == TRAINING]
@@ -149,6 +159,10 @@ class WeightOrigin:
             for v in (*self._model.trainable_variables, *self._model.non_trainable_variables)
             if tf.as_dtype(v.dtype).is_floating and not getattr(v, "is_accounted_for", False)
         ]
+
+
+def _named(paths):
+    return f"variable {paths[0]}" if len(paths) == 1 else f"{len(paths)} variables ({paths[0]} …)"
 
 
 def states_of(model, variables):
