@@ -39,6 +39,30 @@ def test_batches_know_their_period_and_enter_their_persons(tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda data, **given: tfdp.data.poisson_batches(data, 2, max_records_per_unit=2, **given),
+        lambda data, **given: tfdp.data.allocated_epochs(data, 2, max_records_per_unit=2, **given),
+        lambda data, **given: tfdp.data.shuffled_epochs(data, 2, max_records_per_unit=2, **given),
+        lambda data, **given: tfdp.data.cyclic_poisson_batches(
+            data, 1, 2, max_records_per_unit=2, **given
+        ),
+        lambda data, **given: tfdp.data.stream_batches(
+            data, 2, max_participations=2, min_separation=1, **given
+        ),
+    ],
+)
+def test_batches_of_every_kind_know_their_period_and_their_persons(sampler):
+    periods = DisjointPeriods()
+    drawn = sampler((X, X), privacy_ids=[1, 1, 2, 2, 3, 3], period=periods.period("one"))
+    sampling = tfdp.data.sampling_of(drawn)
+    assert sampling.period == (periods.name, "one") and sampling.num_examples == 3
+    assert sampling.max_records_per_unit == (1 if sampling.kind == "stream" else 2)
+    with pytest.raises(PrivacyError, match="3 of 3 persons"):
+        periods.claim("two", [1, 2, 3])
+
+
 def test_a_call_that_is_refused_enters_nobody():
     periods, ids = DisjointPeriods(), [1, 1, 2, 2, 3, 3]
     given = {"privacy_ids": ids, "max_records_per_unit": 2, "period": periods.period("one")}

@@ -83,6 +83,7 @@ def test_an_overflowing_draw_keeps_a_uniform_subset():
     [
         lambda **given: tfdp.data.poisson_batches(numbered(10), 10, **given),
         lambda **given: tfdp.data.allocated_epochs(numbered(10), 1, **given),
+        lambda **given: tfdp.data.cyclic_poisson_batches(numbered(10), 10, 1, **given),
     ],
 )
 @pytest.mark.parametrize("given", [{}, {"max_batch_size": 10}, {"max_batch_size": 99}])
