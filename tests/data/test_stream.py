@@ -187,6 +187,13 @@ def test_bounds_that_are_not_both_there_or_do_not_hold_are_refused(change):
         of_persons(**change)
 
 
+def test_a_batch_is_not_larger_than_the_number_of_persons():
+    with pytest.raises(ValueError, match=r"or of persons \(6\). Received: batch_size=7"):
+        tfdp.data.stream_batches(
+            records(15), 7, privacy_ids=PERSONS, max_participations=2, min_separation=2
+        )
+
+
 def test_persons_of_several_records_need_bounds():
     with pytest.raises(PrivacyError, match="min_separation"):
         of_persons(max_participations=None, min_separation=None)
