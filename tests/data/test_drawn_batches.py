@@ -147,6 +147,20 @@ def test_what_is_not_finished_or_damaged_is_refused(draw, tmp_path):
         tfdp.data.load_batches(directory)
 
 
+def test_a_draw_of_another_version_is_refused(draw):
+    path = draw[0] / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 1}))
+    with pytest.raises(ValueError, match="must be a manifest of version 2.*Received: version 1"):
+        tfdp.data.load_batches(draw[0])
+
+
+def test_a_draw_that_this_process_has_not_loaded_is_refused(draw, small):
+    sampling = tfdp.data.sampling_of(tfdp.data.load_batches(draw[0]))
+    in_another_process()
+    with pytest.raises(PrivacyError, match="has not loaded the draw"):
+        drawn_batches.refuse_used_draw(sampling, small.model().charge_history)
+
+
 def test_a_manifest_says_nothing_about_who_was_drawn(small, tmp_path):
     fields = []
     for name in ("one", "two"):

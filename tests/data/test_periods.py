@@ -149,9 +149,13 @@ def test_bytes_that_are_no_text_are_the_same_id_as_their_string():
 
 
 def test_ids_are_not_written_down(tmp_path):
-    path = tmp_path / "periods.npz"
-    DisjointPeriods(path).claim("first", ["somebody with a name"])
-    assert b"somebody" not in path.read_bytes()
+    paths, digests = [tmp_path / "periods.npz", tmp_path / "others.npz"], []
+    for path in paths:
+        DisjointPeriods(path).claim("first", ["somebody with a name"])
+        assert b"somebody" not in path.read_bytes()
+        with np.load(path) as stored:
+            digests.append(stored["digests"].tobytes())
+    assert digests[0] != digests[1]  # two files do not show that they have a person in common
 
 
 def test_a_period_needs_a_registry_and_ids():
