@@ -98,6 +98,8 @@ def test_of_a_person_any_k_records_take_part_and_others_in_other_steps():
     assert len(set(drawn)) == 10  # all pairs below 5, sorted
     assert all(0 <= first < second < 5 for first, second in drawn)
     assert drawn[3] == tuple(membership.records("user 1", 3, 5, 2))
+    # Of another person others, in the same steps.
+    assert drawn != [tuple(membership.records("user 2", step, 5, 2)) for step in range(100)]
     assert membership.records("user 1", 3, 2, 2) == [0, 1]
 
 

@@ -106,6 +106,8 @@ def test_the_default_capacity_makes_overflow_negligible():
     sampling = tfdp.data.sampling_of(tfdp.data.poisson_batches(numbered(6040), 512))
     assert sampling.max_batch_size < 6040
     assert sampling.overflow_probability <= 1e-20
+    larger = tfdp.data.poisson_batches(numbered(10), 5, max_batch_size=99)
+    assert tfdp.data.sampling_of(larger).max_batch_size == 11
 
 
 def test_empty_draws_are_emitted_as_batches_of_padding():
