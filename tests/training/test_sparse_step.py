@@ -450,6 +450,7 @@ def test_survives_a_file_with_its_selection_and_slots(tmp_path):
      ({"selection": None}, "or neither"),
      ({"selection": "adafest"}, "AdaFEST, FEST or"),
      ({"selection": FEST(3, epsilon=1.0)}, "adapt"),
+     ({"selection": AdaFEST(1.0, within=FEST(3, epsilon=1.0))}, "adapt"),
      ({"microbatch_size": 4}, "microbatch_size")],
 )  # fmt: skip
 def test_contradictory_arguments_are_refused(change, message):
