@@ -13,6 +13,7 @@ from tfdp.data import poisson_batches
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import DPOptimizer, LazyAdam, RowAdagrad, RowSGD
+from tfdp.optimizers.sparse_training import SparseTraining
 from tfdp.selection import FEST, AdaFEST, ExponentialSelection
 from tfdp.training import run
 
@@ -460,6 +461,15 @@ def test_contradictory_arguments_are_refused(change, message):
                     **{**arguments, **change})  # fmt: skip
 
 
+def test_tables_that_their_names_do_not_tell_apart_are_refused():
+    tables = [SparseEmbedding(V, D, name="first") for _ in range(2)]
+    for table in tables:
+        table.build((None, 1))
+    training = SparseTraining(AdaFEST(1.0), RowSGD(), None)
+    with pytest.raises(ValueError, match=r"distinct names. Received: \['first', 'first'\]"):
+        training.split([table.embeddings for table in tables])
+
+
 def test_a_selection_without_a_table_is_refused_and_not_ignored():
     x = keras.Input((2,), dtype="int64")
     y = keras.layers.Dense(1)(keras.layers.Flatten()(keras.layers.Embedding(V, D)(x)))
@@ -500,10 +510,14 @@ def test_xla_is_refused():
         model.compile(optimizer, loss="mse", jit_compile=True)
 
 
-def test_a_regularizer_put_on_a_table_is_refused():
+@pytest.mark.parametrize(
+    "put", [{"regularizer": keras.regularizers.L2(0.1)}, {"constraint": keras.constraints.NonNeg()}]
+)
+def test_a_regularizer_or_constraint_put_on_a_table_is_refused(put):
     # Fault 10: a regularizer makes the update dense; the layer refuses it, too.
     model = one_table()
-    model.get_layer("first").embeddings.regularizer = keras.regularizers.L2(0.1)
+    ((name, one),) = put.items()
+    setattr(model.get_layer("first").embeddings, name, one)
     with pytest.raises(ValueError, match="weight_decay"):
         step(compiled(model, AdaFEST(1.0)), *one_value(8, 3))
 
