@@ -195,6 +195,18 @@ def test_adafest_survivors_are_those_of_the_contribution_map():
         np.testing.assert_allclose(a, b / 8, rtol=1e-4, atol=2e-6)
 
 
+def test_a_selection_chooses_among_all_rows_of_every_table_the_last_ones_too(monkeypatch):
+    seen, select = [], AdaFEST.select
+
+    def watched(self, tables, *args):
+        seen.extend((table.name, table.num_rows) for table in tables)
+        return select(self, tables, *args)
+
+    monkeypatch.setattr(AdaFEST, "select", watched)
+    step(compiled(make_model(), AdaFEST(3.0)), *make_data(8))
+    assert sorted(seen) == [("first", V), ("second", V)]
+
+
 def test_padding_of_a_batch_is_in_neither_the_map_nor_the_gradients():
     x, y = one_value(8, 4)
     weight = np.array([1.0] * 2 + [0.0] * 6, "float32")
