@@ -174,19 +174,27 @@ class WordCounts(ChargedRelease):
     count: np.ndarray
 
 
-def word_counts(num_examples=4, **fields):
+def word_counts(num_examples=4, details=(), **fields):
     return WordCounts(
         count=np.array([7.0, 2.0]), event=dp_accounting.GaussianDpEvent(1.0), label="words",
-        num_examples=num_examples, details={"release": "a"}, **fields,
+        num_examples=num_examples, details={"release": "a", **dict(details)}, **fields,
     )  # fmt: skip
 
 
 def test_a_field_of_a_release_does_not_change_how_often_it_is_charged():
     release = word_counts(event_count=3)
-    assert release.entry.count == 3
+    assert release.entry.count == 3 and release.entry.num_examples == 4
     assert Origin.of(release.count).releases == (release.entry,)
     with pytest.raises(TypeError, match="event_count"):
         word_counts()
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_fixed_seed_is_said_wherever_the_numbers_go(seed):
+    release = word_counts(event_count=1, details={"seed": seed})
+    for said in (release.privacy_assumptions, Origin.of(release.count).assumptions):
+        assert len(said) == 1 and f"fixed seed {seed}" in said[0]
+    assert not word_counts(event_count=1, details={"seed": None}).privacy_assumptions
 
 
 def test_a_private_number_of_examples_is_in_no_statement():

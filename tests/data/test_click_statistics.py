@@ -25,12 +25,12 @@ def clicks(n=400, seed=0):
 
 @pytest.fixture
 def sums(monkeypatch):
-    """Sums and standard deviations that were to be released; no noise is added."""
+    """What was to be released: sums, standard deviations, and how many sums one unit moves."""
     seen = []
 
     def noisy(values, stddev, moved, largest):
         assert np.abs(values).max() <= largest
-        seen.append((values, stddev))
+        seen.append((values, stddev, moved))
         return values
 
     monkeypatch.setattr(click_statistics, "_noisy", noisy)
@@ -57,9 +57,10 @@ def test_a_record_moves_the_sums_by_what_is_charged(sums):
         private_click_statistics((x, y), SIZES, noise_multiplier=3.0)
         less = {name: values[kept] for name, values in x.items()}
         private_click_statistics((less, y[kept]), SIZES, noise_multiplier=3.0)
-        (whole, stddev), (rest, _) = sums[-2:]
-        moved = np.linalg.norm(whole - rest)
-        assert moved == (2 * K) ** 0.5 and stddev == pytest.approx(3.0 * moved, rel=1e-12)
+        (whole, stddev, moved), (rest, _, _) = sums[-2:]
+        assert np.count_nonzero(whole - rest) == moved == 2 * K
+        norm = np.linalg.norm(whole - rest)
+        assert norm == (2 * K) ** 0.5 and stddev == pytest.approx(3.0 * norm, rel=1e-12)
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -73,7 +74,9 @@ def test_a_person_moves_the_sums_by_no_more_than_what_is_charged(sums, k):
     found = private_click_statistics((x, y), SIZES, privacy_ids=ids, **settings)
     less = {name: values[~alike] for name, values in x.items()}
     private_click_statistics((less, y[~alike]), SIZES, privacy_ids=ids[~alike], **settings)
-    (whole, stddev), (rest, _) = sums[-2:]
+    (whole, stddev, moved), (rest, _, _) = sums[-2:]
+    assert moved == 2 * k * K  # if its records are not alike
+    assert whole[0].sum() == (390 + k) * K  # the others have one record each
     assert np.linalg.norm(whole - rest) == pytest.approx(k * (2 * K) ** 0.5)
     assert stddev == pytest.approx(2.0 * k * (2 * K) ** 0.5)
     assert found.num_examples == 391 and found.details["unit"] == PERSON
@@ -182,13 +185,16 @@ GOOD = clicks()
         ({"train": GOOD[0]}, "must be a pair"),
         ({"vocabulary_sizes": [5]}, "must be a pair"),
         ({"train": (GOOD[0], GOOD[1] + 1)}, "labels that are 0 or 1"),
+        ({"train": (GOOD[0], GOOD[1] * 0.5)}, "labels that are 0 or 1"),
         ({"vocabulary_sizes": {"a": 4}}, "ids of feature 'a' from 0 to 3"),
         ({"train": (GOOD[0] | {"a": GOOD[0]["a"] - 1}, GOOD[1])}, "feature 'a' from 0 to 4"),
         ({"vocabulary_sizes": {"a": 5.5}}, "vocabulary_sizes"),
         ({"vocabulary_sizes": {"z": 5}}, "no such feature"),
         ({"train": ({"a": GOOD[0]["a"] * 1.0}, GOOD[1])}, "integer ids"),
         ({"train": ({"a": GOOD[0]["a"][:9]}, GOOD[1])}, "integer ids"),
+        ({"train": ({"a": np.zeros((400, 2), int)}, GOOD[1])}, "integer ids"),
         ({"train": (GOOD[0] | {"integers": np.zeros(400)}, GOOD[1])}, "of shape"),
+        ({"train": (GOOD[0] | {"integers": np.zeros((399, 1))}, GOOD[1])}, "numbers of shape"),
         ({"train": (GOOD[0], [None] * 400)}, "one label"),
         ({"train": (GOOD[0], np.ones((400, 2)))}, "one label"),
         ({"train": (GOOD[0] | {"integers": np.full((400, 1), "3")}, GOOD[1])}, "numbers of shape"),

@@ -81,6 +81,8 @@ def test_the_tag_states_parts_passes_and_steps():
     assert sampling.chain_steps == 36 and sampling.part_probability == 0.4
     assert not sampling.seeded and sampling.overflow_probability < 1e-18
     assert tfdp.data.sampling_of(batches.take(8)).chain_steps == 24
+    seeded = tfdp.data.cyclic_poisson_batches(numbered(200), 20, 4, seed=1)
+    assert tfdp.data.sampling_of(seeded).seeded
 
 
 def test_overflow_is_cut_at_the_capacity_and_reported():

@@ -98,6 +98,8 @@ def test_of_a_person_any_k_records_take_part_and_others_in_other_steps():
     assert len(set(drawn)) == 10  # all pairs below 5, sorted
     assert all(0 <= first < second < 5 for first, second in drawn)
     assert drawn[3] == tuple(membership.records("user 1", 3, 5, 2))
+    # Of another person others, in the same steps.
+    assert drawn != [tuple(membership.records("user 2", step, 5, 2)) for step in range(100)]
     assert membership.records("user 1", 3, 2, 2) == [0, 1]
 
 
@@ -145,6 +147,20 @@ def test_what_is_not_finished_or_damaged_is_refused(draw, tmp_path):
     path.unlink()
     with pytest.raises(ValueError, match="Found: None bytes"):
         tfdp.data.load_batches(directory)
+
+
+def test_a_draw_of_another_version_is_refused(draw):
+    path = draw[0] / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 1}))
+    with pytest.raises(ValueError, match="must be a manifest of version 2.*Received: version 1"):
+        tfdp.data.load_batches(draw[0])
+
+
+def test_a_draw_that_this_process_has_not_loaded_is_refused(draw, small):
+    sampling = tfdp.data.sampling_of(tfdp.data.load_batches(draw[0]))
+    in_another_process()
+    with pytest.raises(PrivacyError, match="has not loaded the draw"):
+        drawn_batches.refuse_used_draw(sampling, small.model().charge_history)
 
 
 def test_a_manifest_says_nothing_about_who_was_drawn(small, tmp_path):

@@ -34,6 +34,8 @@ def test_frequencies_of_the_small_vocabulary_stay_a_charged_release():
     small = FrequentItems(release, 2).release
     assert small.event is release.event
     np.testing.assert_allclose(small.probabilities, [1.0, 0.5, 0.2, 0.15], rtol=1e-6)
+    several = FrequentItems(np.array([1.0, 0.9, 0.8, 0.7]), 1).release
+    np.testing.assert_array_equal(several, [1.0, 0.9, 1.0])  # not 0.8 + 0.7
 
 
 def test_what_is_encoded_costs_what_its_items_were_chosen_by_and_what_it_was_made_with():
@@ -50,6 +52,8 @@ def test_what_is_encoded_costs_what_its_items_were_chosen_by_and_what_it_was_mad
             "the records are public",
             "the item frequencies by which FrequentItems chose are public",
         )
+    scores = OriginArray.of(np.zeros((1, 4)), Origin((made,)))
+    assert Origin.of(items.decode(scores)).releases == (made, chosen)
 
 
 @pytest.mark.parametrize("k", [0, 5])

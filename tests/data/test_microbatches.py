@@ -28,6 +28,18 @@ def test_a_record_joins_each_of_m_draws_independently():
     assert sampling.overflow_probability == exact < 1e-19
 
 
+def test_a_draw_that_is_too_large_keeps_a_uniform_subset_and_a_seed_is_known():
+    x = np.arange(N, dtype=np.float32)
+    data = tfdp.data.microbatches((x, x), 10, 4, max_batch_size=10, steps_per_epoch=1000, seed=1)
+    rows, _, weights = next(data.batch(1000).as_numpy_iterator())
+    sizes = (weights > 0).sum(axis=1)
+    assert rows.shape == (1000, 10) and (sizes == 10).mean() > 0.4
+    counts = np.bincount(rows[weights > 0].astype(int), minlength=N)
+    # About 180 of each; variances are below those of a Poisson number: 6 deviations.
+    assert np.abs(counts - counts.mean()).max() < 6 * counts.mean() ** 0.5
+    assert tfdp.data.sampling_of(data).seeded
+
+
 @pytest.mark.parametrize("change", [{"microbatches": 0}, {"expected_batch_size": 100},
                                     {"max_batch_size": 3}])  # fmt: skip
 def test_arguments_out_of_range_are_named(change):

@@ -39,6 +39,30 @@ def test_batches_know_their_period_and_enter_their_persons(tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda data, **given: tfdp.data.poisson_batches(data, 2, max_records_per_unit=2, **given),
+        lambda data, **given: tfdp.data.allocated_epochs(data, 2, max_records_per_unit=2, **given),
+        lambda data, **given: tfdp.data.shuffled_epochs(data, 2, max_records_per_unit=2, **given),
+        lambda data, **given: tfdp.data.cyclic_poisson_batches(
+            data, 1, 2, max_records_per_unit=2, **given
+        ),
+        lambda data, **given: tfdp.data.stream_batches(
+            data, 2, max_participations=2, min_separation=1, **given
+        ),
+    ],
+)
+def test_batches_of_every_kind_know_their_period_and_their_persons(sampler):
+    periods = DisjointPeriods()
+    drawn = sampler((X, X), privacy_ids=[1, 1, 2, 2, 3, 3], period=periods.period("one"))
+    sampling = tfdp.data.sampling_of(drawn)
+    assert sampling.period == (periods.name, "one") and sampling.num_examples == 3
+    assert sampling.max_records_per_unit == (1 if sampling.kind == "stream" else 2)
+    with pytest.raises(PrivacyError, match="3 of 3 persons"):
+        periods.claim("two", [1, 2, 3])
+
+
 def test_a_call_that_is_refused_enters_nobody():
     periods, ids = DisjointPeriods(), [1, 1, 2, 2, 3, 3]
     given = {"privacy_ids": ids, "max_records_per_unit": 2, "period": periods.period("one")}
@@ -125,9 +149,13 @@ def test_bytes_that_are_no_text_are_the_same_id_as_their_string():
 
 
 def test_ids_are_not_written_down(tmp_path):
-    path = tmp_path / "periods.npz"
-    DisjointPeriods(path).claim("first", ["somebody with a name"])
-    assert b"somebody" not in path.read_bytes()
+    paths, digests = [tmp_path / "periods.npz", tmp_path / "others.npz"], []
+    for path in paths:
+        DisjointPeriods(path).claim("first", ["somebody with a name"])
+        assert b"somebody" not in path.read_bytes()
+        with np.load(path) as stored:
+            digests.append(stored["digests"].tobytes())
+    assert digests[0] != digests[1]  # two files do not show that they have a person in common
 
 
 def test_a_period_needs_a_registry_and_ids():

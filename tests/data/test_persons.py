@@ -50,6 +50,15 @@ def test_a_batch_has_k_rows_for_each_person_and_no_other_row():
         assert len(set(owners)) == len(owners)
 
 
+def test_records_of_a_person_are_chosen_anew_in_every_pass():
+    data = batches(k=1, size=4, capacity=5, steps_per_epoch=1)  # all persons, a record of each
+    passes = [next(data.as_numpy_iterator())[0].tobytes() for _ in range(20)]
+    assert len(set(passes)) > 1  # 36 choices: all alike with a probability of 36^-19
+    steps = batches(k=1, size=4, capacity=5, steps_per_epoch=120)
+    seen = {int(record) for x, _, _ in steps.as_numpy_iterator() for record in x[x > 0]}
+    assert seen == set(range(1, 13))  # one of six is missed with a probability of 2e-9
+
+
 def test_rows_that_nothing_could_hold_are_refused_by_name():
     no_cap = 2**31 // 4
     message = f"`max_records_per_unit`.* 4 persons would take {4 * no_cap} rows"
@@ -164,6 +173,7 @@ def test_ids_are_integers_or_strings(ids):
         ({"max_records_per_unit": 2.0}, "max_records_per_unit"),
         ({"privacy_ids": IDS[:-1]}, "each of the 12 records"),
         ({"privacy_ids": IDS.astype(float)}, "float64"),
+        ({"privacy_ids": IDS > 5}, "dtype bool"),
         ({"privacy_ids": IDS[:, np.newaxis]}, "shape"),
         ({"privacy_ids": [None, *map(str, IDS[1:])]}, "no value missing"),
         ({"privacy_ids": np.ma.masked_equal(IDS, 7)}, "no value missing"),

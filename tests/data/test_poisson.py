@@ -83,6 +83,7 @@ def test_an_overflowing_draw_keeps_a_uniform_subset():
     [
         lambda **given: tfdp.data.poisson_batches(numbered(10), 10, **given),
         lambda **given: tfdp.data.allocated_epochs(numbered(10), 1, **given),
+        lambda **given: tfdp.data.cyclic_poisson_batches(numbered(10), 10, 1, **given),
     ],
 )
 @pytest.mark.parametrize("given", [{}, {"max_batch_size": 10}, {"max_batch_size": 99}])
@@ -105,6 +106,8 @@ def test_the_default_capacity_makes_overflow_negligible():
     sampling = tfdp.data.sampling_of(tfdp.data.poisson_batches(numbered(6040), 512))
     assert sampling.max_batch_size < 6040
     assert sampling.overflow_probability <= 1e-20
+    larger = tfdp.data.poisson_batches(numbered(10), 5, max_batch_size=99)
+    assert tfdp.data.sampling_of(larger).max_batch_size == 11
 
 
 def test_empty_draws_are_emitted_as_batches_of_padding():

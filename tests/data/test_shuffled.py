@@ -33,6 +33,8 @@ def test_the_batches_say_that_they_are_not_poisson_samples():
     assert sampling.kind == "shuffled"
     assert sampling.steps_per_epoch == 5
     assert sampling.seeded is False
+    seeded = tfdp.data.shuffled_epochs((INDEX, INDEX), 5, seed=5)
+    assert tfdp.data.sampling_of(seeded).seeded is True
 
 
 @pytest.mark.parametrize("batch_size", [0, 24, 2.5])

@@ -1,5 +1,6 @@
 """Batches of a stream: in order, each record once a pass, and how often is said."""
 
+import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,6 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdp
+from tfdp.accounting import LedgerEntry
+from tfdp.data.provenance.dataset_tags import assumptions_of, releases_of
+from tfdp.data.provenance.origins import Origin
+from tfdp.data.provenance.released_datasets import tag_release
 from tfdp.data.sampling.separated import separated
 from tfdp.errors import PrivacyError
 
@@ -87,6 +92,22 @@ def test_a_stream_without_a_known_end_is_read_once_as_it_comes():
     shorter = tfdp.data.stream_batches(dataset.take(7), 5, num_examples=23)
     assert seen(shorter) == [[0, 1, 2, 3, 4], [5, 6]]
     assert tfdp.data.sampling_of(shorter).chain_steps == 5
+
+
+def test_a_stream_that_is_read_once_keeps_its_weights_and_says_what_its_records_cost():
+    entry = LedgerEntry("words", dp_accounting.GaussianDpEvent(1.0), 1, {})
+    weights = np.array([1.0, 2.0, 0.0, 0.5, 1.0, 3.0, 1.0], np.float32)
+    dataset = tf.data.Dataset.from_tensor_slices((*records(7), weights))
+    dataset = tag_release(dataset, Origin((entry,), ("the words are public",)))
+    batches = tfdp.data.stream_batches(dataset, 5, num_examples=9)
+    found = [w.numpy().tolist() for _, _, w in batches]
+    assert found == [[1.0, 2.0, 0.0, 0.5, 1.0], [3.0, 1.0, 0.0, 0.0, 0.0]]
+    mapped = batches.map(lambda x, y, w: (x, y, tf.ones_like(w)))
+    assert [w.numpy().tolist() for _, _, w in mapped] == [[1, 1, 0, 1, 1], [1, 1, 0, 0, 0]]
+    assert releases_of(batches) == (entry,)
+    said = " ".join(assumptions_of(batches))
+    for one in ("the words are public", "is one record", "the bound of 9 records"):
+        assert one in said
 
 
 @pytest.mark.parametrize("change", [{"passes": 2}, {"privacy_ids": np.arange(23)}, {"parse": len}])
@@ -185,6 +206,13 @@ def test_what_a_stream_of_persons_says_of_itself():
 def test_bounds_that_are_not_both_there_or_do_not_hold_are_refused(change):
     with pytest.raises(ValueError, match="max_participations|min_separation"):
         of_persons(**change)
+
+
+def test_a_batch_is_not_larger_than_the_number_of_persons():
+    with pytest.raises(ValueError, match=r"or of persons \(6\). Received: batch_size=7"):
+        tfdp.data.stream_batches(
+            records(15), 7, privacy_ids=PERSONS, max_participations=2, min_separation=2
+        )
 
 
 def test_persons_of_several_records_need_bounds():

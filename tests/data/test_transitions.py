@@ -14,6 +14,7 @@ from scipy import stats
 
 import tfdp
 from tfdp.data import private_transitions
+from tfdp.data.releases import transition_rounds
 from tfdp.data.releases.transition_counts import UNIT, Histories, transition_sums
 from tfdp.noise import NoiseSource
 
@@ -108,6 +109,43 @@ def test_rounds_add_noise_of_their_share_to_what_is_summed(train, monkeypatch):
     for i, (stddev, _) in enumerate(seen):
         drawn = np.concatenate(noise[i])
         assert stats.kstest(drawn / stddev, "norm").pvalue > FALSE_ALARM
+
+
+def test_what_the_surviving_pairs_add_up_to_is_known_with_the_noise_of_its_round(
+    train, monkeypatch
+):
+    true, given = [], []
+    sums, gain = Histories.transition_sums, transition_rounds._gain
+
+    def summed(self, *settings):
+        found = sums(self, *settings)
+        true.append(found[2])
+        return found
+
+    def seen(before, after, stddev):
+        given.append((before, after, stddev))
+        return gain(before, after, stddev)
+
+    monkeypatch.setattr(Histories, "transition_sums", summed)
+    monkeypatch.setattr(transition_rounds, "_gain", seen)
+    noise = []
+    for _ in range(25):
+        true.clear(), given.clear()
+        private_transitions(train, noise_multiplier=3.0, rounds=3, threshold=0.2)
+        assert len(true) == 3 and len(given) == 2
+        for (before, after, stddev), kept in zip(given, true[1:], strict=True):
+            noise += [(before - kept[0]) / stddev, (after - kept[1]) / stddev]
+    assert stats.kstest(noise, "norm").pvalue > FALSE_ALARM
+
+
+def test_every_pair_can_survive_by_noise_alone_the_last_one_too():
+    x, seen = np.array([[0, 1]]), set()
+    for _ in range(40):  # each of them in half of the releases
+        release = private_transitions(
+            (x, x * 2), noise_multiplier=5.0, num_items=2, rounds=1, threshold=0.0
+        )
+        seen |= set(map(tuple, release.indices.tolist()))
+    assert seen == {(1, 1), (1, 2), (2, 1), (2, 2)}
 
 
 def test_later_rounds_measure_better_and_in_the_same_scale():

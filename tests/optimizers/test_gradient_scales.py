@@ -190,7 +190,8 @@ def test_scales_cost_nothing_and_the_statement_lists_them(tmp_path):
 @pytest.mark.parametrize(
     "scales, received",
     [([2.0], "a dict"), ({"last/bias": 0.0}, "positive"), ({"last/bias": float("nan")}, "positive"),
-     ({"last/bias": 1e7}, "1e-6, 1e6"), ({"last/bias": True}, "positive"),
+     ({"last/bias": 1e7}, "1e-6, 1e6"), ({"last/bias": 1e-7}, "1e-6, 1e6"),
+     ({"last/bias": True}, "positive"),
      ({"bias": 2.0}, "the end of 2 of the paths"), ({"ast/bias": 2.0}, "the end of 0 of the paths"),
      ({"last": 2.0}, "the end of 0 of the paths")],
 )  # fmt: skip

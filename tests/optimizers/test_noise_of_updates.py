@@ -7,6 +7,9 @@ import slow
 import tensorflow as tf
 from scipy import stats
 
+from tfdp.noise import Grid, sum_rounding
+from tfdp.optimizers import logical_step
+
 N, FEATURES = 24, 100
 
 
@@ -122,3 +125,17 @@ def test_zero_noise_multiplier_adds_nothing(small):
     values, model = updates(small, noise_multiplier=0.0)
     assert np.all(values == 0)
     assert model.privacy_statement().epsilon == float("inf")
+
+
+def test_the_grid_of_a_step_is_that_of_all_variables_and_of_the_rounding_of_its_sums(
+    small, monkeypatch
+):
+    asked = []
+
+    def watched(*args):
+        asked.append((float(args[0]), *args[1:]))
+        return Grid(*args)
+
+    monkeypatch.setattr(logical_step, "Grid", watched)
+    updates(small, base=small.base(FEATURES), compile_kwargs=EAGER)
+    assert asked == [(1.5 * 0.5, 0.5, 2 * FEATURES + 2, sum_rounding(N))]

@@ -104,6 +104,10 @@ def test_the_split_of_the_budget_is_the_stated_one():
     rho = 9 * epsilon**2 / 8 + 0.5 / sigma_2**2
     assert rho == pytest.approx(0.5 / 1.5**2)
     assert sigma_2 == pytest.approx(1.5 * np.sqrt(1.25))
+    # Only the Rényi curve of a step is that of one Gaussian: the ledger must be told both.
+    assert selection.step_mechanism == "concentrated"
+    expected = {"name": "ExponentialSelection", "num_rows": 9, "noise_ratio": 2.0}
+    assert selection.describe() == expected
 
 
 def test_an_example_moves_every_utility_up_by_at_most_one():

@@ -10,7 +10,7 @@ from scipy import stats
 
 from tfdp.accounting import epsilon
 from tfdp.noise import NoiseSource
-from tfdp.selection import private_top_k
+from tfdp.selection import private_top_k, top_k
 
 
 class QuickSource(NoiseSource):
@@ -80,6 +80,21 @@ def test_features_and_values_of_an_example_share_the_budget():
     assert private_top_k({"a": ids}, {"a": 2}, 1, 0.5, max_values=9).details["max_values"] == 1
 
 
+def test_the_grid_of_the_noise_is_that_of_the_values_of_an_example_and_of_all_examples(
+    monkeypatch,
+):
+    asked, true = [], top_k.grid_of_counts
+
+    def watched(scale, moved, largest):
+        asked.append((scale, moved, largest))
+        return true(scale, moved, largest)
+
+    monkeypatch.setattr(top_k, "grid_of_counts", watched)
+    data = {"a": np.ones((5, 3), int), "b": np.ones(7, int)}
+    release = private_top_k(data, {"a": 2, "b": 2}, 1, 0.5)
+    assert asked == [(8.0, 3, 7), (8.0, 1, 7)] and release.num_examples == 7
+
+
 def test_gumbel_noise_is_the_exponential_mechanism():
     rate = rate_of_the_rarer("gumbel", 0.5, 600)
     assert_rate(rate, 1 / (1 + math.exp(0.5 * 3)), 600)
@@ -122,7 +137,7 @@ def test_laplace_costs_epsilon_for_any_k():
     for k in (1, 40):
         release = private_top_k(ids, {"a": 50}, k, 0.7)
         assert release.event == dp_accounting.LaplaceDpEvent(1 / 0.7)
-        assert len(release.rows["a"]) == k
+        assert len(release.rows["a"]) == k and np.all(np.diff(release.rows["a"]) > 0)
 
 
 def test_the_charge_of_a_gumbel_round_lies_above_every_bounded_range_mechanism():

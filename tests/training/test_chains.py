@@ -17,6 +17,7 @@ import tfdp
 from tfdp.accounting import correlated_noise
 from tfdp.accounting.charges.mechanisms import PrivateTraining, mechanism_from_dict
 from tfdp.accounting.correlated_noise import Correlation
+from tfdp.data.sampling.kept_order import refuse_more_passes
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.optimizers import BandedInverse
 from tfdp.training.checks import advice
@@ -344,6 +345,15 @@ def test_a_record_may_not_come_more_often_than_it_is_charged_for():
     with pytest.raises(PrivacyError, match="more often than it is charged"):
         model.fit(stream(), epochs=3, steps_per_epoch=2, verbose=0)
     assert len(model.ledger) == 0
+
+
+@pytest.mark.parametrize("known", [{"steps_per_epoch": 4}, {"passes": 1}, {}])
+def test_a_stream_that_does_not_say_how_long_it_is_is_one_pass_at_most(known):
+    sampling = tfdp.accounting.Sampling("stream", N, 10, **known)
+    with pytest.raises(PrivacyError, match="made for passes=1"):
+        refuse_more_passes(sampling, 2, None)
+    if "steps_per_epoch" in known:
+        refuse_more_passes(sampling, 1, None)
 
 
 def test_a_chain_has_no_step_beyond_those_that_its_sensitivity_was_computed_for():

@@ -13,6 +13,7 @@ from eager_steps import EAGER, eager_model, fit_steps
 import tfdp
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.noise import sum_rounding
+from tfdp.optimizers import budget_checks
 from tfdp.training import dp_model
 from tfdp.training import step as private_step
 from tfdp.training.checks import preflight
@@ -196,6 +197,42 @@ def test_no_step_runs_after_a_fit_that_was_refused(small):
     with pytest.raises(BudgetError):
         charging.begin(preflight.sampling_of_fit(model.optimizer, small.poisson(), None, {}))
     assert not bool(charging.active(model))
+
+
+def test_a_run_that_is_refused_ends_the_one_before(small, monkeypatch):
+    model = eager_model(budget=tfdp.PrivacyBudget(1.0, 0.01), steps=4)
+    charging = model.optimizer.charging
+    sampling = preflight.sampling_of_fit(model.optimizer, small.poisson(), None, {})
+    charging.begin(sampling)
+    assert bool(charging.active(model))
+
+    def refused(*_):
+        raise BudgetError("for whatever reason")
+
+    monkeypatch.setattr(budget_checks, "refuse_spent", refused)
+    with pytest.raises(BudgetError, match="whatever"):
+        charging.begin(sampling)
+    assert not bool(charging.active(model))
+
+
+def test_charges_that_are_loaded_between_runs_allow_no_step(small, tmp_path):
+    model = eager_model(budget=tfdp.PrivacyBudget(1.0, 0.01), steps=4)
+    fit_steps(model, 2)
+    model.save_weights(tmp_path / "m.weights.h5")
+    model.load_weights(tmp_path / "m.weights.h5")
+    assert model.optimizer.charging.allowed == 0 and model.optimizer.steps_left == 2
+    assert not bool(model.optimizer.charging.active(model))
+
+
+def test_input_pipelines_on_the_host_know_the_noise_of_the_run(small):
+    # Rows that are selected there take part in the Gaussian of a step.
+    model = eager_model(budget=tfdp.PrivacyBudget(1.0, 0.01), steps=4, clip_norm=0.5)
+    charging = model.optimizer.charging
+    known = charging.host_noise_stddev()
+    planned, batches = known.numpy(), tfdp.data.allocated_epochs(small.data(), 4)
+    charging.begin(preflight.sampling_of_fit(model.optimizer, batches, None, {}))
+    assert known.numpy() == charging.noise_stddev().numpy() != planned
+    assert known.numpy() == pytest.approx(0.5 * model.optimizer.noise_multiplier)
 
 
 def test_a_larger_budget_trains_on_and_counts_what_was_spent(small):

@@ -199,6 +199,19 @@ def test_the_meter_keeps_its_limit_when_a_backup_brings_charges(small, tmp_path)
     assert 6 <= model.optimizer.steps_taken <= 8
 
 
+def test_a_limit_on_epsilon_counts_charges_that_are_loaded_meanwhile(small):
+    model, other = eager_model(noise_multiplier=4.0), eager_model(noise_multiplier=4.0)
+    fit_steps(other)
+    batches = model.training_batches(small.poisson())
+    model.train_on_batch(*next(batches))
+    charging = model.optimizer.charging
+    limit = by_hand(poisson(4.0, 0.25, 3)) * (1 + 1e-9)
+    assert charging.limit_epsilon(limit, DELTA) == charging.allowed == 2
+    charging.merge_bytes(other.optimizer.charging.to_bytes())
+    assert charging.allowed == 1
+    batches.close()
+
+
 def test_the_meter_never_shows_less_than_was_spent_of_data_of_unknown_length(small):
     x, y = small.data()
 
@@ -348,3 +361,7 @@ def test_a_budget_goes_on_with_batches_of_another_size(small):
     assert sigma > 1.1 * first and model.optimizer.steps_left == 0
     assert_one(model, by_hand(poisson(first, 0.25, 8), poisson(sigma, 0.5, 4)))
     assert 0.95 < model.ledger.epsilon(DELTA) <= 1.0
+    # Of what is spent nothing is calibrated to batches of a third size.
+    model.compile(small.optimizer(expected_batch_size=5, **budget), loss=small.loss, **EAGER)
+    with pytest.raises(BudgetError, match="is spent"):
+        model.fit(small.poisson(batch=5, steps_per_epoch=4), verbose=0)

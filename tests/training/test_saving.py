@@ -148,6 +148,20 @@ def test_a_state_tree_carries_the_ledger_and_no_metrics(small, stored):
     assert charges(stored.model) == {1.0: 2}
 
 
+def test_the_variables_of_an_optimizer_carry_the_charges_by_themselves(small, stored):
+    held, other = {}, eager_model()
+    stored.model.optimizer.save_own_variables(held)
+    other.optimizer.build(other.trainable_variables)
+    other.optimizer.load_own_variables(held)
+    assert charges(other) == {1.0: 2}
+    # Of another number of variables nothing is loaded but what was charged.
+    third = eager_model()
+    third.optimizer.build(third.trainable_variables)
+    with pytest.raises(ValueError, match="variables of an optimizer"):
+        third.optimizer.load_own_variables({**held, "99": np.zeros(1)})
+    assert charges(third) == {1.0: 2}
+
+
 def test_keras_file_loaded_without_its_optimizer(small, stored):
     other = keras.models.load_model(stored.keras, compile=False)
     other.compile(small.optimizer(noise_multiplier=3.0), loss=small.loss, **EAGER)

@@ -69,6 +69,20 @@ def test_persons_give_the_unit(small):
     assert "one person" in str(model.privacy_statement())
 
 
+@pytest.mark.parametrize(
+    "settings, message",
+    [({"microbatch_size": 3}, "`microbatch_size` must be a multiple of `max_records_per_unit`"),
+     ({"budget": tfdp.PrivacyBudget(0.5, 0.06)}, "at most 1/num_examples")],
+)  # fmt: skip
+def test_settings_that_do_not_fit_the_persons_of_the_data_are_refused(small, settings, message):
+    # 20 persons of two records: none is divided, and delta is at most 1/20.
+    ids = np.repeat(np.arange(20), 2)
+    model = made(small, **settings)
+    with pytest.raises(ValueError, match=message):
+        model.fit(small.poisson(batch=5, privacy_ids=ids, max_records_per_unit=2), verbose=0)
+    assert model.optimizer.num_examples is None
+
+
 def test_a_second_fit_does_not_go_beyond_the_budget(small):
     model = made(small, run_eagerly=False)
     model.fit(small.poisson(), epochs=2, verbose=0)
@@ -214,6 +228,10 @@ def test_before_the_first_fit_there_is_no_noise_and_no_epsilon(small):
         lambda: made(small, budget=None, noise_multiplier=1.0).train_on_batch(x, y),
     ):
         with pytest.raises(PrivacyError, match="without num_examples, expected_batch_size"):
+            ask()
+    half = made(small, budget=None, noise_multiplier=1.0, num_examples=small.n)
+    for ask in (lambda: half.optimizer.sampling_probability, lambda: half.train_on_batch(x, y)):
+        with pytest.raises(PrivacyError, match="was made without expected_batch_size and reads"):
             ask()
     with pytest.raises(PrivacyError, match="does not know how this batch was drawn"):
         model.train_on_batch(x, y)

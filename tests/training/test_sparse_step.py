@@ -13,6 +13,7 @@ from tfdp.data import poisson_batches
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.layers import SparseEmbedding
 from tfdp.optimizers import DPOptimizer, LazyAdam, RowAdagrad, RowSGD
+from tfdp.optimizers.sparse_training import SparseTraining
 from tfdp.selection import FEST, AdaFEST, ExponentialSelection
 from tfdp.training import run
 
@@ -192,6 +193,18 @@ def test_adafest_survivors_are_those_of_the_contribution_map():
     found = step(compiled(model, AdaFEST(2.5)), x, y)  # 5/√2 = 3.5, 3/√2 = 2.1, 8/√2
     for a, b in zip(found.values(), exact, strict=True):
         np.testing.assert_allclose(a, b / 8, rtol=1e-4, atol=2e-6)
+
+
+def test_a_selection_chooses_among_all_rows_of_every_table_the_last_ones_too(monkeypatch):
+    seen, select = [], AdaFEST.select
+
+    def watched(self, tables, *args):
+        seen.extend((table.name, table.num_rows) for table in tables)
+        return select(self, tables, *args)
+
+    monkeypatch.setattr(AdaFEST, "select", watched)
+    step(compiled(make_model(), AdaFEST(3.0)), *make_data(8))
+    assert sorted(seen) == [("first", V), ("second", V)]
 
 
 def test_padding_of_a_batch_is_in_neither_the_map_nor_the_gradients():
@@ -450,6 +463,7 @@ def test_survives_a_file_with_its_selection_and_slots(tmp_path):
      ({"selection": None}, "or neither"),
      ({"selection": "adafest"}, "AdaFEST, FEST or"),
      ({"selection": FEST(3, epsilon=1.0)}, "adapt"),
+     ({"selection": AdaFEST(1.0, within=FEST(3, epsilon=1.0))}, "adapt"),
      ({"microbatch_size": 4}, "microbatch_size")],
 )  # fmt: skip
 def test_contradictory_arguments_are_refused(change, message):
@@ -457,6 +471,15 @@ def test_contradictory_arguments_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         DPOptimizer("sgd", noise_multiplier=1.0, num_examples=10, expected_batch_size=2,
                     **{**arguments, **change})  # fmt: skip
+
+
+def test_tables_that_their_names_do_not_tell_apart_are_refused():
+    tables = [SparseEmbedding(V, D, name="first") for _ in range(2)]
+    for table in tables:
+        table.build((None, 1))
+    training = SparseTraining(AdaFEST(1.0), RowSGD(), None)
+    with pytest.raises(ValueError, match=r"distinct names. Received: \['first', 'first'\]"):
+        training.split([table.embeddings for table in tables])
 
 
 def test_a_selection_without_a_table_is_refused_and_not_ignored():
@@ -499,10 +522,14 @@ def test_xla_is_refused():
         model.compile(optimizer, loss="mse", jit_compile=True)
 
 
-def test_a_regularizer_put_on_a_table_is_refused():
+@pytest.mark.parametrize(
+    "put", [{"regularizer": keras.regularizers.L2(0.1)}, {"constraint": keras.constraints.NonNeg()}]
+)
+def test_a_regularizer_or_constraint_put_on_a_table_is_refused(put):
     # Fault 10: a regularizer makes the update dense; the layer refuses it, too.
     model = one_table()
-    model.get_layer("first").embeddings.regularizer = keras.regularizers.L2(0.1)
+    ((name, one),) = put.items()
+    setattr(model.get_layer("first").embeddings, name, one)
     with pytest.raises(ValueError, match="weight_decay"):
         step(compiled(model, AdaFEST(1.0)), *one_value(8, 3))
 

@@ -123,7 +123,6 @@ class Charging(RunCharging):
         self._stop()  # what is refused below leaves no step that nobody would charge
         budget, chain = self._optimizer.budget, self._optimizer.noise_chain
         if not self._optimizer.from_data.is_complete:
-            self._stddev.assign(float("nan"))
             return
         if budget is None or sampling is not None:
             if sampling is not None:

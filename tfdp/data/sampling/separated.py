@@ -22,7 +22,7 @@ def separated(ids, batch_size, max_participations, min_separation):
     order = np.argsort(persons, kind="stable")
     persons, steps = persons[order], order // batch_size
     # Increasing: a person's later steps, then those of the next person.
-    keys = persons * (len(ids) // batch_size + min_separation + 1) + steps
+    keys = persons * (len(ids) // batch_size + 1) + steps
     taken = np.zeros(len(ids), bool)
     places = np.unique(persons, return_index=True)[1]  # the first record of each person
     for _ in range(max_participations):
