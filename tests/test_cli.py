@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 
@@ -141,6 +142,13 @@ def test_the_terminal_shows_epsilon_over_the_steps_on_one_scale(capsys):
     assert list(large) == sorted(large) and large[-1] == "█" and large[0] < "▇"
     assert max(small) < "▄" and len(small) == len(large) == 16
     assert text_bars.curve([0.0, 4.0, math.inf], 8.0) == "▁▅█"
+
+
+def test_the_package_runs_as_the_command(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tfdp", "--help"])
+    with pytest.raises(SystemExit) as raised:
+        runpy.run_module("tfdp", run_name="__main__")
+    assert raised.value.code == 0 and "usage: tfdp" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["plan", "budget", "train"])

@@ -38,6 +38,7 @@ ROOMS = (
     "registration",
     "commands",
     "cli",
+    "__main__",
 )
 #: The same within a package, for its modules and subpackages; `__init__` is exempt.
 INSIDE = {

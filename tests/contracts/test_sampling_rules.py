@@ -140,6 +140,8 @@ def test_a_kind_that_is_not_in_the_table_is_refused_wherever_it_comes_from():
         drawn("fixed")
     with pytest.raises(ValueError, match="Argument `charged_by` must be"):
         dataclasses.replace(RULES["poisson"], charged_by="epoch")
+    with pytest.raises(ValueError, match="Argument `saves_as_poisson` compares passes"):
+        dataclasses.replace(RULES["poisson"], saves_as_poisson=True)
     (entry,) = trained("poisson").entries(STEPS, "a run")
     entry.details["sampling"]["kind"] = "fixed"
     with pytest.raises(ValueError, match="Argument `kind` must be"):

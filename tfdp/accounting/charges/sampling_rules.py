@@ -42,6 +42,12 @@ class SamplingRule:
 
     def __post_init__(self):
         _validate.one_of("charged_by", self.charged_by, ("step", "pass", "round"))
+        if self.saves_as_poisson and (self.charged_by, self.event) != ("pass", "gaussian"):
+            raise ValueError(
+                "Argument `saves_as_poisson` compares passes that are charged as Gaussians with "
+                'Poisson samples. Set it only with charged_by="pass" and event="gaussian". '
+                f"Received: charged_by={self.charged_by!r}, event={self.event!r}"
+            )
 
 
 _POISSON = SamplingRule(
