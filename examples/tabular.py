@@ -61,10 +61,9 @@ print(f"{persons:,} persons to train on, {(~held_out).sum():,} rows")
 # Numbers that scale the columns would be computed from private data. Bounds are public.
 
 # %%
-network = keras.Sequential([
-    keras.Input((x.shape[1],)), keras.layers.Lambda(lambda v: keras.ops.clip(v, -5.0, 5.0)),
-    keras.layers.Dense(32, activation="relu"), keras.layers.Dense(1),
-])  # fmt: skip
+inputs = keras.Input((x.shape[1],))
+hidden = keras.layers.Dense(32, activation="relu")(keras.ops.clip(inputs, -5.0, 5.0))
+network = keras.Model(inputs, keras.layers.Dense(1)(hidden))
 model = tfdp.make_private(network)
 model.compile(
     tfdp.optimizers.DPOptimizer(
