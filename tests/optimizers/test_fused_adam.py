@@ -90,8 +90,9 @@ def test_variables_of_other_types_keep_their_own_operations():
         np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4)
 
 
-def test_steps_that_xla_compiles_keep_keras_operations():
-    with xla.compiling(True):
+@pytest.mark.parametrize("context", [lambda: xla.compiling(True), lambda: xla.for_platform("TPU")])
+def test_steps_that_xla_compiles_keep_keras_operations(context):
+    with context():
         assert FUSED not in trained(Adam(0.1), one_operation)[1]
 
 

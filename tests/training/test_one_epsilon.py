@@ -73,6 +73,12 @@ def test_the_same_budget_again_says_that_little_is_left_of_it(small):
             loss=small.loss, **EAGER,
         )  # fmt: skip
         fit_steps(model, 4)
+        model = eager_model(noise_multiplier=100.0)  # large, and not because of earlier charges
+        fit_steps(model)
+        optimizer = small.optimizer(budget=tfdp.PrivacyBudget(0.1, DELTA), steps=4)
+        model.compile(optimizer, loss=small.loss, **EAGER)
+        fit_steps(model, 4)
+        assert optimizer.noise_multiplier > 5
 
 
 def test_batches_of_unknown_origin(small):

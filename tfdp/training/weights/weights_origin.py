@@ -77,7 +77,6 @@ class WeightOrigin:
             changed = [v for v in self._in_training() if before.get(id(v)) != fingerprint(v)]
             for variable in changed:
                 del vars(variable)[STATE]  # the run did not make this value
-                vars(variable)[TRAINED] = True
             self._examine(changed)
             for variable in changed:
                 vars(variable)[STATE] = TRAINING
@@ -92,7 +91,7 @@ class WeightOrigin:
             known = isinstance(v, keras.Variable) and self._is_known(v)
             made_by = [vars(v)[INITIALIZER]] if INITIALIZER in vars(v) else ()
             if not known and not _is_initial(v, made_by):
-                vars(v).setdefault(FOREIGN, TRAINED in vars(v))
+                vars(v).setdefault(FOREIGN, False)
         return [v for v in (*self._variables(), *self._others()) if FOREIGN in vars(v)]
 
     def assumption(self):
