@@ -3,6 +3,8 @@
 Bounds on measured standard deviations are 1% at 2e5 draws or more: more than 6 standard errors.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -58,15 +60,16 @@ def batches(data, **kwargs):
 
 def test_updates_losses_and_ledger_are_those_of_one_replica(replicas, tpus):
     found = []
+    # With amsgrad both run Keras' operations: TensorFlow's one for Adam rounds 1 - β₂ otherwise.
+    inner = functools.partial(keras.optimizers.Adam, 0.1, amsgrad=True)
     for strategies, count in ((replicas, 1), (tpus, 2)):
-        model = strategies.model(count, dense, inner=lambda: keras.optimizers.Adam(0.1), **SETTINGS)
+        model = strategies.model(count, dense, inner=inner, **SETTINGS)
         changes, history = strategies.train(model, batches(dense_data()))
         assert model.optimizer.steps_taken == 2
         found.append((changes, history["loss"], model.ledger))
     assert len(tpus.programs) == 1 and tpus.in_agreement(model.trainable_variables)
     for a, b in zip(found[0][0], found[1][0], strict=True):
-        # Two kernels of Adam, of which one rounds 1 - β₂ by 1.3e-5 of itself.
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a, b, atol=1e-6)
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-6)
     assert found[0][2] == found[1][2]
 

@@ -57,6 +57,17 @@ def test_changes_after_private_training_are_said_to_be_that(small):
     assert "2 variables" in "".join(model.privacy_statement(DELTA).assumptions)
 
 
+def test_weights_from_elsewhere_that_are_changed_after_training_are_said_to_be_both(small):
+    model = eager_model()
+    model.set_weights([w + 1 for w in model.get_weights()])
+    fit_steps(model)
+    kernel = model.trainable_variables[0]
+    kernel.assign_add(tf.ones_like(kernel))
+    said = "; ".join(model.privacy_statement(DELTA).assumptions)
+    assert f"the initial values of variable {kernel.path} came from elsewhere" in said
+    assert f"the values of variable {kernel.path} were changed after private training" in said
+
+
 def test_values_from_elsewhere_stay_so(small):
     def mentioned(model):
         return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
