@@ -15,8 +15,8 @@ from tfdp.runtime.external_table import handles_of
 
 #: Attribute of a variable: the fingerprint of the values that are accounted for.
 STATE = "_tfdp_state"
-#: Attribute of a variable whose values came from elsewhere, and of what they become: a set of
-#: whether they came after charged steps had trained it; of both if they came twice.
+#: Attribute of a variable whose values came from elsewhere, and of what they become: whether the
+#: last of them came after charged steps had trained it. The notes of those steps name earlier ones.
 FOREIGN = "_tfdp_from_elsewhere"
 #: Attribute of a variable: charged steps have trained it in this process.
 TRAINED = "_tfdp_trained"

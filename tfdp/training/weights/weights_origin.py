@@ -91,14 +91,14 @@ class WeightOrigin:
             known = isinstance(v, keras.Variable) and self._is_known(v)
             made_by = [vars(v)[INITIALIZER]] if INITIALIZER in vars(v) else ()
             if not known and not _is_initial(v, made_by):
-                vars(v).setdefault(FOREIGN, {False})
+                vars(v)[FOREIGN] = False
         return [v for v in (*self._variables(), *self._others()) if FOREIGN in vars(v)]
 
     def assumption(self):
         """The sentences for the statement: those that name a variable, and one for each array."""
         foreign, found = self._from_elsewhere(), []
-        before = [v.path for v in foreign if False in vars(v)[FOREIGN]]
-        after = [v.path for v in foreign if True in vars(v)[FOREIGN]]
+        before = [v.path for v in foreign if not vars(v)[FOREIGN]]
+        after = [v.path for v in foreign if vars(v)[FOREIGN]]
         if before:
             found.append(
                 f"the initial values of {_named(before)} came from elsewhere, and learned nothing "
@@ -133,7 +133,7 @@ class WeightOrigin:
             if _is_initial(v, fresh.get(id(v), ())):
                 vars(v).setdefault(STATE, fingerprint(v))
             else:
-                vars(v).setdefault(FOREIGN, set()).add(TRAINED in vars(v))
+                vars(v)[FOREIGN] = TRAINED in vars(v)
 
     def _in_training(self):
         return [v for v in self._variables() if vars(v).get(STATE) == TRAINING]
