@@ -4,14 +4,16 @@
 - table: a `SparseEmbedding` of V rows × 64 under AdaFEST and RowSGD, a linear head, ids of a Zipf
   law, at a threshold that an untouched row passes with probability 1e-6.
 
-Both on the batches of one stream, compiled or not, each in fresh processes that take turns. Seconds
-are the median over steps, then over processes; memory is the peak of a process.
+Both on the batches of one stream, compiled or not. Seconds are the median over steps, then over
+fits: both models live in one fresh process and take turns, because processes differ by more than
+what is measured; either is first as often. Memory is the peak of a fresh process with one of them.
 
     python benchmarks/chain_step.py [--rows 10000000] [--batch 512] [--rounds 3] [--out FILE]
 """
 
 import argparse
 import concurrent.futures
+import itertools
 import json
 import multiprocessing
 import os
@@ -29,7 +31,8 @@ import tensorflow as tf
 import tfdp
 
 WIDTHS, TABLE_WIDTH, TABLE_BATCH = (1024, 2048, 2048, 1024), 64, 1024
-STEPS, SKIPPED, BANDS = 40, 10, 4
+# A step of the table takes some 2 ms: a process needs more of them.
+STEPS, TABLE_STEPS, SKIPPED, BANDS = 40, 400, 10, 4
 # σ₁ = √2·σ at noise ratio 1, times the normal quantile of 1e-6.
 THRESHOLD, CAPACITY = 2**0.5 * 4.753, 1024
 
@@ -55,7 +58,7 @@ def dense(rows, batch):
 
 def table(rows, batch):
     generator = np.random.default_rng(0)
-    rank = np.floor(np.exp(generator.uniform(0, np.log(rows), STEPS * TABLE_BATCH))) - 1
+    rank = np.floor(np.exp(generator.uniform(0, np.log(rows), TABLE_STEPS * TABLE_BATCH))) - 1
     ids = (rank.astype(np.int64) * 2_654_435_761) % rows
     y = generator.standard_normal((len(ids), 1), np.float32)
     x = keras.Input((), dtype="int64")
@@ -68,7 +71,7 @@ def table(rows, batch):
     return (ids, y), TABLE_BATCH, network, keras.optimizers.SGD(0.1), "mse", sparse
 
 
-def measure(kind, bands, compiled, rows, batch):
+def private_model(kind, bands, compiled, rows, batch):
     data, batch, network, optimizer, loss, sparse = {"dense": dense, "table": table}[kind](
         rows, batch
     )
@@ -79,12 +82,22 @@ def measure(kind, bands, compiled, rows, batch):
             optimizer, noise_multiplier=1.0, noise_correlation=chain, **sparse
         ), loss=loss, jit_compile=compiled,
     )  # fmt: skip
-    timer = Timer()
-    model.fit(tfdp.data.stream_batches(data, batch), verbose=0, callbacks=[timer])
+    return model, data, batch
+
+
+def measure(kind, ways, compiled, rows, batch, turns):
+    """For each of `ways`, numbers of bands or None, seconds of a step; and this process' memory."""
+    models = [private_model(kind, bands, compiled, rows, batch) for bands in ways]
+    seconds = [[] for _ in ways]
+    for turn in range(turns):
+        for (model, data, batch), found in list(zip(models, seconds, strict=True))[:: (-1) ** turn]:
+            timer = Timer()
+            model.fit(tfdp.data.stream_batches(data, batch), verbose=0, callbacks=[timer])
+            found.append(float(np.median(np.diff(timer.ends[SKIPPED:]))))
     return {
-        "kind": kind, "bands": bands, "compiled": compiled, "batch": batch,
-        "weights": int(sum(np.prod(v.shape) for v in model.trainable_variables)),
-        "seconds": float(np.median(np.diff(timer.ends[SKIPPED:]))),
+        "kind": kind, "bands": ways, "compiled": compiled, "batch": batch,
+        "weights": int(sum(np.prod(v.shape) for v in models[0][0].trainable_variables)),
+        "seconds": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }  # fmt: skip
 
@@ -94,6 +107,7 @@ def main():
     parser.add_argument("--rows", type=int, default=10**7)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--kinds", nargs="+", default=["dense", "table"])
     parser.add_argument("--out")
     args = parser.parse_args()
@@ -101,29 +115,27 @@ def main():
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "tensorflow": tf.__version__, "keras": keras.__version__, "measured": [],
     }  # fmt: skip
+    context, both = multiprocessing.get_context("spawn"), [None, BANDS]
     for _ in range(args.rounds):
-        for kind in args.kinds:
-            for compiled in (False, True):
-                for bands in (None, BANDS):
-                    context = multiprocessing.get_context("spawn")
-                    with concurrent.futures.ProcessPoolExecutor(1, context) as fresh:
-                        measured = fresh.submit(
-                            measure, kind, bands, compiled, args.rows, args.batch
-                        ).result()
-                    result["measured"].append(measured)
-                    runs.setdefault((kind, compiled), {}).setdefault(bands, []).append(measured)
-                    print(json.dumps(measured), flush=True)
-                    if args.out:
-                        with open(args.out, "w") as file:
-                            json.dump(result, file, indent=1)
-    for (kind, compiled), both in runs.items():
-        seconds, memory = (
-            [statistics.median(one[key] for one in both[bands]) for bands in (None, BANDS)]
-            for key in ("seconds", "peak_bytes")
-        )
-        print(f"{kind}{', compiled' if compiled else ''}: {1e3 * seconds[0]:.2f} and "
-              f"{1e3 * seconds[1]:.2f} ms ({seconds[1] / seconds[0]:.2f}), memory "
-              f"{memory[1] / memory[0]:.3f}")  # fmt: skip
+        for kind, compiled in itertools.product(args.kinds, (False, True)):
+            for ways, turns in ([None], 1), ([BANDS], 1), (both, args.turns):
+                with concurrent.futures.ProcessPoolExecutor(1, context) as fresh:
+                    arguments = kind, ways, compiled, args.rows, args.batch, turns
+                    measured = fresh.submit(measure, *arguments).result()
+                result["measured"].append(measured)
+                runs.setdefault((kind, compiled), {}).setdefault(str(ways), []).append(measured)
+                print(json.dumps(measured), flush=True)
+                if args.out:
+                    with open(args.out, "w") as file:
+                        json.dump(result, file, indent=1)
+    for (kind, compiled), found in runs.items():
+        seconds = np.concatenate([one["seconds"] for one in found[str(both)]], axis=1)
+        ratio, seconds = np.median(seconds[1] / seconds[0]), 1e3 * np.median(seconds, axis=1)
+        memory = [
+            statistics.median(one["peak_bytes"] for one in found[str([bands])]) for bands in both
+        ]
+        print(f"{kind}{', compiled' if compiled else ''}: {seconds[0]:.2f} and {seconds[1]:.2f} ms "
+              f"({ratio:.2f}), memory {memory[1] / memory[0]:.3f}")  # fmt: skip
 
 
 if __name__ == "__main__":

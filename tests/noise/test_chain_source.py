@@ -148,6 +148,37 @@ def test_each_row_has_a_chain_of_its_own(steps=7):
     np.testing.assert_array_equal(dense[2], expected)
 
 
+def test_a_capacity_is_drawn_in_blocks_as_far_as_it_is_filled(monkeypatch):
+    """Rows of a fixed number: those that hold something get the noise they get without it."""
+    monkeypatch.setattr(chain_source, "SMALL_DRAW", 9 * D)  # five blocks, the last not full
+    chosen, grid = [[np.array(c)] for c in ([4, 7, 30], range(20), range(V), [4])], Grid(2, 1, 300)
+    found = []
+    for capacity in (None, V):
+        source, table = ChainSource(4, 3), tf.Variable(tf.zeros([V, D]))
+        source.build([table])
+        source.begin(Correlation(M, len(chosen)))
+
+        def step(rows, source=source, table=table, capacity=capacity):
+            sums = tf.repeat(tf.cast(rows % 64, tf.float32)[:, tf.newaxis], D, axis=1)
+            sums = tf.ensure_shape(sums, [capacity, D])
+            with xla.compiling(bool(capacity)):
+                return source.release([], grid, rows=[(table, rows, sums)])
+
+        run = tf.function(step, jit_compile=bool(capacity), autograph=False)
+        for (rows,) in chosen:
+            # What holds nothing may stand anywhere.
+            filled = np.full(capacity or len(rows), 2**62 + 1)
+            filled[len(filled) - len(rows) :] = rows
+            filled = filled if rows[0] == 4 and len(rows) == 1 else np.sort(filled)
+            (noisy,) = run(tf.constant(filled, tf.int64))
+            found.append(noisy.numpy()[filled < V])
+            blocks = -(-len(rows) // 9) * 9 if filled[0] < V else V
+            np.testing.assert_array_equal(noisy[blocks:], 0.0)
+    for without, with_capacity in zip(found[:4], found[4:], strict=True):
+        np.testing.assert_allclose(with_capacity, without, atol=1e-5, rtol=0)
+        assert np.all(np.abs(without - np.round(without)) > 0)
+
+
 def test_the_noise_of_a_row_is_independent_from_place_to_place(width=8):
     source, table = ChainSource(4), tf.Variable(tf.zeros([SIZE // 4, width]))
     source.build([table])

@@ -119,11 +119,23 @@ class ChainSource(CorrelatedSource):
         # The upper word of a counter is that of table and turn: 2⁴⁸ turns a table, those of no
         # table being the steps of dense weights. All tables share the program: no constant of it.
         arguments = (tf.constant((place + 1) << _LOG_TURNS, tf.uint64), *arguments)
-        release = _compiled_rows(self._bands, dtype)
-        if sums.shape.is_fully_defined():
-            return by_pairs(release, sums, dtype, public, rows, turns, *arguments)
-        of_width = _rows_of_any_number(release, dtype, sums.shape[1])
-        return of_width(sums, rows, turns, public, *arguments)
+        release, (number, width) = _compiled_rows(self._bands, dtype), sums.shape
+        if number is None:
+            of_width = _rows_of_any_number(release, dtype, width)
+            return of_width(sums, rows, turns, public, *arguments)
+        # In blocks, as far as rows hold something: which ones do is public.
+        block = min(number, max(1, SMALL_DRAW // width))
+        blocks = -(-number // block)
+        parts = [_filled_up(t, blocks * block) for t in (sums, rows, turns)]
+
+        def one_block(i):
+            part = [tf.slice(t, [i * block] + [0] * (t.shape.rank - 1), [block, *t.shape[1:]])
+                    for t in parts]  # fmt: skip
+            return by_pairs(release, part[0], dtype, public, *part[1:], *arguments)
+
+        held = tf.where(rows < size, tf.range(1, number + 1), 0)
+        needed = -(-tf.reduce_max(held) // block)
+        return _stacked(one_block, needed, blocks, dtype, [block, width])[:number]
 
 
 def _backward(bands):
@@ -211,6 +223,24 @@ def _compiled_rows(bands, dtype):
     return run
 
 
+def _stacked(block, needed, number, dtype, shape):
+    """The first `needed` of `number` blocks, one below another, and zeros for the others."""
+    drawn = tf.TensorArray(dtype, number, element_shape=shape)
+    _, drawn = tf.while_loop(
+        lambda i, _: i < needed,
+        lambda i, drawn: (i + 1, drawn.write(i, block(i))),
+        (0, drawn),
+        parallel_iterations=1,
+    )
+    return tf.reshape(drawn.stack(), [-1, *shape[1:]])
+
+
+def _filled_up(rows, number):
+    """Rows, and zeros below them up to a number."""
+    beside = [[0, 0]] * (rows.shape.rank - 1)
+    return tf.pad(rows, [[0, number - rows.shape[0]], *beside])
+
+
 @functools.cache
 def _rows_of_any_number(release, dtype, width):
     """A function as `release`, of a number of rows that is not known when it is traced.
@@ -236,14 +266,7 @@ def _rows_of_any_number(release, dtype, width):
         def many():
             size = max(1, SMALL_DRAW // width)
             number = count // size + 1
-            drawn = tf.TensorArray(dtype, number, element_shape=[size, width])
-            _, drawn = tf.while_loop(
-                lambda i, _: i < number,
-                lambda i, drawn: (i + 1, drawn.write(i, block(i, size))),
-                (0, drawn),
-                parallel_iterations=1,
-            )
-            return drawn.concat()
+            return _stacked(lambda i: block(i, size), number, number, dtype, [size, width])
 
         few = max(1, FEW // width)
         return tf.cond(count <= few, lambda: block(0, few), many)[:count]
