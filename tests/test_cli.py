@@ -289,6 +289,9 @@ def test_a_statement_is_printed_from_its_file(tmp_path, capsys):
         assert cli.main(["statement", str(tmp_path / "other.json")]) == 2
         assert "`path`" in capsys.readouterr().err
     assert cli.main(["statement", str(tmp_path / "nothing.json")]) == 2
+    capsys.readouterr()
+    assert cli.main(["statement", "model.keras"]) == 2
+    assert "a saved model, not a statement: model.keras. Load it" in capsys.readouterr().err
 
 
 def test_only_lines_of_tensorflow_are_kept_from_the_terminal(capfd, monkeypatch):

@@ -42,6 +42,12 @@ def _run(arguments) -> int:
         raise ValueError("--about is for the model card. Add --html, or leave --about out")
     path = pathlib.Path(arguments.path)
     path = path / _FILE if path.is_dir() else path
+    if path.suffix in (".keras", ".h5"):
+        raise ValueError(
+            f"Argument `path` is a saved model, not a statement: {path}. Load it with "
+            "keras.models.load_model and print model.privacy_statement(), or give the folder that "
+            "tfdp.serving.export made"
+        )
     try:
         fields = json.loads(path.read_text())
         if _is_bare(fields) and not (arguments.html or arguments.markdown):
