@@ -32,7 +32,12 @@ def test_one_pass_in_order_has_the_gaussian_of_its_epsilon_and_less_noise_in_the
     assert shuffled.noise_in_weights == pytest.approx(alone, rel=2e-3)
     assert 2.4 < shuffled.noise_in_weights / chain.noise_in_weights < 3.2
     assert found[0].noise_in_weights == min(one.noise_in_weights for one in found)
-    assert ways.table(found).count("\n") == 5
+    text = ways.table(found)
+    assert text.count("\n") == 5
+    # Who is in a batch of these may be seen: ε holds for a record whose contribution becomes zero.
+    zero_out = {"in order, correlated (4 bands)", "shuffled"}
+    assert zero_out == {one.name for one in found if one.adjacency == "zero_out"}
+    assert text.count("zero_out") == 2 and text.count("add_or_remove_one") == 3
 
 
 def test_passes_in_one_order_pay_for_all_of_their_participations():

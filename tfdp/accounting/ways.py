@@ -8,6 +8,7 @@ from tfdp import _validate
 from tfdp.accounting import banded_noise, correlated_noise
 from tfdp.accounting.budget import PrivacyBudget, check_delta
 from tfdp.accounting.calibration import calibrate_noise_multiplier, calibrate_random_allocation
+from tfdp.accounting.charges.sampling_rules import RULES
 from tfdp.accounting.rounding import round_up_to
 
 # So many times the least noise is worth half of the memory.
@@ -26,6 +27,7 @@ class Way:
             units of clip norm times learning rate, of plain SGD with a constant rate.
         memory: what it keeps beside a step without it.
         demands: what it asks of the data.
+        adjacency: the adjacency under which ε holds.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Way:
     noise_in_weights: float
     memory: str
     demands: str
+    adjacency: str
 
 
 def banded_way(budget, num_examples, epochs, batch_size, accountant=None):
@@ -59,6 +62,7 @@ def banded_way(budget, num_examples, epochs, batch_size, accountant=None):
             f"cyclic Poisson, correlated ({bands} {'bands' if bands > 1 else 'band'})", sigma, left,
             f"{4 * (bands - 1)} bytes a weight" if bands > 1 else "none",
             "every record at any time; parts and draws are secret; one device",
+            RULES["cyclic_poisson"].adjacency,
         ))  # fmt: skip
         if len(tried) > 1 and left >= tried[-2].noise_in_weights:
             break
@@ -94,26 +98,26 @@ def compare_ways(num_examples, epochs, epsilon, delta, batch_size, accountant=No
     calibrated = functools.partial(calibrate_noise_multiplier, budget, accountant=accountant)
     gaussian = calibrated(1.0, 1)
 
-    def way(name, sigma, count, memory, demands, m=(1.0,), s=1.0):
+    def way(kind, name, sigma, count, memory, demands, m=(1.0,), s=1.0):
         left = sigma * s * correlated_noise.noise_in_weights(m, count) / size
-        return Way(name, sigma, left, memory, demands)
+        return Way(name, sigma, left, memory, demands, RULES[kind].adjacency)
 
     found = [
         way(
-            "shuffled", calibrated(1.0, passes), all_steps, "none",
+            "shuffled", "shuffled", calibrated(1.0, passes), all_steps, "none",
             "each record once an epoch, in any order",
         ),
         way(
-            "Poisson", calibrated(size / n, steps), steps, "none",
+            "poisson", "Poisson", calibrated(size / n, steps), steps, "none",
             "every record at any time; its draw is secret",
         ),
         way(
-            "random allocation",
+            "allocated", "random allocation",
             calibrate_random_allocation(budget, of_pass, passes, accountant), all_steps,
             "none", "every record at any time; its draw is secret",
         ),
         way(
-            f"in order, correlated ({_BANDS} bands)", gaussian, all_steps,
+            "stream", f"in order, correlated ({_BANDS} bands)", gaussian, all_steps,
             "none; of sparse tables 4 bytes a row",
             "one order that stays; the number of steps is known ahead", m,
             correlated_noise.sensitivity(m, all_steps, *pattern),
@@ -126,10 +130,14 @@ def compare_ways(num_examples, epochs, epsilon, delta, batch_size, accountant=No
 def table(ways):
     """The ways as text."""
     width = max(len(one.name) for one in ways)
-    lines = [f"{'way':{width}}  {'noise multiplier':>16}  {'noise in weights':>16}  demands"]
+    lines = [
+        f"{'way':{width}}  {'noise multiplier':>16}  {'noise in weights':>16}  "
+        f"{'adjacency':17}  demands"
+    ]
     for one in ways:
         lines.append(
             f"{one.name:{width}}  {round_up_to(one.noise_multiplier, 6):16.6f}  "
-            f"{one.noise_in_weights:16.3g}  {one.demands} (memory: {one.memory})"
+            f"{one.noise_in_weights:16.3g}  {one.adjacency:17}  "
+            f"{one.demands} (memory: {one.memory})"
         )
     return "\n".join(lines)
