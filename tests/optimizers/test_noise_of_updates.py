@@ -7,8 +7,9 @@ import slow
 import tensorflow as tf
 from scipy import stats
 
-from tfdp.noise import Grid, sum_rounding
-from tfdp.optimizers import logical_step
+from tfdp.data import stream_batches
+from tfdp.noise import ChainSource, Grid, sum_rounding
+from tfdp.optimizers import BandedInverse, logical_step
 
 N, FEATURES = 24, 100
 
@@ -139,3 +140,20 @@ def test_the_grid_of_a_step_is_that_of_all_variables_and_of_the_rounding_of_its_
     monkeypatch.setattr(logical_step, "Grid", watched)
     updates(small, base=small.base(FEATURES), compile_kwargs=EAGER)
     assert asked == [(1.5 * 0.5, 0.5, 2 * FEATURES + 2, sum_rounding(N))]
+
+
+def test_the_grid_of_a_chain_is_so_too(small, monkeypatch):
+    asked, grid = [], ChainSource.grid
+
+    def watched(self, stddev, *others):
+        asked.append((float(stddev), *others))
+        return grid(self, stddev, *others)
+
+    monkeypatch.setattr(ChainSource, "grid", watched)
+    model = small.model(
+        small.base(FEATURES), zero_loss, EAGER, num_examples=N,
+        expected_batch_size=N // 2, clip_norm=0.5, noise_multiplier=1.5,
+        noise_correlation=BandedInverse(4),
+    )  # fmt: skip
+    model.fit(stream_batches(small.data(N, FEATURES), N // 2), verbose=0)
+    assert asked == [(1.5 * 0.5, 0.5, 2 * FEATURES + 2, sum_rounding(N // 2))] * 2
