@@ -82,6 +82,79 @@ def test_a_map_that_treats_each_row_separately_is_proved(name):
     assert not notes_of_maps(data).assumptions
 
 
+kept = tf.Variable(tf.zeros([4, 4, 3]))
+table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+waiting = tf.queue.FIFOQueue(2, [tf.float32], [[4, 4, 3]])
+calls = tf.Variable(0.0)
+
+
+def less_a_running_mean(x):
+    kept.assign(0.9 * kept + 0.1 * tf.reduce_mean(x, 0))
+    return x - kept
+
+
+def less_one_of_the_batch_before(x):
+    before = tf.identity(kept)
+    kept.assign(x[0])
+    return x - before
+
+
+def less_a_table(x):
+    key = tf.constant([1], tf.int64)
+    table.insert(key, tf.reduce_mean(x)[None])
+    return x - tf.reshape(table.lookup(key), [])
+
+
+def less_what_waits(x):
+    waiting.enqueue(x[0])
+    return x - waiting.dequeue()
+
+
+def over_the_number_of_calls(x):
+    calls.assign_add(1.0)
+    return x / calls
+
+
+def over_the_number_of_large_batches(x):
+    tf.cond(tf.reduce_max(x) > 2.0, lambda: calls.assign_add(1.0), lambda: tf.identity(calls))
+    return x / calls
+
+
+KEEPING = {
+    "a running mean": less_a_running_mean,
+    "in a function": tf.function(less_a_running_mean),
+    "one record": less_one_of_the_batch_before,
+    "a table": less_a_table,
+    "a queue": less_what_waits,
+}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_map_that_keeps_something_of_the_batch_is_refused(name):
+    data = batches().map(of_x(KEEPING[name]))
+    for one in (data, data.map(lambda x, y, w: (x, y, w))):
+        with pytest.raises(PrivacyError, match="A `map` after sampling keeps"):
+            notes_of_maps(one)
+    assert notes_of_maps(data, validate=False).assumptions == (_ASSUMED,)
+
+
+def test_a_map_may_count_its_calls():
+    assert not notes_of_maps(batches().map(of_x(over_the_number_of_calls))).assumptions
+    of_some = batches().map(of_x(over_the_number_of_large_batches))
+    assert notes_of_maps(of_some).assumptions == (_ASSUMED,)
+
+
+def test_a_map_that_uses_another_dataset_is_refused():
+    others = tf.data.Dataset.from_tensor_slices(X)
+    following = iter(others.repeat())
+    first = others.take(1).get_single_element
+    for function in (lambda x: x - next(following), lambda x: x - first()):
+        data = batches().map(of_x(function))
+        for validate in (True, False):
+            with pytest.raises(PrivacyError, match="A `map` after sampling uses another dataset"):
+                notes_of_maps(data.prefetch(1), validate)
+
+
 def test_a_map_of_which_nothing_is_known_is_assumed_to_treat_each_row_separately():
     def by_python(x):
         return tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), x.shape)

@@ -12,6 +12,7 @@ from tfdp.clipping.independence.body import Body
 from tfdp.clipping.independence.draws import DRAWS, note_draw
 from tfdp.clipping.independence.registry import RULES, THOROUGH, Call, together
 from tfdp.clipping.independence.values import PUBLIC, Joined, One, Rows, is_of_examples, met_by
+from tfdp.clipping.plan.side_effects import is_harmless
 
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
 _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
@@ -55,6 +56,7 @@ class Walk:
             taken for those of single examples; the others are public.
         draws: of each random key, what is drawn with it.
         numbers: of tensors, the same for those that are computed in the same way.
+        keeping: operations that may keep what they got of examples: for other steps, say.
     """
 
     def __init__(self, batch_size, generators=frozenset(), gradients=True):
@@ -65,6 +67,7 @@ class Walk:
         self.drawn = {}
         self.draws = {}
         self.numbers = {}
+        self.keeping = []
         self.generators = generators
         self.number_of_bodies = 0
         self._graphs = {}
@@ -129,6 +132,8 @@ class Walk:
             inputs = [body.value(t) for t in op.inputs]
             if all(v is PUBLIC for v in inputs):
                 continue
+            if op.op_def.is_stateful and not is_harmless(op.graph, op.type):
+                self.keeping.append(op)
             found = self._outputs(Call(body, op, inputs))
             for tensor, value in zip(op.outputs, found, strict=True):
                 if value is not PUBLIC:

@@ -61,7 +61,7 @@ def refuse_side_effects(graph, where, shown=(), operations=None):
     shown = _captured(graph, shown)
     found = {n.op: n.name for n in nodes if not (n.op in _ASSIGNMENTS and n.input[0] in shown)}
     for kind, name in found.items():
-        if kind not in functions and not _is_harmless(graph, kind):
+        if kind not in functions and not is_harmless(graph, kind):
             raise PrivacyError(
                 f"{where} runs the operation {name!r} ({kind}), which stores or passes on data of "
                 "the batch without noise: it would publish raw data. Compute such statistics "
@@ -159,6 +159,18 @@ def _of_called(nodes, functions):
             yield from functions[name].node_def
 
 
+def keeps_inside(graph):
+    """Whether functions that a graph calls may keep what they see: bodies of branches among them.
+
+    Args:
+        graph: a graph.
+    """
+    definition = graph.as_graph_def()
+    functions = {f.signature.name: f for f in definition.library.function}
+    inside = {node.op for node in _of_called(definition.node, functions)} - functions.keys()
+    return not all(is_harmless(graph, kind) for kind in inside)
+
+
 def _captured(graph, variables):
     """Names by which a graph knows variables from outside."""
     return known_inside(graph, {id(h) for variable in variables for h in handles_of(variable)})
@@ -176,7 +188,13 @@ def known_inside(graph, handles):
     return found
 
 
-def _is_harmless(graph, kind):
+def is_harmless(graph, kind):
+    """Whether operations of a type leave nothing of what they see but their results.
+
+    Args:
+        graph: one that has such an operation.
+        kind: the type.
+    """
     if "PyFunc" in kind:  # also where the user says that it keeps nothing
         return False
     if kind in _HARMLESS or (kind.startswith(_HARMLESS_KINDS) and kind not in _QUEUES):

@@ -1,15 +1,18 @@
 """What a `map` after sampling does with the rows of a batch: proved from its graph, or assumed.
 
-What it returns for a row is taken for that row's record, so it may read no other row. That is
-proved as for a step (`clipping/independence`). Where it cannot be, the statement lists it.
+What it returns for a row is taken for that row's record, so it may read no other row, neither of
+its own batch nor, from where an earlier call kept it, of another one. That is proved as for a step
+(`clipping/independence`). Where it cannot be, the statement lists it.
 """
 
 import tensorflow as tf
 
+from tfdp._compat.tensorflow import hides_others
 from tfdp.accounting.charges.notes import Notes
 from tfdp.clipping.independence import proof
 from tfdp.clipping.independence.values import PUBLIC, Rows
 from tfdp.clipping.independence.walk import Walk
+from tfdp.clipping.plan.side_effects import keeps_inside
 from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.padding_guard import holds_persons, is_mapped_by_tfdp
 from tfdp.errors import PrivacyError
@@ -29,10 +32,18 @@ def notes_of_maps(dataset, validate=True):
         validate: whether to look at them; otherwise what they do is assumed.
 
     Raises:
-        PrivacyError: if one mixes the rows of a batch, or depends on their positions.
+        PrivacyError: if one mixes the rows of a batch, depends on their positions, keeps something
+            of them for other batches, or reads another dataset.
     """
     if not isinstance(dataset, tf.data.Dataset) or dataset_tags.is_as_sampled(dataset):
         return Notes()
+    if any(map(hides_others, dataset_tags.operations_since(dataset))):
+        raise PrivacyError(
+            "A `map` after sampling uses another dataset or an iterator. Records of that dataset "
+            "would be charged neither for this use nor for the releases that they were made with. "
+            "Join the datasets before sampling (`tf.data.Dataset.zip`), or make the dataset inside "
+            f"the function. Received: {dataset}"
+        )
     if not validate or holds_persons(dataset):  # its function is in a dataset of its own
         return Notes(assumptions=(_ASSUMED,))
     proved = [
@@ -56,6 +67,7 @@ def _is_proved(function):
     outputs = [t for t in function.outputs if t.name not in given]
     try:
         body = walk.outermost(function.graph, given)
+        _refuse_to_keep(walk)
         for output in outputs:
             why = body.value(output) is PUBLIC and body.unlike(output, Rows(0))
             if why:
@@ -63,7 +75,19 @@ def _is_proved(function):
         searched = proof.examine(walk, function.graph, given, outputs, _where, way_out=_WAY_OUT)
     except proof.NotProved:
         return False
-    return not searched
+    return not (searched or walk.keeping or keeps_inside(function.graph))
+
+
+def _refuse_to_keep(walk):
+    # What Python keeps, nobody knows: not refused, and assumed.
+    for op in walk.keeping:
+        if "PyFunc" not in op.type:
+            raise PrivacyError(
+                f"A `map` after sampling keeps or passes on data of the batch: operation "
+                f"{op.name!r} ({op.type}), in a variable, for example. One record would change "
+                "rows of other batches, without noise. Compute statistics from public data before "
+                "training. A count of calls, `calls.assign_add(1)`, may be kept."
+            )
 
 
 def _generators(graph):
