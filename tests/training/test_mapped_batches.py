@@ -155,6 +155,19 @@ def test_a_map_that_uses_another_dataset_is_refused():
                 notes_of_maps(data.prefetch(1), validate)
 
 
+def test_arrays_that_a_map_computes_with_are_listed_as_assumed():
+    mean = X.mean(axis=(0, 1, 2))
+
+    def less_the_mean(x, y, w):
+        return x - mean, y, w
+
+    notes = notes_of_maps(batches().map(less_the_mean).prefetch(1))
+    assert notes.assumptions == (
+        "the array of shape (3,) in the code of `less_the_mean` (test_mapped_batches.py) is no "
+        "function of the records",
+    )
+
+
 def test_a_map_of_which_nothing_is_known_is_assumed_to_treat_each_row_separately():
     def by_python(x):
         return tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), x.shape)

@@ -16,6 +16,7 @@ from tfdp.clipping.plan.side_effects import keeps_inside
 from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.padding_guard import holds_persons, is_mapped_by_tfdp
 from tfdp.errors import PrivacyError
+from tfdp.training.weights.held_constants import sentences_of_code
 
 _ASSUMED = "each `map` after sampling treats each row separately"
 _WAY_OUT = (
@@ -44,15 +45,18 @@ def notes_of_maps(dataset, validate=True):
             "Join the datasets before sampling (`tf.data.Dataset.zip`), or make the dataset inside "
             f"the function. Received: {dataset}"
         )
-    if not validate or holds_persons(dataset):  # its function is in a dataset of its own
-        return Notes(assumptions=(_ASSUMED,))
-    proved = [
-        _is_proved(one.function)
+    functions = [
+        one.function
         for made_from in dataset_tags.operations_since(dataset)
         if not is_mapped_by_tfdp(made_from)
         for one in made_from._functions()
     ]
-    return Notes() if all(proved) else Notes(assumptions=(_ASSUMED,))
+    graphs = [function.graph for function in functions]
+    arrays = [text for g in graphs for text in sentences_of_code(g, g.get_operations())]
+    # The function of a map of persons is in a dataset of its own.
+    looked_at = validate and not holds_persons(dataset)
+    proved = looked_at and all([_is_proved(function) for function in functions])
+    return Notes(assumptions=(*arrays, *(() if proved else (_ASSUMED,))))
 
 
 def _is_proved(function):
