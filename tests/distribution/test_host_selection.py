@@ -18,6 +18,7 @@ from tfdp.errors import PrivacyError
 from tfdp.noise import PipelineNoiseSource
 from tfdp.optimizers import RowSGD
 from tfdp.selection import NO_ROW, AdaFEST
+from tfdp.training.checks.mapped_batches import _IDS_ASSUMED, notes_of_maps
 
 N, V, D, CAPACITY = 31, 60, 2, 60  # no two replicas divide N
 
@@ -220,6 +221,28 @@ def test_rows_that_nobody_knows_who_chose_are_refused(replicas):
     workers = types.SimpleNamespace(num_replicas_in_sync=2, cluster_resolver=resolver)
     with pytest.raises(PrivacyError, match="its own noise"):
         check_selected(chosen, types.SimpleNamespace(distribute_strategy=workers))
+
+
+def test_ids_that_other_examples_change_are_refused(replicas):
+    model = compiled(replicas, None, sigma=1.0, validate=True)
+
+    def most(x):
+        return {**ids_of(x), "one": tf.where(x == tf.reduce_max(x), x, -1)}
+
+    with pytest.raises(PrivacyError, match="The function `ids` of `select_on_host` mixes"):
+        model.fit(select_on_host(batches(1), model, most), verbose=0)
+    proved = notes_of_maps(select_on_host(batches(1), model, ids_of).prefetch(1))
+    assert not proved.assumptions
+
+    def by_python(x):
+        found = tf.numpy_function(lambda x: x, [x], tf.int64)
+        return ids_of(tf.ensure_shape(found, x.shape))
+
+    for data, validate in (
+        (select_on_host(batches(1), model, by_python), True),
+        (select_on_host(batches(1), model, most), False),
+    ):
+        assert _IDS_ASSUMED in notes_of_maps(data, validate).assumptions
 
 
 def test_missing_ids_and_selections_without_capacity_are_refused(replicas):

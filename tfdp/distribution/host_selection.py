@@ -28,6 +28,7 @@ from tfdp.selection import NO_ROW, TableActivity
 from tfdp.selection.tables import offsets, split_padded_rows
 
 _ATTRIBUTE = "_tfdp_selected_for"
+_IDS = "_tfdp_function_of_ids"
 
 
 class SelectedInputs(typing.NamedTuple):
@@ -69,8 +70,8 @@ def select_on_host(
         model: a `DPModel` whose DPOptimizer has `selection=AdaFEST(..., capacity=...)`; built.
         ids: function of x that gives a dict of the name of each SparseEmbedding to the ids (B, T)
             that examples activate in it, negative for padding, in the order in which the model
-            looks them up. Each row of it must come from its own example. Rows that it leaves out
-            do not train. `None` takes them from the graph of a functional model.
+            looks them up. Each row of it must come from its own example: `fit` proves it, or
+            refuses, or the statement lists it as assumed. Rows that it leaves out do not train. `None` takes them from the graph of a functional model.
 
     Returns:
         A `tf.data.Dataset`, to be given to `model.fit` as it is or after `prefetch`.
@@ -98,7 +99,7 @@ def select_on_host(
     # Whose rows count together must be known here, and not at the `fit` that comes later.
     optimizer.from_data.require()
     sizes = _tables(model)
-    ids = ids or ids_of_model(model)
+    given, ids = ids, ids or ids_of_model(model)
     held = [table_name(v) for v in trained_variables(model) if _is_held(v)]
     # Seeded only where the optimizer is, for tests.
     source = PipelineNoiseSource(None if optimizer.seed is None else optimizer.seed + 1)
@@ -135,7 +136,19 @@ def select_on_host(
 
     chosen = map_batches(batches, select, deterministic=True).prefetch(2)
     setattr(chosen, _ATTRIBUTE, _choice_of(model))
+    if given is not None:
+        setattr(chosen, _IDS, (given, batches.element_spec[0]))
     return chosen
+
+
+def functions_of_ids(dataset):
+    """The functions of the user's that gave the ids for selected rows, traced.
+
+    Args:
+        dataset: a `tf.data.Dataset`.
+    """
+    held = [vars(made_from)[_IDS] for made_from in walk(dataset) if _IDS in vars(made_from)]
+    return [tf.function(ids).get_concrete_function(spec) for ids, spec in held]
 
 
 def _is_held(variable):

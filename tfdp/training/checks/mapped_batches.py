@@ -15,10 +15,13 @@ from tfdp.clipping.independence.walk import Walk
 from tfdp.clipping.plan.side_effects import keeps_inside
 from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.padding_guard import holds_persons, is_mapped_by_tfdp
+from tfdp.distribution import host_selection
 from tfdp.errors import PrivacyError
 from tfdp.training.weights.held_constants import sentences_of_code
 
 _ASSUMED = "each `map` after sampling treats each row separately"
+_IDS_ASSUMED = "the `ids` given to `select_on_host` are for each row those of its own record"
+_MAP, _IDS = "A `map` after sampling", "The function `ids` of `select_on_host`"
 _WAY_OUT = (
     "Each row must depend on its own record alone, whatever the other rows are and wherever it "
     "stands. Compute it from one record at a time, or from public numbers, or leave it out."
@@ -56,10 +59,13 @@ def notes_of_maps(dataset, validate=True):
     # The function of a map of persons is in a dataset of its own.
     looked_at = validate and not holds_persons(dataset)
     proved = looked_at and all([_is_proved(function) for function in functions])
-    return Notes(assumptions=(*arrays, *(() if proved else (_ASSUMED,))))
+    of_ids = host_selection.functions_of_ids(dataset)
+    of_own = validate and all([_is_proved(function, _IDS) for function in of_ids])
+    assumed = (*(() if proved else (_ASSUMED,)), *(() if of_own or not of_ids else (_IDS_ASSUMED,)))
+    return Notes(assumptions=(*arrays, *assumed))
 
 
-def _is_proved(function):
+def _is_proved(function, who=_MAP):
     """Whether each row that a traced function returns is proved to be of the same row alone."""
     inputs = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
     shapes = [t.shape for t in (*inputs, *function.outputs)]
@@ -71,26 +77,28 @@ def _is_proved(function):
     outputs = [t for t in function.outputs if t.name not in given]
     try:
         body = walk.outermost(function.graph, given)
-        _refuse_to_keep(walk)
+        _refuse_to_keep(walk, who)
         for output in outputs:
             why = body.value(output) is PUBLIC and body.unlike(output, Rows(0))
             if why:
-                raise PrivacyError(f"{_where(output.op)}: {output.op.name!r} {why}. {_WAY_OUT}")
-        searched = proof.examine(walk, function.graph, given, outputs, _where, way_out=_WAY_OUT)
+                raise PrivacyError(f"{who}: {output.op.name!r} {why}. {_WAY_OUT}")
+        searched = proof.examine(
+            walk, function.graph, given, outputs, lambda op: who, way_out=_WAY_OUT
+        )
     except proof.NotProved:
         return False
     return not (searched or walk.keeping or keeps_inside(function.graph))
 
 
-def _refuse_to_keep(walk):
+def _refuse_to_keep(walk, who):
     # What Python keeps, nobody knows: not refused, and assumed.
     for op in walk.keeping:
         if "PyFunc" not in op.type:
             raise PrivacyError(
-                f"A `map` after sampling keeps or passes on data of the batch: operation "
-                f"{op.name!r} ({op.type}), in a variable, for example. One record would change "
-                "rows of other batches, without noise. Compute statistics from public data before "
-                "training. A count of calls, `calls.assign_add(1)`, may be kept."
+                f"{who} keeps or passes on data of the batch: operation {op.name!r} ({op.type}), "
+                "in a variable, for example. One record would change rows of other batches, "
+                "without noise. Compute statistics from public data before training. A count of "
+                "calls, `calls.assign_add(1)`, may be kept."
             )
 
 
@@ -98,7 +106,3 @@ def _generators(graph):
     """Names of the placeholders of variables that each call moves on, such as seeds of Keras."""
     assigned = [op for op in graph.get_operations() if op.type.startswith("Assign")]
     return frozenset(op.inputs[0].op.name for op in assigned)
-
-
-def _where(op):
-    return "A `map` after sampling"
