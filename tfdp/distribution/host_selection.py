@@ -71,7 +71,8 @@ def select_on_host(
         ids: function of x that gives a dict of the name of each SparseEmbedding to the ids (B, T)
             that examples activate in it, negative for padding, in the order in which the model
             looks them up. Each row of it must come from its own example: `fit` proves it, or
-            refuses, or the statement lists it as assumed. Rows that it leaves out do not train. `None` takes them from the graph of a functional model.
+            refuses, or the statement lists it as assumed. Rows that it leaves out do not train.
+            `None` takes them from the graph of a functional model.
 
     Returns:
         A `tf.data.Dataset`, to be given to `model.fit` as it is or after `prefetch`.
