@@ -280,6 +280,25 @@ def test_statement_gives_epsilon_per_number_of_calls_and_every_assertion():
     assert "NOT PRIVATE while seed=1" in str(seeded.privacy_statement())
 
 
+def test_a_call_that_a_subclass_overrides_is_listed_as_assumed():
+    class Renamed(PrivateAttention):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **{"unit": "feature", **kwargs})
+
+    class Doubled(Renamed):
+        def call(self, query, key=None, **kwargs):
+            return super().call(query, key, **kwargs) + super().call(query, key, **kwargs)
+
+    sentences = {}
+    for own in (Renamed, Doubled):
+        layer = own(BUDGET, 1.0)
+        layer.build((None, 4, 4096))
+        sentences[own] = layer.privacy_statement().assumptions
+    assert sentences[Renamed] == _built("feature", BUDGET).privacy_statement().assumptions
+    (further,) = set(sentences[Doubled]) - set(sentences[Renamed])
+    assert "`call` of Doubled" in further and "one call of PrivateAttention" in further
+
+
 @pytest.mark.parametrize(
     "mechanism, factor", [("gaussian_noise", 1), ("gaussian_sampling", 2**0.5)]
 )

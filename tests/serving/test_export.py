@@ -383,3 +383,45 @@ def test_calls_on_a_number_of_inputs_that_is_not_known_are_refused(tmp_path, how
     with pytest.raises(tfdp.PrivacyError, match="cannot count what one request releases"):
         tfdp.serving.export(model, tmp_path / "m")
     assert not (tmp_path / "m").exists()
+
+
+class Averaged(tfdp.layers.PrivateAttention):
+    """The mean of two releases: each of them costs."""
+
+    def call(self, query, key=None, **kwargs):
+        return (super().call(query, key, **kwargs) + super().call(query, key, **kwargs)) / 2
+
+
+def test_a_call_that_draws_more_than_once_is_refused(tmp_path):
+    """It was stated as one call, ε = 1; it costs 1.45."""
+    inputs = keras.Input((4, 4096))
+    attention = Averaged(tfdp.PrivacyBudget(1.0, 1e-5), 0.5, "feature", mechanism="gaussian_noise")
+    model = keras.Model(inputs, attention(inputs))
+    with pytest.raises(tfdp.PrivacyError, match="must draw its noise once.* 2 draws"):
+        tfdp.serving.export(model, tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+class Tower(keras.layers.Layer):
+    """Vectors (B, 16) of released attention, of the `calls` first windows of the input."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.attention, self.calls = feature_attention(), calls
+
+    def call(self, x):
+        x = x["item"] if isinstance(x, dict) else x
+        released = [self.attention(x[:, 4 * i : 4 * i + 4]) for i in range(self.calls)]
+        return keras.ops.reshape(sum(released), (-1, 16))
+
+
+def test_calls_of_every_signature_are_counted(tmp_path):
+    """The items' attention was stated as never called, though "item_vectors" calls it."""
+    features = {"item": np.ones((12, 8, 4096), np.float32)}
+    model = tfdp.models.TwoTower(Tower(1), Tower(2), 12, num_negatives=4, item_features=features)
+    model((np.ones((2, 8, 4096), np.float32), np.arange(2)))
+    tfdp.serving.export(model, tmp_path / "m")
+    statement = json.loads((tmp_path / "m" / "privacy_statement.json").read_text())
+    calls = {r["layer"]: r["calls_in_one_request"] for r in statement["releases_at_inference"]}
+    of_users, of_items = model.user_tower.attention, model.negatives.item_tower.attention
+    assert calls == {of_users.name: 1, of_items.name: 2}

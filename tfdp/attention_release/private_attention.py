@@ -19,6 +19,10 @@ from tfdp.attention_release.weights import ACTIVATIONS, attention_weights, combi
 from tfdp.fixed_settings import FixedSettings
 from tfdp.noise import ServingNoiseSource
 
+_OWN_CALL = (
+    "`call` of {} uses the input only in one call of PrivateAttention, and returns nothing else "
+    "that was computed from it"
+)
 _OF_TRAINING = ("training", "forward noise", "tuning", "no privacy")
 
 
@@ -257,7 +261,9 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
 
     def privacy_statement(self):
         """A `ReleaseStatement`: epsilon per call and for 10, 100 and 1,000 calls, assertions."""
-        return release_statement(self.release_plan, self.seed)
+        own = type(self)
+        assumptions = () if own.call is PrivateAttention.call else (_OWN_CALL.format(own.__name__),)
+        return release_statement(self.release_plan, self.seed, assumptions)
 
     def explain(self, print_fn=print):
         """Prints cost and expected error of both mechanisms, without releasing anything."""

@@ -91,12 +91,13 @@ class ReleaseStatement:
         )
 
 
-def release_statement(release_plan, seed):
+def release_statement(release_plan, seed, assumptions=()):
     """The `ReleaseStatement` of a `NoisePlan` or `SamplingPlan`.
 
     Args:
         release_plan: what every call does.
         seed: the seed that a test fixed, or `None`.
+        assumptions: what else the user vouched for.
     """
     setting = release_plan.setting
     delta = setting.budget.delta
@@ -110,8 +111,10 @@ def release_statement(release_plan, seed):
         if distance is None
         else f"one at distance {distance:g} or less (after embedding and clipping)"
     )
-    assumptions = _ASSUMPTIONS[setting.unit] + (
+    assumptions = (
+        *_ASSUMPTIONS[setting.unit],
         "the length, the width and the mask of the input are public",
+        *assumptions,
     )
     remarks = (
         "These calls are about the inputs of inference; their ledger is separate from the one of "

@@ -59,7 +59,8 @@ def export(
     Raises:
         ValueError: if the model is not a `DPModel`, is not built, or k is out of range.
         PrivacyError: if it cannot be told how many windows of one input a `PrivateAttention` layer
-            is called on; while another thread trains the model.
+            is called on, or a call draws noise several times; while another thread trains the
+            model.
         RuntimeError: if a TPU embedding holds tables of the model.
     """
     releasing = [layer for layer in all_layers(model) if isinstance(layer, PrivateAttention)]

@@ -26,7 +26,8 @@ def inference_releases(layers, endpoint):
     """The fields of an export's statement that say what its requests cost their askers.
 
     A call on several windows of an input, which are rows of its batch, is several releases about
-    that input: as many as the batch of the call has rows for each input of the request.
+    that input: as many as the batch of the call has rows for each input of the request. With
+    several signatures, a layer counts with the one that calls it most.
 
     Args:
         layers: the built `PrivateAttention` layers of the model.
@@ -40,12 +41,13 @@ def inference_releases(layers, endpoint):
     Raises:
         PrivacyError: if it cannot be told how often one input of a request is released.
     """
-    function, sized = _traced(endpoint)
+    signatures = [(endpoint.function, endpoint.signature), *endpoint.others.values()]
+    traced = [_traced(function, signature) for function, signature in signatures]
     entries = [
         {
             **layer.privacy_statement().to_dict(),
             "layer": layer.name,
-            "calls_in_one_request": _calls_in_one_request(layer, function, sized),
+            "calls_in_one_request": _calls_in_one_request(layer, traced),
         }
         for layer in layers
     ]
@@ -82,11 +84,32 @@ def _one_request(layers, entries):
     }
 
 
-def _calls_in_one_request(layer, function, sized):
+def _calls_in_one_request(layer, traced):
     """Releases of a layer about one input of a request, or None where they are made in a loop.
 
     Args:
         layer: a built `PrivateAttention`.
+        traced: what `_traced` gives of each signature.
+    """
+    # A call draws once, the same quantity of random numbers for each row of its batch.
+    one = reads_in(_traced_alone(layer), layer.noise_resource)
+    if one.draws != 1:
+        raise PrivacyError(
+            f"tfdp cannot count what one request releases: a call of layer {layer.name!r} "
+            f"({type(layer).__name__}) must draw its noise once. To release an input several "
+            "times, call a PrivateAttention several times instead of overriding its `call`. "
+            f"Received: {one.draws:g} draws"
+        )
+    calls = [_calls_in(layer, one.numbers, *each) for each in traced]
+    return None if None in calls else max(calls)
+
+
+def _calls_in(layer, one, function, sized):
+    """The same for requests of one signature.
+
+    Args:
+        layer: a built `PrivateAttention`.
+        one: random numbers of a call on one input.
         function: the function that answers requests.
         sized: dict of some sizes of a batch to the same function for requests of that size.
     """
@@ -94,8 +117,6 @@ def _calls_in_one_request(layer, function, sized):
     if reads.draws in (0, math.inf):
         return None if reads.draws else 0
     found = {size: reads_in(one, layer.noise_resource) for size, one in sized.items()}
-    # A call draws once, the same quantity of random numbers for each row of its batch.
-    one = reads_in(_traced_alone(layer), layer.noise_resource).numbers
     calls = {reads.numbers / (size * one) for size, reads in found.items()}
     count = calls.pop()
     as_traced = all(each.draws == reads.draws for each in found.values())
@@ -115,13 +136,12 @@ def _rows(reads, one):
     return "an unknown number" if reads.numbers == math.inf else f"{reads.numbers / one:g}"
 
 
-def _traced(endpoint):
-    """The function that answers a request, and a dict of it for batches of certain sizes.
+def _traced(function, signature):
+    """A function that answers a request, and a dict of it for batches of certain sizes.
 
     Returns:
         A concrete function; and a dict of the size of a batch to a concrete function.
     """
-    function, signature = endpoint.function, endpoint.signature
     batches = [spec.shape[0] for spec in tf.nest.flatten(signature) if spec.shape.rank]
     sizes = _SIZES if None in batches else batches[:1]
     sized = {size: _concrete(function, _of_size(signature, size)) for size in sizes}
