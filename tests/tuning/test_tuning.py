@@ -136,6 +136,7 @@ def test_the_statement_is_that_of_dp_accounting_by_hand(small, runs):
     assert any("the number of settings" in s for s in statement.not_covered)
     assert any("public data" in s for s in statement.assumptions)
     assert any("settings from `hp` alone" in s for s in statement.assumptions)
+    assert any("other runs need no further assumptions" in s for s in statement.assumptions)
     assert statement.unit == "one example" and statement.num_examples == 40
     text = " ".join(str(statement).split())
     assert "the best of a random number of runs (5 on average, shape 0.5) of: 4 x Gaussian" in text

@@ -22,6 +22,10 @@ _DRAWN_SETTINGS = (
     "each run took its settings from `hp` alone, or all runs had the same settings, and nothing "
     "else was carried from run to run"
 )
+_ALL_RUNS = (
+    "the other runs need no further assumptions than the best one, and none of them drew its noise "
+    "from a fixed seed"
+)
 _PUBLIC_SCORE = "the scores by which settings were chosen were computed from public data alone"
 _OWN_SCORE = "each score that the PrivateMean averaged was computed from its own record alone"
 _SECRET = (
@@ -63,7 +67,8 @@ def tune(
     takes the seeds of Python, NumPy, Keras and TensorFlow from the operating system. Files of the
     best run therefore reveal neither which one it was, nor how many there were. tfdp does not check
     that a run takes its settings from `hp` alone, and nothing else from earlier runs; the statement
-    lists this as an assumption.
+    lists this as an assumption. It lists what the best run assumes, and as an assumption that the
+    others need nothing else.
 
     Args:
         train: function from a `HyperParameters` to a model that it built and trained. All settings
@@ -239,8 +244,9 @@ def _entry(run, score, number_of_runs):
         "covers": run.steps,
         "one_run": [entry.to_dict() for entry in entries],
         "release": secrets.token_hex(8),
-        # A `train` that goes through a grid by itself looks like one that repeats one setting.
-        "assumptions": [_DRAWN_SETTINGS, *run.assumptions],
+        # A `train` that goes through a grid by itself looks like one that repeats one setting. And
+        # to name what another run assumed would tell that there was one.
+        "assumptions": [_DRAWN_SETTINGS, _ALL_RUNS, *run.assumptions],
         "not_covered": [_SECRET],
     }
     if isinstance(score, PrivateMean):
