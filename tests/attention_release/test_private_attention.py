@@ -1,6 +1,7 @@
 """PrivateAttention as a Keras layer, and what it says of itself."""
 
 import json
+import math
 
 import dp_accounting
 import keras
@@ -9,8 +10,16 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget
+from tfdp.accounting import (
+    Ledger,
+    LedgerEntry,
+    PrivacyBudget,
+    Statement,
+    privacy_statement,
+)
 from tfdp.accounting.events.wishart import WishartDpEvent
+from tfdp.accounting.reports.statement_pages import facts
+from tfdp.accounting.reports.statement_text import in_words
 from tfdp.attention_release import mechanisms
 from tfdp.errors import BudgetError
 from tfdp.layers import PrivateAttention
@@ -278,6 +287,40 @@ def test_statement_gives_epsilon_per_number_of_calls_and_every_assertion():
     seeded = PrivateAttention(BUDGET, 1.0, "feature", seed=1)
     seeded.build((None, 8, 16))
     assert "NOT PRIVATE while seed=1" in str(seeded.privacy_statement())
+
+
+@pytest.mark.parametrize("unit, distance", [("feature", None), ("token", 0.05)])
+def test_a_ledger_of_calls_states_what_they_protect_and_what_they_assume(unit, distance):
+    """It stated that one example may be added or removed, of releases that protect a token."""
+    layer = PrivateAttention(BUDGET, 1.0, unit, distance, seed=1)
+    layer.build((None, 8, 2, 4096))
+    of_layer, ledger = layer.privacy_statement(), Ledger()
+    layer.charge(ledger, calls=10)
+    statement = privacy_statement(ledger, delta=1e-5)
+    assert statement.unit == of_layer.unit
+    assert statement.epsilon == pytest.approx(of_layer.epsilon_by_calls[10], rel=1e-3)
+    assert set(of_layer.assumptions) <= set(statement.assumptions)
+    assert set(of_layer.not_covered) <= set(statement.not_covered)
+    assert any("NOT PRIVATE while seed=1" in remark for remark in statement.remarks)
+    text = " ".join(str(statement).split())
+    assert "If the input changes in one such unit, the probability p" in text
+    assert "added or removed" not in text and "one example" not in text
+    assert ("What it means", in_words(statement)) in facts(statement)
+    assert "Adjacency" not in dict(facts(statement))
+    assert Statement.from_dict(json.loads(statement.to_json())) == statement
+
+
+def test_releases_that_protect_different_units_have_no_total():
+    ledger, near = Ledger(), PrivateAttention(BUDGET, 1.0, "feature", neighbor_distance=0.1)
+    near.build((None, 4, 4096))
+    near.charge(ledger)
+    assert math.isfinite(ledger.epsilon(1e-5))
+    other = Ledger(ledger.entries)
+    other.add("another release about the input", dp_accounting.GaussianDpEvent(9.0))
+    _built("feature", BUDGET).charge(ledger)
+    for mixed in (ledger, other):
+        assert mixed.epsilon(1e-5) == math.inf
+        assert "protect different units" in str(privacy_statement(mixed, delta=1e-5))
 
 
 def test_a_call_that_a_subclass_overrides_is_listed_as_assumed():

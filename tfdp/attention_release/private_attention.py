@@ -8,13 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp.accounting import Ledger, LedgerEntry, PrivacyBudget
+from tfdp.accounting.charges.ledger_entry import ABOUT_INPUT
 from tfdp.accounting.release_series import affordable_calls
 from tfdp.attention_release import mechanisms
 from tfdp.attention_release.clipping import clip_norms
 from tfdp.attention_release.explain import explanation
 from tfdp.attention_release.release_plan import Setting, check_mechanism, plan_release
 from tfdp.attention_release.sensitivity import check_unit
-from tfdp.attention_release.statement import release_statement
+from tfdp.attention_release.statement import release_statement, what_is_said
 from tfdp.attention_release.weights import ACTIVATIONS, attention_weights, combined_mask
 from tfdp.fixed_settings import FixedSettings
 from tfdp.noise import ServingNoiseSource
@@ -252,7 +253,8 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
                 "not belong to the training ledger. Make one, `tfdp.accounting.Ledger()`, for "
                 "each protected input. Received a ledger that holds training."
             )
-        details = {"kind": "attention release", "unit": self.unit}
+        said = what_is_said(self.release_plan.setting, self.seed, self._own_assumptions())
+        details = {"kind": ABOUT_INPUT, **said}
         ledger.merge(Ledger([LedgerEntry(self.name, self.event(), calls, details)]))
 
     def affordable_calls(self, budget):
@@ -261,9 +263,7 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
 
     def privacy_statement(self):
         """A `ReleaseStatement`: epsilon per call and for 10, 100 and 1,000 calls, assertions."""
-        own = type(self)
-        assumptions = () if own.call is PrivateAttention.call else (_OWN_CALL.format(own.__name__),)
-        return release_statement(self.release_plan, self.seed, assumptions)
+        return release_statement(self.release_plan, self.seed, self._own_assumptions())
 
     def explain(self, print_fn=print):
         """Prints cost and expected error of both mechanisms, without releasing anything."""
@@ -286,6 +286,10 @@ class PrivateAttention(FixedSettings, keras.layers.Layer):
     @classmethod
     def from_config(cls, config):
         return cls(**{**config, "budget": PrivacyBudget(**config["budget"])})
+
+    def _own_assumptions(self):
+        own = type(self)
+        return () if own.call is PrivateAttention.call else (_OWN_CALL.format(own.__name__),)
 
     def _check_as_built(self, query, key):
         same_form = (key is None) == self.release_plan.setting.symmetric

@@ -6,6 +6,7 @@ import textwrap
 
 import dp_accounting
 
+from tfdp.accounting.charges.ledger_entry import ABOUT_INPUT
 from tfdp.accounting.release_series import release_epsilon
 from tfdp.accounting.reports.statement_text import describe
 from tfdp.accounting.rounding import round_down, round_up
@@ -56,7 +57,7 @@ class ReleaseStatement:
 
     def to_dict(self):
         """All fields as a dict of plain values."""
-        fields = {"kind": "attention release", **dataclasses.asdict(self)}
+        fields = {"kind": ABOUT_INPUT, **dataclasses.asdict(self)}
         fields["epsilon_by_calls"] = {str(c): e for c, e in self.epsilon_by_calls.items()}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
 
@@ -105,6 +106,31 @@ def release_statement(release_plan, seed, assumptions=()):
         calls: release_epsilon(dp_accounting.SelfComposedDpEvent(release_plan.event, calls), delta)
         for calls in CALLS
     }
+    said = what_is_said(setting, seed, assumptions)
+    remarks = (
+        "These calls are about the inputs of inference; their ledger is separate from the one of "
+        "training.",
+        "Nothing counts the calls of an exported model: the server must limit the calls about "
+        "one input.",
+        *said.pop("remarks"),
+    )
+    return ReleaseStatement(
+        epsilon=by_calls[1],
+        delta=delta,
+        epsilon_by_calls=by_calls,
+        mechanism=_mechanism(release_plan),
+        remarks=remarks,
+        **said,
+    )
+
+
+def what_is_said(setting, seed, assumptions=()):
+    """What a statement says of any number of calls, beside their cost; a dict.
+
+    Args:
+        setting: the `Setting` of the release.
+        seed, assumptions: as for `release_statement`.
+    """
     distance = setting.neighbor_distance
     unit = _UNITS[setting.unit].format(
         distance="any other"
@@ -116,30 +142,21 @@ def release_statement(release_plan, seed, assumptions=()):
         "the length, the width and the mask of the input are public",
         *assumptions,
     )
-    remarks = (
-        "These calls are about the inputs of inference; their ledger is separate from the one of "
-        "training.",
-        "Nothing counts the calls of an exported model: the server must limit the calls about "
-        "one input.",
-    )
+    remarks = ()
     if seed is not None:
-        remarks += (
+        remarks = (
             f"NOT PRIVATE while seed={seed} fixes the noise in this process: for tests only.",
         )
-    return ReleaseStatement(
-        epsilon=by_calls[1],
-        delta=delta,
-        unit=unit,
-        epsilon_by_calls=by_calls,
-        mechanism=_mechanism(release_plan),
-        assumptions=assumptions,
-        not_covered=(
+    return {
+        "unit": unit,
+        "assumptions": assumptions,
+        "not_covered": (
             "anything else computed from the input; in particular, attention times values is "
             "private only if the values are public or private as well",
             "the data that the weights of the model were trained on",
         ),
-        remarks=remarks,
-    )
+        "remarks": remarks,
+    }
 
 
 def _mechanism(release_plan):

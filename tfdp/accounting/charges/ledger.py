@@ -138,14 +138,20 @@ class Ledger:
         return strongest(e.adjacency for e in self._entries)
 
     @property
+    def units(self):
+        """What the entries protect, each once, in order; None stands for a record."""
+        return tuple(dict.fromkeys(e.unit for e in self._entries))
+
+    @property
     def unit(self):
-        """A person, if any entry is about persons; else None: the unit is a record."""
-        return PERSON if any(e.details.get("unit") == PERSON for e in self._entries) else None
+        """A person, if any entry is about persons; a part of an input; None if it is a record."""
+        named = [unit for unit in self.units if unit is not None]
+        return PERSON if PERSON in named else next(iter(named), None)
 
     @property
     def mixes_units(self):
-        """Whether some entries are about persons and others are not: no ε holds for all then."""
-        return self.unit is not None and any(e.details.get("unit") != PERSON for e in self._entries)
+        """Whether entries protect different units (records, persons): no ε holds for all then."""
+        return len(self.units) > 1
 
     @property
     def repeats_draws(self):

@@ -7,7 +7,11 @@ import json
 import dp_accounting
 
 from tfdp import _validate
+from tfdp.accounting.charges.sampling import PERSON
 from tfdp.accounting.events.registry import event_from_dict, event_to_dict
+
+#: The kind of entries about an input of inference. Their detail "unit" says what they protect.
+ABOUT_INPUT = "attention release"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,17 @@ class LedgerEntry:
     def adjacency(self):
         """The adjacency under which the event holds, where not add_or_remove_one; or None."""
         return self.details.get("adjacency")
+
+    @property
+    def unit(self):
+        """What the mechanism protects where that is not one record; or None."""
+        unit = self.details.get("unit")
+        return unit if unit == PERSON or self.is_about_input else None
+
+    @property
+    def is_about_input(self):
+        """Whether the mechanism protects an input of inference, in the words of `unit`."""
+        return self.details.get("kind") == ABOUT_INPUT
 
     @property
     def period(self):

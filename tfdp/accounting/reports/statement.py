@@ -12,7 +12,7 @@ from tfdp.accounting.charges.ledger import Ledger
 from tfdp.accounting.charges.ledger_entry import LedgerEntry
 from tfdp.accounting.charges.mechanisms import PrivateTraining
 from tfdp.accounting.charges.notes import Notes, doubts
-from tfdp.accounting.charges.sampling import Sampling
+from tfdp.accounting.charges.sampling import PERSON, Sampling
 from tfdp.accounting.events.adjacency import ADJACENCIES, strongest
 from tfdp.accounting.events.composition import training_event
 from tfdp.accounting.losses.truncation import truncation_delta
@@ -23,6 +23,11 @@ MIXED_UNITS = (
     "Some of the mechanisms below protect one person with all their records, others protect one "
     "record: together they protect neither. Sample by person everywhere (`privacy_ids`), or "
     "nowhere."
+)
+
+DIFFERENT_UNITS = (
+    "The mechanisms below protect different units ({}), so their costs have no total. Keep one "
+    "ledger for each unit."
 )
 
 REPEATED_DRAW = (
@@ -182,8 +187,8 @@ def privacy_statement(
         delta: a probability, at most 1/n of the largest data in the ledger.
         accountant: "pld", "rdp", or None: PLD, or RDP where PLD has no rule.
         adjacency: as for `tfdp.accounting.epsilon`; stronger if a mechanism requires it.
-        unit: the unit of privacy, such as "one user". If the ledger is about persons, they are the
-            unit.
+        unit: the unit of privacy, such as "one user". If the ledger is about persons, or about an
+            input of inference, it states its own unit.
         num_examples: n, if the ledger does not state it, or states a smaller one.
         budget: the requested `PrivacyBudget`.
         notes: the `Notes` of what ran, beside those of the ledger's entries.
@@ -200,7 +205,11 @@ def privacy_statement(
     num_examples = max(known, default=None)
     remark = check_delta(delta, num_examples) if known else ""
     notes = Notes(remarks=(remark,) if remark else ()) | (notes or Notes())
-    unstated, trainings = [MIXED_UNITS] if ledger.mixes_units else [], []
+    unstated, trainings = [], []
+    if ledger.mixes_units:
+        units = "; ".join(named or unit for named in ledger.units)
+        of_persons = set(ledger.units) == {PERSON, None}
+        unstated.append(MIXED_UNITS if of_persons else DIFFERENT_UNITS.format(units))
     if ledger.repeats_draws:
         unstated.append(REPEATED_DRAW)
     for entry in ledger.entries:

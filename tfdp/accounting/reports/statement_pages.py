@@ -34,7 +34,8 @@ def facts(statement):
     rows = [("Unit of privacy", f"{statement.unit}{of}")]
     if math.isfinite(statement.epsilon) and not statement.unstated:
         rows.append(("What it means", statement_text.in_words(statement)))
-        rows.append(("Adjacency", statement.adjacency))
+        if not statement_text.is_about_input(statement):
+            rows.append(("Adjacency", statement.adjacency))
     rows.append(("Accountant", statement_text.ACCOUNTANTS[statement.accountant]))
     if statement.budget is not None:
         rows.append(("Budget", statement_text.budget_in_words(statement)))

@@ -3,7 +3,7 @@
 import math
 import textwrap
 
-from tfdp.accounting.charges.ledger_entry import period_of
+from tfdp.accounting.charges.ledger_entry import ABOUT_INPUT, period_of
 from tfdp.accounting.charges.mechanisms import correlation_from_dict
 from tfdp.accounting.charges.sampling import PERSON, Sampling
 from tfdp.accounting.events.description import describe
@@ -53,20 +53,28 @@ def _headline(statement):
     if math.isinf(statement.epsilon):
         return [f"epsilon = infinity at delta = {delta}: NOT PRIVATE."]
     of = "" if statement.num_examples is None else f", of {statement.num_examples}"
+    adjacency = "" if is_about_input(statement) else f"Adjacency: {statement.adjacency}. "
     lines = [
         f"epsilon = {round_up(statement.epsilon)}, delta = {delta}",
         f"Unit of privacy: {statement.unit}{of}.",
-        f"Adjacency: {statement.adjacency}. {in_words(statement)}",
+        adjacency + in_words(statement),
     ]
     return lines + without_amplification(statement)
 
 
+def is_about_input(statement):
+    """Whether it is about an input of inference: the unit then says which inputs are neighbours."""
+    return any(details.get("kind") == ABOUT_INPUT for details in _details(statement.entries))
+
+
 def in_words(statement):
     """The definition of differential privacy with the statement's numbers; for a finite epsilon."""
+    change = f"{statement.unit} {_NEIGHBOURS[statement.adjacency]}"
+    if is_about_input(statement):
+        change = "the input changes in one such unit"
     return (
-        f"If {statement.unit} {_NEIGHBOURS[statement.adjacency]}, the probability p of any set of "
-        f"outcomes rises to at most e^{round_up(statement.epsilon)} * p + "
-        f"{round_up(statement.delta)}."
+        f"If {change}, the probability p of any set of outcomes rises to at most "
+        f"e^{round_up(statement.epsilon)} * p + {round_up(statement.delta)}."
     )
 
 
