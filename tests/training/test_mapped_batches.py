@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdp
 from tfdp.errors import PrivacyError
-from tfdp.training.checks.mapped_batches import _ASSUMED, notes_of_maps
+from tfdp.training.checks.mapped_batches import _ASSUMED, _VALUES, notes_of_maps
 
 B = 6
 X = np.random.default_rng(0).normal(size=(40, 4, 4, 3)).astype("float32")
@@ -135,7 +135,7 @@ def test_a_map_that_keeps_something_of_the_batch_is_refused(name):
     for one in (data, data.map(lambda x, y, w: (x, y, w))):
         with pytest.raises(PrivacyError, match="A `map` after sampling keeps"):
             notes_of_maps(one)
-    assert notes_of_maps(data, validate=False).assumptions == (_ASSUMED,)
+    assert _ASSUMED in notes_of_maps(data, validate=False).assumptions
 
 
 def test_a_map_may_count_its_calls():
@@ -180,6 +180,59 @@ def test_a_map_of_which_nothing_is_known_is_assumed_to_treat_each_row_separately
     # The last one has no rule, and was searched.
     for function in (by_python, kept_by_python, tf.math.bessel_i1e):
         assert notes_of_maps(batches().map(of_x(function))).assumptions == (_ASSUMED,)
+
+
+def normalization():
+    layer = keras.layers.Normalization()
+    layer.adapt(X)
+    return layer
+
+
+def look_up():
+    layer = keras.layers.IntegerLookup(vocabulary=[1, 2, 3])
+    return lambda x: tf.cast(layer(tf.cast(x, tf.int64)), tf.float32)
+
+
+def of_array(value):
+    return lambda x: x - value
+
+
+def in_a_branch():
+    means = X.mean((0, 1, 2))
+    return lambda x: tf.cond(tf.size(x) > 0, lambda: x - means, lambda: x)
+
+
+COMPUTE_WITH = {
+    "an adapted layer": normalization,
+    "a table": look_up,
+    "an array": lambda: of_array(X.mean((0, 1, 2))),
+    "a large array": lambda: of_array(X.mean(0)),
+    "a variable": lambda: of_array(tf.Variable(X.mean((0, 1, 2)))),
+    "an array in a branch": in_a_branch,
+}
+
+
+@pytest.mark.parametrize("persons", [False, True])
+@pytest.mark.parametrize("name", COMPUTE_WITH)
+def test_values_that_a_map_computes_with_are_listed_as_assumed(name, persons):
+    """Means of the records went into every weight, and no statement named them."""
+    ids = {"privacy_ids": np.arange(40) // 2, "max_records_per_unit": 2} if persons else {}
+    data = tfdp.data.poisson_batches((X, np.zeros((40, 1), "float32")), 2, **ids)
+    for validate in (True, False):
+        notes = notes_of_maps(data.map(of_x(COMPUTE_WITH[name]())), validate)
+        (listed,) = [s for s in notes.assumptions if "no function of the records" in s]
+        assert (listed == _VALUES) == (persons or not name.endswith("array"))
+    assert _VALUES not in notes_of_maps(data.map(of_x(of_array(0.5)))).assumptions
+
+
+def test_weights_that_were_charged_are_not_assumed_to_be_public(small):
+    """They are refused, or a part of the model; and a release that a layer holds is charged."""
+    encoder = small.base()
+    model = small.model(encoder)
+    for is_charged in (False, True):
+        mapped = small.poisson().map(lambda x, y, w: (encoder(x), y, w))
+        assert (_VALUES in notes_of_maps(mapped).assumptions) != is_charged
+        model.fit(small.poisson(), verbose=0)
 
 
 def test_what_a_map_does_for_each_person_is_not_looked_at():

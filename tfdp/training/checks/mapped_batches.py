@@ -2,12 +2,14 @@
 
 What it returns for a row is taken for that row's record, so it may read no other row, neither of
 its own batch nor, from where an earlier call kept it, of another one. That is proved as for a step
-(`clipping/independence`). Where it cannot be, the statement lists it.
+(`clipping/independence`). Where it cannot be, the statement lists it. It also lists that values
+which the `map` reads beside the rows, such as means, hold no data.
 """
 
+import numpy as np
 import tensorflow as tf
 
-from tfdp._compat.tensorflow import hides_others
+from tfdp._compat.tensorflow import dtype_of_variable, hides_others
 from tfdp.accounting.charges.notes import Notes
 from tfdp.clipping.independence import proof
 from tfdp.clipping.independence.values import PUBLIC, Rows
@@ -15,11 +17,17 @@ from tfdp.clipping.independence.walk import Walk
 from tfdp.clipping.plan.side_effects import keeps_inside
 from tfdp.data.provenance import dataset_tags
 from tfdp.data.provenance.padding_guard import holds_persons, is_mapped_by_tfdp
+from tfdp.data.provenance.variable_values import histories_read, layers_of_releases_read
 from tfdp.distribution import host_selection
 from tfdp.errors import PrivacyError
-from tfdp.training.weights.held_constants import sentences_of_code
+from tfdp.runtime.external_table import handles_of
+from tfdp.training.weights.held_constants import says_nothing, sentences_of_code
 
 _ASSUMED = "each `map` after sampling treats each row separately"
+_VALUES = (
+    "the variables, tables and arrays that a `map` after sampling computes with are no function of "
+    "the records"
+)
 _IDS_ASSUMED = "the `ids` given to `select_on_host` are for each row those of its own record"
 _MAP, _IDS = "A `map` after sampling", "The function `ids` of `select_on_host`"
 _WAY_OUT = (
@@ -54,15 +62,53 @@ def notes_of_maps(dataset, validate=True):
         if not is_mapped_by_tfdp(made_from)
         for one in made_from._functions()
     ]
-    graphs = [function.graph for function in functions]
-    arrays = [text for g in graphs for text in sentences_of_code(g, g.get_operations())]
+    values = [sentence for function in functions for sentence in _of_values(function)]
     # The function of a map of persons is in a dataset of its own.
     looked_at = validate and not holds_persons(dataset)
     proved = looked_at and all([_is_proved(function) for function in functions])
     of_ids = host_selection.functions_of_ids(dataset)
     of_own = validate and all([_is_proved(function, _IDS) for function in of_ids])
     assumed = (*(() if proved else (_ASSUMED,)), *(() if of_own or not of_ids else (_IDS_ASSUMED,)))
-    return Notes(assumptions=(*arrays, *assumed))
+    return Notes(assumptions=(*dict.fromkeys(values), *assumed))
+
+
+def _of_values(function):
+    """What the statement says of the values that a traced function reads beside the rows."""
+    graph = function.graph
+    of_code = sentences_of_code(graph, graph.get_operations())
+    reads = _reads_resources(function) or (not of_code and _holds_arrays(function))
+    return (*of_code, _VALUES) if reads else of_code
+
+
+def _reads_resources(function):
+    """Whether it reads variables or look-up tables that nothing accounts for."""
+    resources = [t for t in function.captured_inputs if t.dtype == tf.resource]
+    read = {id(t) for t in resources}
+    charged = [v for v, history in histories_read(read) if history.runs or history.releases]
+    released = [v for layer in layers_of_releases_read(read) for v in layer.weights]
+    accounted = {id(handle) for v in (*charged, *released) for handle in handles_of(v)}
+    for resource in resources:
+        dtype = dtype_of_variable(resource)
+        if dtype is None:  # a table
+            return True
+        # Integers may be seeds, and one number is taken for a setting.
+        if id(resource) not in accounted and dtype.is_floating:
+            if np.prod(tf.raw_ops.VariableShape(input=resource)) > 1:
+                return True
+    return False
+
+
+def _holds_arrays(function):
+    """Whether there are arrays in it, or in the layers and functions that it calls."""
+    captured = [np.asarray(t) for t in function.captured_inputs if t.dtype.is_floating]
+    definition = function.graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    constants = (
+        tf.make_ndarray(node.attr["value"].tensor)
+        for node in nodes
+        if node.op == "Const" and tf.as_dtype(node.attr["dtype"].type).is_floating
+    )
+    return not all(map(says_nothing, (*captured, *constants)))
 
 
 def _is_proved(function, who=_MAP):

@@ -79,12 +79,12 @@ def _sentences(arrays):
         dict.fromkeys(
             f"the array of shape {tuple(array.shape)} in {place} is no function of the records"
             for array, place in arrays
-            if place is not None and not _says_nothing(np.asarray(array))
+            if place is not None and not says_nothing(np.asarray(array))
         )
     )
 
 
-def _says_nothing(array):
+def says_nothing(array):
     """Whether it is one number, a mask, or numbers at equal distances from each other."""
     values = array.astype(np.float64).ravel()
     if values.size < 2 or (values == values[0]).all():
