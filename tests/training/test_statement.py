@@ -341,28 +341,66 @@ def centred_by_a_tensor():
     return keras.Sequential([keras.Input((3,)), centred, keras.layers.Dense(2)]), "`<lambda>`"
 
 
+COUNTS = np.array([7, 1, 90, 3, 3] * 4)
+
+
+def of_place(function):
+    """A model of the numbers that a function gives for the places of three values."""
+    x = keras.Input((3,))
+    h = function(keras.ops.cast(x > 0, "int64") + np.array([0, 5, 17]))
+    return keras.Model(x, keras.layers.Dense(2)(keras.ops.cast(h, "float32")))
+
+
+def counted_in_the_graph():
+    return of_place(lambda ids: keras.ops.take(COUNTS, ids)), "operation 'take"
+
+
+def counted_by_a_lambda():
+    counted = keras.layers.Lambda(lambda ids: tf.gather(COUNTS, ids), output_shape=(3,))
+    return of_place(counted), "`<lambda>`"
+
+
 def public_numbers():
     """A mask, one number for all, positions, and what Keras' own layers compute with."""
     x = keras.Input((3,))
-    h = x * np.array([1, 0, 1], np.float32) + np.arange(3, dtype=np.float32) / 3
+    h = keras.layers.Lambda(lambda t: tf.gather(t, [2, 0, 1], axis=1))(x)
+    h = h * np.array([1, 0, 1], np.float32) + np.arange(3, dtype=np.float32) / 3
     h = keras.layers.Lambda(lambda t: t + tf.constant([0.5, 0.5, 0.5]))(h)
     return keras.Model(x, keras.layers.Dense(2, "gelu")(keras.layers.GaussianDropout(0.1)(h))), None
 
 
 @pytest.mark.parametrize(
-    "make", [centred_in_the_graph, centred_by_a_lambda, centred_by_a_tensor, public_numbers]
-)
+    "make",
+    [
+        centred_in_the_graph, centred_by_a_lambda, centred_by_a_tensor, counted_in_the_graph,
+        counted_by_a_lambda, public_numbers,
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_arrays_that_a_model_computes_with_are_listed_as_assumed(small, make, eagerly):
-    """Means of the records went into every file, and no sentence said so."""
+    """Means, or counts, of the records went into every file, and no sentence said so."""
     base, place = make()
     model = small.model(base, compile_kwargs={"run_eagerly": eagerly})
     fit_steps(model)
     text = " ".join(str(model.privacy_statement()).split())
-    assert ("the array of shape (3,)" in text) == (place is not None)
+    assert ("the array of shape (" in text) == (place is not None)
     if place is not None:
-        assert f"(3,) in {'' if 'op' in place else 'the code of '}{place}" in text
+        shape = "(20,)" if "counted" in make.__name__ else "(3,)"
+        assert f"{shape} in {'' if 'op' in place else 'the code of '}{place}" in text
         assert "is no function of the records" in text
+
+
+def test_look_up_tables_that_the_code_of_a_model_reads_are_listed_as_assumed(small):
+    """The share of clicks of each item, say; the table of a Keras layer is listed as its state."""
+    means = tf.lookup.KeyValueTensorInitializer(tf.range(3, dtype=tf.int64), MEANS)
+    table = tf.lookup.StaticHashTable(means, 0.0)
+    own = keras.layers.Lambda(lambda ids: table.lookup(ids % 3), output_shape=(3,))
+    of_keras = keras.layers.IntegerLookup(vocabulary=[0, 5, 17, 18])
+    for layer, listed in ((own, True), (of_keras, False)):
+        model = small.model(of_place(layer))
+        fit_steps(model)
+        text = " ".join(str(model.privacy_statement()).split())
+        assert ("the look-up table in the code of `<lambda>` (test_statement.py)" in text) == listed
 
 
 def test_arrays_that_a_loss_computes_with_are_listed_as_assumed(small):

@@ -100,14 +100,10 @@ def _reads_resources(function):
 
 def _holds_arrays(function):
     """Whether there are arrays in it, or in the layers and functions that it calls."""
-    captured = [np.asarray(t) for t in function.captured_inputs if t.dtype.is_floating]
+    captured = [np.asarray(t) for t in function.captured_inputs if t.dtype != tf.resource]
     definition = function.graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-    constants = (
-        tf.make_ndarray(node.attr["value"].tensor)
-        for node in nodes
-        if node.op == "Const" and tf.as_dtype(node.attr["dtype"].type).is_floating
-    )
+    constants = (tf.make_ndarray(node.attr["value"].tensor) for node in nodes if node.op == "Const")
     return not all(map(says_nothing, (*captured, *constants)))
 
 

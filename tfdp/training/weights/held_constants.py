@@ -20,6 +20,8 @@ _OF_TFDP = os.path.join(str(pathlib.Path(__file__).parents[2]), "")
 _OF_PYTHON = os.path.join(os.path.dirname(os.__file__), "")
 # What stands for "never" in masks.
 _LARGE = 1e8
+# So many whole numbers may be places, sizes and axes; more of them may be counts.
+_FEW = 16
 
 
 def of_graphs(model):
@@ -48,30 +50,37 @@ def releases_held(model):
 
 def sentences_of_graphs(model):
     """What the statement says of these arrays, if nothing was charged for them."""
-    arrays = [(a, place) for a, place in of_graphs(model) if not Origin.of(a).releases]
-    # Whole numbers are places, sizes and axes.
-    return _sentences((a, place) for a, place in arrays if np.asarray(a).dtype.kind == "f")
+    return _sentences((a, place) for a, place in of_graphs(model) if not Origin.of(a).releases)
 
 
 def sentences_of_code(graph, operations):
-    """The same of arrays in the code of layers and losses of the user's.
+    """The same of arrays and look-up tables in the code of layers and losses of the user's.
 
     Args:
         graph: the graph of a step, or of a part of it.
         operations: those that are looked at.
     """
-    return _sentences(_of_code(graph, operations))
+    found = [_code_of(op) for op in operations if op.type.startswith("LookupTableFind")]
+    tables = [
+        f"the look-up table in {place} is no function of the records" for place in found if place
+    ]
+    return (*_sentences(_of_code(graph, operations)), *dict.fromkeys(tables))
 
 
 def _of_code(graph, operations):
     known = set(operations)
     for op in operations:
-        if op.type == "Const" and op.outputs[0].dtype.is_floating:
+        if op.type == "Const" and _may_hold_data(op.outputs[0]):
             yield tf.make_ndarray(op.get_attr("value")), _code_of(op)
     for outer, inner in getattr(graph, "captures", ()):
-        if inner.dtype.is_floating and not tf.is_symbolic_tensor(outer):
+        if _may_hold_data(inner) and not tf.is_symbolic_tensor(outer):
             for op in known.intersection(inner.consumers()):
                 yield outer, _code_of(op)
+
+
+def _may_hold_data(tensor):
+    size = tensor.shape.num_elements()
+    return tensor.dtype.is_floating or (tensor.dtype.is_integer and (size is None or size > _FEW))
 
 
 def _sentences(arrays):
@@ -85,7 +94,10 @@ def _sentences(arrays):
 
 
 def says_nothing(array):
-    """Whether it is one number, a mask, or numbers at equal distances from each other."""
+    """Whether it is one number, a mask, numbers at equal distances, or a few whole numbers."""
+    kind = array.dtype.kind
+    if kind in "bOSU" or (kind in "iu" and array.size <= _FEW):
+        return True
     values = array.astype(np.float64).ravel()
     if values.size < 2 or (values == values[0]).all():
         return True
