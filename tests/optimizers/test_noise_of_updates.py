@@ -1,5 +1,8 @@
 """What an update adds is N(0, (σC/B̄)²), once a step, whatever the step is made of."""
 
+import time
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ import tensorflow as tf
 from scipy import stats
 
 from tfdp.data import stream_batches
-from tfdp.noise import ChainSource, Grid, sum_rounding
+from tfdp.noise import ChainSource, Grid, NoiseSource, sum_rounding
 from tfdp.optimizers import BandedInverse, logical_step
 
 N, FEATURES = 24, 100
@@ -157,3 +160,30 @@ def test_the_grid_of_a_chain_is_so_too(small, monkeypatch):
     )  # fmt: skip
     model.fit(stream_batches(small.data(N, FEATURES), N // 2), verbose=0)
     assert asked == [(1.5 * 0.5, 0.5, 2 * FEATURES + 2, sum_rounding(N // 2))] * 2
+
+
+def test_a_step_whose_batch_does_not_come_is_not_charged():
+    """Where the data end inside of an execution of several steps."""
+    steps = tf.Variable(0)
+
+    def charge():
+        steps.assign_add(1)
+        return tf.constant(1.0, tf.float64)
+
+    optimizer = types.SimpleNamespace(
+        charging=types.SimpleNamespace(charge_step=charge), selection=None, clip_norm=1.0,
+        expected_batch_size=4, noise_source=NoiseSource(), noise_chain=None,
+    )  # fmt: skip
+
+    def late():
+        time.sleep(0.3)  # long enough for a charge that waits for nothing
+        raise ValueError("the data have ended")
+
+    @tf.function(autograph=False)
+    def step():
+        sums = tf.ensure_shape(tf.py_function(late, [], tf.float32), [3])
+        return logical_step.charged_and_noised(optimizer, [sums], [], 3)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the data have ended"):
+        step()
+    assert steps.numpy() == 0
