@@ -41,3 +41,25 @@ def assert_standard(z, alarms=1e-9):
     deviation = np.where(np.eye(steps, dtype=bool), np.sqrt(2.0 / number), number**-0.5)
     assert np.all(np.abs(off) < bound * 1.1 * deviation), np.round(covariance, 3)
     assert np.all(np.abs(z.mean(1)) < bound * number**-0.5)
+
+
+def assert_key_and_counter_decide(begin, release):
+    """A change in any half of the key or of the counter's two words changes every value drawn.
+
+    Args:
+        begin: function of no arguments to a source that has drawn nothing yet.
+        release: function of a source to what it draws, an array of float64.
+    """
+    words, found = np.array([7, 11, 13]), []
+    for place, bit in ((None, 0), *((i, b) for i in range(3) for b in (5, 41)), (None, 0)):
+        changed = words.copy()
+        if place is not None:
+            changed[place] ^= 1 << bit
+        source = begin()
+        source._key.assign(changed[:1])
+        source._counter.assign(changed[1:])
+        found.append(np.asarray(release(source)))
+    first, *others, again = found
+    np.testing.assert_array_equal(first, again)
+    for i, one in enumerate(others):
+        assert not np.any(one == first), f"word {i // 2}, bit {(5, 41)[i % 2]}"

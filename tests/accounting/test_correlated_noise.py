@@ -86,6 +86,16 @@ def test_many_participations_cost_at_most_what_their_pairs_do_and_at_least_what_
     assert true <= found <= 1.02 * true
 
 
+@pytest.mark.parametrize("steps", [1, 2, 37, 1000])
+def test_overlaps_by_fourier_transform_are_never_too_small(steps):
+    c = np.abs(np.random.default_rng(steps).normal(size=steps))
+    exact = c.astype(np.longdouble)
+    true = np.array([exact[d:] @ exact[: steps - d] for d in range(steps)])
+    found = correlation._overlaps(c)
+    assert np.all(found[1:] >= true[1:])
+    np.testing.assert_allclose(found, true.astype(float), rtol=0, atol=2e-13 * float(true[0]))
+
+
 def test_ten_thousand_steps_take_less_than_a_second():
     begin = time.process_time()
     sensitivity((1.0, -0.3901, -0.125, -0.436), 10_000, 5_000, 2)

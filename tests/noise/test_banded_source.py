@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from noise_over_steps import SIZE, assert_standard, releases
+from noise_over_steps import SIZE, assert_key_and_counter_decide, assert_standard, releases
 
 from tfdp.accounting.banded_noise import BandedCorrelation
 from tfdp.errors import PrivacyError
@@ -69,6 +69,12 @@ def test_a_chain_begins_with_a_new_key_and_nothing_kept(steps=2):
         draws.append(draws_of(y, C, np.linalg.norm(C)))
     assert_standard(np.concatenate(draws))
     assert len(keys) == 3
+
+
+@pytest.mark.parametrize("c", [C, (1.0,)])
+def test_the_key_and_the_counter_decide_every_draw(c):
+    grid = source_of(c).grid(1.0, 1.0, 60, 0.0)
+    assert_key_and_counter_decide(lambda: source_of(c), lambda one: releases(one, 2, grid, (30,)))
 
 
 def test_tensors_of_one_step_share_no_draws_and_nothing_kept(monkeypatch):

@@ -5,7 +5,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
-from noise_over_steps import SIZE, assert_standard, releases
+from noise_over_steps import SIZE, assert_key_and_counter_decide, assert_standard, releases
 
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.errors import PrivacyError
@@ -187,6 +187,23 @@ def test_the_noise_of_a_row_is_independent_from_place_to_place(width=8):
     grid, rows = Grid(1.0, 1.0, SIZE), tf.range(SIZE // 4, dtype=tf.int64)
     (noisy,) = source.release([], grid, rows=[(table, rows, tf.zeros_like(table))])
     assert_standard(noisy.numpy().T / float(grid.stddev))
+
+
+def test_the_key_and_the_counter_decide_every_draw():
+    grid, table = Grid(1.0, 1.0, 60), tf.Variable(tf.zeros([V, D]))
+
+    def begin():
+        source = ChainSource(4)
+        source.build([table])
+        source.begin(Correlation(M, 2))
+        return source
+
+    def release(source):
+        rows = [(table, tf.range(5, dtype=tf.int64), tf.zeros([5, D]))]
+        noisy = source.release([tf.zeros([30])], grid, dtype=tf.float64, rows=rows)
+        return np.concatenate([one.numpy().ravel() for one in noisy])
+
+    assert_key_and_counter_decide(begin, release)
 
 
 def test_a_new_chain_counts_turns_from_zero():

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import slow
 import tensorflow as tf
+from noise_over_steps import assert_key_and_counter_decide, releases
 from scipy import stats
 
 from tfdp import noise
-from tfdp.noise import NoiseSource, gaussian, standard_normal_from_bits
+from tfdp.noise import Grid, NoiseSource, gaussian, standard_normal_from_bits
 from tfdp.runtime.xla import compiling
 
 
@@ -121,6 +122,11 @@ def test_seed_is_repeatable_and_differs_between_fits():
     one.rekey()
     assert not np.any(one.normal((5,), 1.0).numpy() == first)
     assert not np.any(NoiseSource(seed=5).normal((5,), 1.0).numpy() == first)
+
+
+def test_the_key_and_the_counter_decide_every_draw():
+    grid = Grid(1.0, 1.0, 60)
+    assert_key_and_counter_decide(NoiseSource, lambda one: releases(one, 2, grid, (30,)))
 
 
 def test_rekey_takes_new_entropy():
