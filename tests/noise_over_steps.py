@@ -1,5 +1,8 @@
 """What a noise source releases step by step, and whether draws are standard normal."""
 
+import concurrent.futures
+import time
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -63,3 +66,38 @@ def assert_key_and_counter_decide(begin, release):
     np.testing.assert_array_equal(first, again)
     for i, one in enumerate(others):
         assert not np.any(one == first), f"word {i // 2}, bit {(5, 41)[i % 2]}"
+
+
+class Slow:
+    """A variable that takes long to read: every other thread could read it before it is assigned.
+
+    Args:
+        variable: of integers.
+    """
+
+    def __init__(self, variable):
+        self._variable, self.assigned = variable, []
+
+    def read_value(self):
+        value = self._variable.read_value()
+        time.sleep(0.02)
+        return value
+
+    def assign(self, value):
+        self.assigned.append(np.ravel(value).tolist())
+        self._variable.assign(value)
+
+
+def assert_threads_draw_apart(source, name, grid):
+    """No two threads that release at the same time read one counter, or number of a step.
+
+    Args:
+        source: that draws in all of them.
+        name: of the attribute that is read and assigned.
+        grid: of the releases.
+    """
+    slow = Slow(getattr(source, name))
+    setattr(source, name, slow)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: source.release([tf.zeros([4])], grid), range(8)))
+    assert len(slow.assigned) == 8 == len({tuple(one) for one in slow.assigned})

@@ -84,6 +84,11 @@ def test_noise_that_would_grow_from_step_to_step_is_refused():
         BandedCorrelation((1.0, -3.0), 400)
     with pytest.raises(ValueError, match="Argument `strategy`"):
         BandedCorrelation((0.5, 0.3), 4)
+    with pytest.raises(ValueError, match="Argument `strategy`"):
+        BandedCorrelation((), 4)
+    for steps in (0, 2.5):
+        with pytest.raises(ValueError, match="Argument `steps`"):
+            BandedCorrelation(C, steps)
     long = BandedCorrelation(optimized_strategy(2, 100_000), 100_000)
     # In the limit of many steps two equal bands would be best, whose inverse never fades.
     assert 15.0 < long.largest <= 16.0

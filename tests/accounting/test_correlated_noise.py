@@ -161,6 +161,24 @@ def test_roundings_of_all_steps_move_no_more_than_is_carried(m, steps=8):
 
 def test_an_inverse_that_explodes_has_an_infinite_sensitivity():
     assert sensitivity([1.0, -30.0], 400) == np.inf
+    with pytest.raises(ValueError, match="would be infinite"):
+        correlation.Correlation((1.0, -15.0), 400)
+
+
+@pytest.mark.parametrize("name", ["steps", "participations", "min_separation"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
+def test_counts_of_a_chain_are_whole_and_positive(name, value):
+    """Of no participation, for one, the noise would be none."""
+    fields = {"coefficients": (1.0, -0.5), "steps": 4, name: value}
+    with pytest.raises(ValueError, match=f"Argument `{name}`"):
+        correlation.Correlation(**fields)
+
+
+@pytest.mark.parametrize("m", [(), (0.9, 0.1), (1.0, 15.5), (1.0, -15.5), (1.0, float("nan"))])
+def test_coefficients_begin_with_one_and_fit_into_exact_sums(m):
+    correlation.Correlation((1.0, -0.5, 14.5), 3)
+    with pytest.raises(ValueError, match="Argument `coefficients`"):
+        correlation.Correlation(m, 3)
 
 
 def test_one_step_has_nothing_to_take_back():

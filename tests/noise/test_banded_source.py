@@ -3,11 +3,17 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from noise_over_steps import SIZE, assert_key_and_counter_decide, assert_standard, releases
+from noise_over_steps import (
+    SIZE,
+    assert_key_and_counter_decide,
+    assert_standard,
+    assert_threads_draw_apart,
+    releases,
+)
 
 from tfdp.accounting.banded_noise import BandedCorrelation
 from tfdp.errors import PrivacyError
-from tfdp.noise import BandedSource, banded_source
+from tfdp.noise import BandedSource, Grid, banded_source
 from tfdp.runtime import xla
 
 C = (1.0, 0.55, 0.2, 0.3)
@@ -75,6 +81,10 @@ def test_a_chain_begins_with_a_new_key_and_nothing_kept(steps=2):
 def test_the_key_and_the_counter_decide_every_draw(c):
     grid = source_of(c).grid(1.0, 1.0, 60, 0.0)
     assert_key_and_counter_decide(lambda: source_of(c), lambda one: releases(one, 2, grid, (30,)))
+
+
+def test_threads_share_no_step():
+    assert_threads_draw_apart(source_of((1.0,)), "_position", Grid(1.0, 1.0, 4))
 
 
 def test_tensors_of_one_step_share_no_draws_and_nothing_kept(monkeypatch):

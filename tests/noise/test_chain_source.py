@@ -5,7 +5,13 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
-from noise_over_steps import SIZE, assert_key_and_counter_decide, assert_standard, releases
+from noise_over_steps import (
+    SIZE,
+    assert_key_and_counter_decide,
+    assert_standard,
+    assert_threads_draw_apart,
+    releases,
+)
 
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.errors import PrivacyError
@@ -74,6 +80,10 @@ def test_a_chain_begins_with_a_new_key_and_at_its_first_step(steps=2):
         draws.append(releases(source, steps, source.grid(1.0, 1.0, SIZE, 0.0)))
     s = Correlation(M, steps).sensitivity
     assert_standard(np.concatenate([whitened(y, M, s) for y in draws]))
+
+
+def test_threads_share_no_step():
+    assert_threads_draw_apart(chain_of(M, 12), "_position", Grid(1.0, 1.0, 4))
 
 
 def test_tensors_of_one_step_share_no_draws(monkeypatch):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import slow
 import tensorflow as tf
-from noise_over_steps import assert_key_and_counter_decide, releases
+from noise_over_steps import assert_key_and_counter_decide, assert_threads_draw_apart, releases
 from scipy import stats
 
 from tfdp import noise
@@ -127,6 +127,10 @@ def test_seed_is_repeatable_and_differs_between_fits():
 def test_the_key_and_the_counter_decide_every_draw():
     grid = Grid(1.0, 1.0, 60)
     assert_key_and_counter_decide(NoiseSource, lambda one: releases(one, 2, grid, (30,)))
+
+
+def test_threads_share_no_counter():
+    assert_threads_draw_apart(NoiseSource(), "_counter", Grid(1.0, 1.0, 4))
 
 
 def test_rekey_takes_new_entropy():

@@ -104,8 +104,7 @@ class ChainSource(CorrelatedSource):
             self._position.assign(step + 1)
         m = self._numbers.read_value()[: self._bands]
         # After the chain's last step nothing is taken back.
-        within = (_backward(self._bands) == 0) | (step < self._length.read_value())
-        return step, tf.where(within, m, tf.zeros_like(m))
+        return step, tf.where(step < self._length.read_value(), m, tf.zeros_like(m))
 
     def _release_rows(self, one, public, arguments, dtype):
         """Rows of a table with the noise of their own chains, divided."""
