@@ -6,7 +6,12 @@ import pytest
 from scipy import optimize
 
 from tfdp.accounting import Sampling, banded_noise
-from tfdp.accounting.banded_noise import BandedCorrelation, optimized_strategy
+from tfdp.accounting.banded_noise import (
+    BandedCorrelation,
+    optimized_strategy,
+    steps_of_epochs,
+    steps_of_pass,
+)
 from tfdp.accounting.correlated_noise import Workload
 
 C = (1.0, 0.6, 0.4)
@@ -83,6 +88,8 @@ def test_noise_that_would_grow_from_step_to_step_is_refused():
     with pytest.raises(ValueError, match="Argument `strategy`"):
         BandedCorrelation((1.0, -3.0), 400)
     with pytest.raises(ValueError, match="Argument `strategy`"):
+        BandedCorrelation((1.0, -3.0), 4000)  # beyond float64
+    with pytest.raises(ValueError, match="Argument `strategy`"):
         BandedCorrelation((0.5, 0.3), 4)
     with pytest.raises(ValueError, match="Argument `strategy`"):
         BandedCorrelation((), 4)
@@ -113,6 +120,12 @@ def test_steps_whose_records_may_come_again_too_soon_are_refused():
             chain.check(wrong, "gaussian")
     with pytest.raises(ValueError, match="cyclic_poisson_batches"):
         chain.check(cyclic(), "concentrated")
+
+
+def test_a_pass_has_whole_rounds_and_at_least_one():
+    found = [steps_of_pass(n, 10, 4) for n in (10, 40, 59, 60, 61, 400)]
+    assert found == [4, 4, 4, 8, 8, 40]
+    assert [steps_of_epochs(60, epochs, 10, 4) for epochs in (0.01, 0.5, 0.6, 3)] == [1, 4, 5, 24]
 
 
 def test_rounds_that_were_begun_count_and_a_pass_begins_with_a_round():

@@ -206,6 +206,8 @@ def test_what_a_stream_of_persons_says_of_itself():
 def test_bounds_that_are_not_both_there_or_do_not_hold_are_refused(change):
     with pytest.raises(ValueError, match="max_participations|min_separation"):
         of_persons(**change)
+    with pytest.raises(ValueError, match="for persons and need `privacy_ids`"):
+        of_persons(privacy_ids=None)
 
 
 def test_a_batch_is_not_larger_than_the_number_of_persons():

@@ -116,12 +116,12 @@ def chosen_rows(steps, seed=0):
     return [[np.flatnonzero(generator.random(V) < 0.5) for _ in range(2)] for _ in range(steps)]
 
 
-def row_releases(m, chosen, grid, seed=3, static=False):
+def row_releases(m, chosen, grid, seed=3, static=False, steps=None):
     """For each table and row the list of what its turns released, in units of the grid."""
     tables = [tf.Variable(tf.zeros([V, D])) for _ in range(2)]
     source = ChainSource(4, seed)
     source.build(tables)
-    source.begin(Correlation(m, len(chosen)))
+    source.begin(Correlation(m, steps or len(chosen)))
     found, dense = [{r: [] for r in range(V + 1)} for _ in range(2)], []
 
     def step(*rows):
@@ -156,6 +156,42 @@ def test_each_row_has_a_chain_of_its_own(steps=7):
     assert len(flat) > 700 and len(set(flat)) == len(flat)
     expected = own_dense[2] + np.round(M[1] * own_dense[1] + M[2] * own_dense[0])
     np.testing.assert_array_equal(dense[2], expected)
+
+
+def test_rows_take_nothing_back_after_the_last_step(steps=2):
+    grid, chosen = Grid(1.3, 1.0, 300), [[np.arange(V)] * 2] * (steps + 2)
+    own, _ = row_releases(IDENTITY, chosen, grid)
+    found, _ = row_releases(M, chosen, grid, steps=steps)
+    for table, draws in zip(found, own, strict=True):
+        for row in range(V):
+            same = [np.array_equal(*pair) for pair in zip(table[row], draws[row], strict=True)]
+            assert same == [True, False, True, True]
+
+
+@pytest.mark.parametrize("number", [2, 3, 36, V])
+def test_rows_of_any_number_are_drawn_in_blocks_and_divided(monkeypatch, number):
+    grid, table = Grid(2.0, 1.0, 300), tf.Variable(tf.zeros([V, D]))
+    rows = np.random.default_rng(number).permutation(V)[:number]
+    sums = np.float32(100.0 * rows[:, np.newaxis] + np.arange(D))
+
+    def noisy(few, block, divisor):
+        monkeypatch.setattr(chain_source, "FEW", few * D)
+        monkeypatch.setattr(chain_source, "SMALL_DRAW", block * D)
+        chain_source._rows_of_any_number.cache_clear()
+        source = ChainSource(4, seed=3)
+        source.build([table])
+        source.begin(Correlation(M, 2))
+
+        def step(rows, sums):
+            return source.release([], grid, divisor, rows=[(table, rows, sums)])
+
+        signature = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, D], tf.float32)
+        return tf.function(step, signature, autograph=False)(rows, sums)[0].numpy()
+
+    whole, blocks = noisy(V, V, 1.0), noisy(2, 9, 8.0)
+    chain_source._rows_of_any_number.cache_clear()  # what was traced here has sizes of this test
+    np.testing.assert_array_equal(blocks, whole / 8.0)
+    assert np.all(np.abs(whole - sums) < 8.0 * float(grid.stddev)) and np.all(whole != sums)
 
 
 def test_a_capacity_is_drawn_in_blocks_as_far_as_it_is_filled(monkeypatch):

@@ -156,7 +156,6 @@ def _sensitivity(m, steps, participations, min_separation):
     for first in range(0, k, stride):
         overlap = _overlaps(c[: steps - first * min_separation])
         later = np.maximum.accumulate(overlap[::-1])[::-1][::min_separation]
-        later = np.minimum(later, overlap[0])  # of rounding
         for j in range(first, min(first + stride, k)):
             square += overlap[0] + 2.0 * later[1 : k - j].sum()
     return float(np.sqrt(square))
@@ -166,7 +165,7 @@ def _overlaps(c):
     """(T,) Σ_t c_t·c_{t+d} for each distance d, of a c that is not negative; never too small."""
     size = 1 << (2 * len(c) - 1).bit_length()
     found = np.fft.irfft(np.abs(np.fft.rfft(c, size)) ** 2, size)[: len(c)]
-    found = np.maximum(found, 0.0) + _ROUNDING * float(c @ c)
+    found += _ROUNDING * float(c @ c)
     found[0] = c @ c
     return found
 
