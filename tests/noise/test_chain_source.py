@@ -45,6 +45,12 @@ def test_the_covariance_over_steps_is_that_of_the_matrix(steps=8):
     assert_standard(whitened(y, M, 2.0 * s))
 
 
+def test_a_chain_of_fewer_bands_than_its_source_takes_back_no_more(m=(1.0, -0.6), steps=4):
+    source = chain_of(m, steps, bands=4)
+    y = releases(source, steps, source.grid(1.0, 1.0, SIZE, 0.0))
+    assert_standard(whitened(y, m, Correlation(m, steps).sensitivity))
+
+
 def test_a_step_is_its_own_draw_and_earlier_ones_drawn_again_rounded(steps=6):
     grid = Grid(1.3, 1.0, 50)
     unit = float(grid.step)
