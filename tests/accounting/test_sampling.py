@@ -70,6 +70,22 @@ def test_a_person_of_a_stream_is_in_as_many_steps_of_a_pass_as_was_declared():
     assert [unknown.appearances(t) for t in (1, 2, 3, 8)] == [1, 2, 3, 3]
 
 
+@pytest.mark.parametrize("changes", [
+    {"max_participations": None}, {"min_separation": None}, {"passes": 2},
+    {"max_records_per_unit": 2}, {"kind": "poisson"}, {"kind": "shuffled"},
+    {"kind": "allocated", "expected_batch_size": 10},
+    {"kind": "cyclic_poisson", "bands": 2, "expected_batch_size": 10},
+])  # fmt: skip
+def test_participations_are_those_of_one_pass_over_a_stream_of_persons(changes):
+    fields = {
+        "kind": "stream", "steps_per_epoch": 8, "max_records_per_unit": 1, "max_participations": 3,
+        "min_separation": 2,
+    }  # fmt: skip
+    assert _sampling(**fields).participations == (3, 2)
+    with pytest.raises(ValueError, match="Arguments `max_participations` and `min_separation`"):
+        _sampling(**{**fields, **changes})
+
+
 def test_every_worker_may_overflow_by_itself():
     one = Sampling("poisson", 250, 25.0, 40).overflow_probability
     four = Sampling("poisson", 1000, 100.0, 160, workers=4).overflow_probability
