@@ -63,6 +63,7 @@ def test_after_the_end_nothing_of_a_chain_is_kept_and_noise_is_independent():
     assert key != source.variables[0].numpy() and not np.any(source.variables[-1].numpy())
     grid = source.grid(1.0, 1.0, SIZE, 0.0)
     assert float(grid.stddev) == pytest.approx(1.0, rel=1e-4)
+    assert grid.tensors == BandedSource(4).grid(1.0, 1.0, SIZE, 0.0).tensors
     assert_standard(releases(source, 5, grid) / float(grid.stddev))
 
 
@@ -89,7 +90,7 @@ def test_threads_share_no_step():
 
 def test_tensors_of_one_step_share_no_draws_and_nothing_kept(monkeypatch):
     monkeypatch.setattr(banded_source, "LARGEST_JOINED", 300)  # each tensor is a part by itself
-    source = source_of(C)
+    source = source_of(IDENTITY)  # takes nothing back: what is released are the draws
     y = releases(source, 3, source.grid(1.0, 1.0, 800, 0.0), sizes=(200, 200, 200, 200))
     # Two of 2,400 draws round to one float32 with probability 0.06; four pairs do with 1e-6.
     assert y.size - len(np.unique(y)) < 4
@@ -109,6 +110,30 @@ def test_what_is_kept_fits_into_its_bits_and_roundings_are_in_the_noise():
         raised = float(grid.stddev) / (stddev * chain.sensitivity) - 1.01
         assert moved <= raised <= 1.01 * moved + 1e-12
     assert np.isnan(float(source.grid(1e4, 1.0, 10**8, 0.0).stddev))
+
+
+@pytest.mark.parametrize("c", [C, (1.0, 0.9)])
+def test_the_largest_noise_of_any_setting_fits_into_its_bits_and_little_is_left(c):
+    source, largest, allowed = BandedSource(len(c)), 0.0, 0
+    source.begin(BandedCorrelation(c, 3000))
+    limit = 2.0**31 / (12.0 * BandedCorrelation(c, 3000).largest)
+    for rounding in (0.0, 0.5):
+        for coordinates in np.geomspace(1e6, 1e16, 41):
+            for stddev in np.geomspace(1.0, 1.9, 5):
+                grid = source.grid(tf.constant(stddev, tf.float64), 1.0, coordinates, rounding)
+                if not np.isnan(float(grid.stddev)):
+                    largest = max(largest, float(grid.stddev) / float(grid.step) / limit)
+                    allowed += 1
+    assert 0.8 < largest <= 1.0 and 100 < allowed < 350
+
+
+def test_noise_of_one_band_and_of_several_is_divided():
+    for c in ((1.0,), C):
+        grid, found = source_of(c).grid(1.0, 1.0, 9, 0.0), []
+        for divisor in (1.0, 8.0):
+            source = source_of(c, seed=3)
+            found.append(source.release([tf.fill([9], 5.0)], grid, divisor)[0].numpy())
+        np.testing.assert_array_equal(found[1], found[0] / 8.0)
 
 
 def test_a_step_that_fails_moves_nothing_that_is_kept():
@@ -136,6 +161,11 @@ def test_before_its_first_chain_a_source_adds_independent_noise():
     assert_standard(releases(source, 5, grid) / float(grid.stddev))
 
 
+def test_rows_of_tables_are_refused():
+    with pytest.raises(PrivacyError, match="dense weights only"):
+        BandedSource(4).build([tf.Variable(tf.zeros([5, 2]))])
+
+
 def test_other_weights_in_a_chain_are_refused():
     source = source_of(C)
     grid = source.grid(1.0, 1.0, 9, 0.0)
@@ -147,7 +177,7 @@ def test_other_weights_in_a_chain_are_refused():
 def test_a_step_that_is_compiled_as_a_whole_goes_on_from_what_was_kept(monkeypatch):
     """Parts of sizes that single steps fill up, and compiled ones do not."""
     monkeypatch.setattr(banded_source, "LARGEST_JOINED", 300)
-    source, sizes = source_of((1.0, -0.9), seed=5), (300, 20, 350)
+    source, sizes = source_of((1.0, -0.9), seed=5), (301, 20, 351)
     grid = source.grid(1.0, 1.0, 700, 0.0)
 
     def step(whole):

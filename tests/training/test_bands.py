@@ -82,7 +82,6 @@ def test_the_noise_of_a_fit_has_the_covariance_of_the_inverse_matrix():
     assert_covariance_of_a_fit()
 
 
-@pytest.mark.evidence
 def test_so_it_has_in_compiled_executions_of_two_steps():
     assert_covariance_of_a_fit(executions=2, jit_compile=True)
 

@@ -92,7 +92,6 @@ def test_so_it_has_on_two_replicas():
     assert_covariance(noise_of_fit(strategy=strategy), 1)
 
 
-@pytest.mark.evidence
 def test_so_it_has_in_compiled_executions_of_two_steps():
     assert_covariance(noise_of_fit(executions=2, jit_compile=True), 2)
 
@@ -113,7 +112,6 @@ def table_stream(batches=8, **kwargs):
     return tfdp.data.stream_batches(data, 2, **kwargs)
 
 
-@pytest.mark.evidence
 def test_so_it_has_in_rows_that_every_step_selects():
     every_row = tfdp.selection.FEST(WIDE // 10, frequencies={"table": np.ones(WIDE // 10)})
     model = table_model(
@@ -424,6 +422,7 @@ def test_a_loaded_optimizer_has_the_same_correlation():
     assert loaded.noise_correlation == optimizer.noise_correlation
     with pytest.raises(AttributeError, match="cannot be changed"):
         loaded.noise_correlation = None
+    assert chain_model("auto").optimizer.noise_correlation == BandedInverse(4)
 
 
 @pytest.mark.parametrize("wrong", [

@@ -76,7 +76,6 @@ class BandedSource(CorrelatedSource):
         self._largest.assign(1.0)
 
     def _forget(self):
-        self._position.assign(0)
         for kept in self._kept:
             kept.assign(tf.zeros_like(kept))
 
