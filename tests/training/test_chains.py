@@ -19,7 +19,8 @@ from tfdp.accounting.charges.mechanisms import PrivateTraining, mechanism_from_d
 from tfdp.accounting.correlated_noise import Correlation
 from tfdp.data.sampling.kept_order import refuse_more_passes
 from tfdp.errors import BudgetError, PrivacyError
-from tfdp.optimizers import BandedInverse
+from tfdp.noise import training_source
+from tfdp.optimizers import BandedInverse, BandedMatrix, charging
 from tfdp.training.checks import advice
 
 M = (1.0, -0.4, -0.2, -0.3)
@@ -110,6 +111,22 @@ def table_model(selection, **kwargs):
 def table_stream(batches=8, **kwargs):
     data = np.zeros((2 * batches, 1), np.int64), np.zeros((2 * batches, 1), np.float32)
     return tfdp.data.stream_batches(data, 2, **kwargs)
+
+
+def test_several_workers_begin_a_chain_with_one_key(monkeypatch):
+    """Each makes the same call; all take the entropy of the first."""
+    for module in (training_source, charging):
+        monkeypatch.setattr(module, "of_first_replica", of_first_worker)
+    cycles = tfdp.data.cyclic_poisson_batches(make_data(), 10, 2)
+    for noise, batches in ((FIXED, stream()), (BandedMatrix(2), cycles)):
+        optimizer = chain_model(noise, noise_multiplier=2.0).optimizer
+        optimizer.charging.begin(tfdp.data.sampling_of(batches), "workers")
+        key, counter, *_ = optimizer.noise_chain.variables
+        assert key.numpy().tolist() == [7] and counter.numpy().tolist() == [7, 7]
+
+
+def of_first_worker(words, strategy):
+    return np.full_like(words, 7) if strategy == "workers" else words
 
 
 def test_so_it_has_in_rows_that_every_step_selects():
