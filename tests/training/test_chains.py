@@ -1,5 +1,6 @@
 """Training with noise that is correlated over steps: what is added, charged, and refused."""
 
+import dataclasses
 from unittest import mock
 
 import dp_accounting
@@ -14,9 +15,9 @@ from scipy import stats
 from small_models import Small, make_data
 
 import tfdp
-from tfdp.accounting import correlated_noise
+from tfdp.accounting import banded_noise, correlated_noise
 from tfdp.accounting.charges.mechanisms import PrivateTraining, mechanism_from_dict
-from tfdp.accounting.correlated_noise import Correlation
+from tfdp.accounting.correlated_noise import Correlation, Workload
 from tfdp.data.sampling.kept_order import refuse_more_passes
 from tfdp.errors import BudgetError, PrivacyError
 from tfdp.noise import training_source
@@ -440,6 +441,25 @@ def test_a_loaded_optimizer_has_the_same_correlation():
     with pytest.raises(AttributeError, match="cannot be changed"):
         loaded.noise_correlation = None
     assert chain_model("auto").optimizer.noise_correlation == BandedInverse(4)
+
+
+def test_coefficients_are_those_for_the_wrapped_optimizer():
+    sampling = tfdp.data.sampling_of(stream())
+    planned = BandedInverse().planned(chain_model().optimizer.charging.poisson(), None)
+    assert (planned.chain_steps, sampling.chain_steps) == (4, 4) and planned.kind == "stream"
+    falling = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+    rates = tuple(float(falling(t)) for t in range(4))
+    for optimizer, workload in (
+        (keras.optimizers.SGD(1.0), Workload()),
+        (keras.optimizers.SGD(1.0, momentum=0.9), Workload(0.9)),
+        (keras.optimizers.SGD(falling), Workload(0.0, rates)),
+        (keras.optimizers.SGD(falling, momentum=0.9), Workload(0.9, rates)),
+    ):
+        expected = correlated_noise.optimized(3, 4, workload)
+        assert BandedInverse(3).correlation(optimizer, sampling).coefficients == expected
+        cyclic = dataclasses.replace(sampling, kind="cyclic_poisson", bands=3)
+        strategy = BandedMatrix(3).correlation(optimizer, cyclic).strategy
+        assert strategy == banded_noise.optimized_strategy(3, 4, workload)
 
 
 @pytest.mark.parametrize("wrong", [
