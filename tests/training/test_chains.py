@@ -394,6 +394,15 @@ def test_epochs_that_are_parts_of_one_pass_use_each_record_once():
     np.testing.assert_allclose(model.get_weights()[0], np.full((N, 1), -0.1), rtol=1e-5)
 
 
+def test_batches_of_unknown_steps_are_refused():
+    cyclic = tfdp.data.cyclic_poisson_batches(make_data(), 10, 2)
+    for noise, batches in ((BandedInverse(2), stream()), (BandedMatrix(2), cyclic)):
+        sampling = tfdp.data.sampling_of(batches)
+        noise.check_batches(sampling)
+        with pytest.raises(PrivacyError, match="can be accounted for|do not state it"):
+            noise.check_batches(dataclasses.replace(sampling, steps_per_epoch=None))
+
+
 def test_batches_in_which_a_record_may_come_at_any_time_are_refused():
     model = chain_model(noise_multiplier=2.0)
     for batches in (
@@ -460,6 +469,9 @@ def test_coefficients_are_those_for_the_wrapped_optimizer():
         cyclic = dataclasses.replace(sampling, kind="cyclic_poisson", bands=3)
         strategy = BandedMatrix(3).correlation(optimizer, cyclic).strategy
         assert strategy == banded_noise.optimized_strategy(3, 4, workload)
+    twice = tfdp.data.sampling_of(stream(passes=2))
+    chain = BandedInverse(3).correlation(keras.optimizers.SGD(1.0), twice)
+    assert chain.coefficients == correlated_noise.optimized(3, 8, Workload(), 2, 4)
 
 
 @pytest.mark.parametrize("wrong", [
