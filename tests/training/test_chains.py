@@ -480,6 +480,7 @@ def test_coefficients_are_those_for_the_wrapped_optimizer():
     lambda: BandedInverse(2, (1.0, 15.5)),  # too large for exact sums on the grid
     lambda: BandedInverse(momentum=1.0),
     lambda: BandedInverse(learning_rates="fast"), lambda: chain_model("banded"),
+    lambda: BandedInverse(learning_rates=(1.0, float("inf"))),
 ])  # fmt: skip
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="Argument"):
