@@ -168,13 +168,25 @@ def test_every_way_of_exporting_works_after_a_step(tmp_path):
     x = np.ones((2, 3), np.float32)
     private.train_on_batch(x, x[:, :2])
     private.export(str(tmp_path / "keras"), verbose=False)
-    tfdp.serving.export(private, tmp_path / "tfdp")
+    with pytest.warns(UserWarning, match="no finite epsilon. tfdp does not know how the batches"):
+        tfdp.serving.export(private, tmp_path / "tfdp")
     tf.saved_model.save(private, str(tmp_path / "tensorflow"))
     assert tf.saved_model.load(str(tmp_path / "tensorflow"))
     for way in ("keras", "tfdp"):
         served = tf.saved_model.load(str(tmp_path / way)).signatures["serving_default"]
         (out,) = served(tf.constant(x)).values()
         np.testing.assert_allclose(out, private(x), rtol=1e-6)
+
+
+def test_a_model_without_noise_is_exported_with_a_warning(tmp_path):
+    private = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
+    private.compile(
+        tfdp.optimizers.DPOptimizer("sgd", noise_multiplier=0.0), loss="mse", run_eagerly=True
+    )
+    x = np.ones((10, 3), np.float32)
+    private.fit(tfdp.data.poisson_batches((x, x[:, :2]), 5, steps_per_epoch=1), verbose=0)
+    with pytest.warns(UserWarning, match="no finite epsilon. Its training is not private"):
+        tfdp.serving.export(private, tmp_path / "m")
 
 
 @pytest.mark.parametrize("k", [0, 13, 2.5])

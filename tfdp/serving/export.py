@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
+import warnings
 
 import keras
 
@@ -45,7 +47,8 @@ def export(
     training, under "releases_at_inference": it protects the inputs of the calls, and costs per
     call. There, each layer has its "calls_in_one_request", and "release_of_one_request" states
     their total. A call on several windows of one input, folded into the batch axis, counts as
-    several calls.
+    several calls. A model that was compiled with a `DPOptimizer` and has no finite ε is exported
+    with a warning.
 
     Args:
         model: a built `DPModel`, or a Keras model with `PrivateAttention` layers.
@@ -117,5 +120,13 @@ def _write(endpoint, path):
 
 def _training_statement(model, delta):
     if isinstance(getattr(model, "optimizer", None), DPOptimizer) or is_protected(model):
-        return model.privacy_statement(delta).to_dict()
+        statement = model.privacy_statement(delta)
+        if math.isinf(statement.epsilon):
+            reasons = " ".join(statement.unstated) or "Its training is not private."
+            warnings.warn(
+                f"The exported model has no finite epsilon. {reasons} `{STATEMENT}` in the export "
+                "says so too; `print(model.privacy_statement())` shows all of it.",
+                stacklevel=3,
+            )
+        return statement.to_dict()
     return {"epsilon": "infinity", "remarks": ["The model was trained without privacy."]}
