@@ -143,6 +143,15 @@ def test_steps_that_are_no_train_on_batch_are_not_charged_as_samples(small, nois
     assert model.privacy_statement(DELTA).unstated
 
 
+def test_between_two_calls_of_fit_no_step_of_a_budget_sees_examples(small):
+    """Steps are left, and nobody charges a step that no `fit` has begun."""
+    model = eager_model(budget=tfdp.PrivacyBudget(1.0, DELTA), steps=12)
+    fit_steps(model, 4)
+    charging = model.optimizer.charging
+    assert model.optimizer.steps_left == 8 and charging.allowed == 0
+    assert not bool(charging.active(model))
+
+
 def test_single_batches_end_with_the_budget(small):
     model = eager_model(budget=tfdp.PrivacyBudget(0.5, DELTA), steps=3)
     steps = sum(1 for b in model.training_batches(small.poisson()) if model.train_on_batch(*b))
