@@ -9,6 +9,7 @@ import tensorflow as tf
 import tfdp
 from tfdp.data.provenance.origins import Origin, OriginArray
 from tfdp.errors import PrivacyError
+from tfdp.optimizers.gradient_scales import scales_of
 
 N, C = 6, 0.3
 SCALES = {"table/embeddings": 0.25, "shared/kernel": 3.0, "last/bias": 0.01}
@@ -253,6 +254,12 @@ def test_two_names_of_one_variable_are_refused():
     model = made({"kernel": 2.0, "only/kernel": 3.0}, model=network, loss="mse")
     with pytest.raises(ValueError, match="each variable once.*'kernel' and 'only/kernel'"):
         moved(model, (np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)))
+
+
+def test_a_scale_is_the_number_that_gradients_are_multiplied_by():
+    """Of float32, so that the norm is that of what is summed."""
+    (scale,) = scales_of([keras.Variable(np.zeros(3), name="kernel")], {"kernel": 0.1})
+    assert scale == float(np.float32(0.1)) != 0.1
 
 
 def test_a_scale_that_is_edited_later_is_checked_too():
