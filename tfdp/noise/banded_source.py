@@ -44,7 +44,8 @@ class BandedSource(CorrelatedSource):
         super().__init__(bands, seed)
         self._kept = []
         with tf.init_scope():
-            self._position = hidden(0, tf.int64, "step_of_chain")
+            # Never set back: it only tells which place is next, and all places begin at zero.
+            self._position = hidden(0, tf.int64, "step")
             self._largest = hidden(1.0, tf.float64, "largest_noise_of_chain")
         self.end()
 

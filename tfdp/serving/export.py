@@ -47,8 +47,9 @@ def export(
     training, under "releases_at_inference": it protects the inputs of the calls, and costs per
     call. There, each layer has its "calls_in_one_request", and "release_of_one_request" states
     their total. A call on several windows of one input, folded into the batch axis, counts as
-    several calls. A model that was compiled with a `DPOptimizer` and has no finite ε is exported
-    with a warning.
+    several calls.
+
+    It warns about a model with a `DPOptimizer` or forward noise that has no finite ε.
 
     Args:
         model: a built `DPModel`, or a Keras model with `PrivateAttention` layers.
