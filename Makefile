@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 DATA ?=
 
 test test-lowest evidence bench: export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Compiled modules are kept: every worker, and every process that a test starts, imports them.
+test test-lowest evidence: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test test-lowest evidence lint bench beam peers tpu docs notebooks retrieval package wheels clean
 
