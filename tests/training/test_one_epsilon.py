@@ -102,7 +102,7 @@ def test_batches_that_are_known_can_be_trained_one_by_one(small):
     batches = iter(model.training_batches(small.poisson()))
     x, y, weights = next(batches)
     model.train_on_batch(x, y, weights)
-    with pytest.raises(PrivacyError, match="trained on already"):
+    with pytest.raises(PrivacyError, match="already trained on it"):
         model.train_on_batch(x, y, weights)
     batches.close()
     assert_one(model, by_hand(poisson(4.0, 0.25, 5)))

@@ -201,8 +201,8 @@ def _spent_message(budget, delta, accountant, adjacency, others):
     total = epsilon(compose(others), delta, accountant, adjacency)
     return (
         "The other charges use up the budget before training: together they cost epsilon "
-        f"{total:.4g} of {budget.epsilon:.4g}. They are: {parts}. Raise the budget: it is for all "
-        "that these weights were charged, earlier training included. Or begin again with new "
+        f"{total:.4g} of {budget.epsilon:.4g}. They are: {parts}. A budget covers all charges of "
+        "these weights, including those of earlier training. Raise it, or begin again with new "
         f"weights and smaller charges. Received: budget={budget}"
     )
 

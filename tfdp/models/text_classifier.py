@@ -185,9 +185,10 @@ class TextClassifier(DPModel):
         """
         if self.noise is None or self.copies != 1 or self.backbone.trainable:
             raise ValueError(
-                "A release needs forward noise for one copy and a fixed encoder. Pass "
-                "`noise_multiplier` or `budget`, `copies=1` and `train_backbone=False`; or fit "
-                "on `tfdp.data.shuffled_epochs((texts, labels), batch_size)`. Received: "
+                "A release needs forward noise, one noisy copy of each text, and an encoder that "
+                "is not trained. Pass `noise_multiplier` or `budget`, `copies=1` and "
+                "`train_backbone=False`. Or train without a release: fit on "
+                "`tfdp.data.shuffled_epochs((texts, labels), batch_size)`. Received: "
                 f"noise={self.noise}, copies={self.copies}, "
                 f"train_backbone={self.backbone.trainable}"
             )

@@ -212,9 +212,9 @@ class TwoTower(DPModel):
         model = cls(**config)
         if sorted(layer.name for layer in model._shared_layers()) != shared:
             raise ValueError(
-                f"The towers share the layers {shared}. Keras keeps layers shared in files, but "
-                "not in copies: save the model and load it with `keras.models.load_model`, or "
-                "build a new model."
+                f"The towers share the layers {shared}. Shared layers stay shared when Keras saves "
+                "and loads a model, but not when it copies one. Save the model and load it with "
+                "`keras.models.load_model`, or build a new model."
             )
         return model
 

@@ -193,18 +193,18 @@ class BandedMatrix(_Bands):
     def check_batches(self, sampling):
         if sampling.chain_steps is None or sampling.bands != self.bands:
             raise PrivacyError(
-                "Noise of a `BandedMatrix` can be accounted for only if a record that was sampled "
-                "cannot be sampled again within as many steps as there are bands. Make the batches "
-                f"with `tfdp.data.cyclic_poisson_batches(..., bands={self.bands})`, or leave "
-                "`noise_correlation` of the DPOptimizer out. For a stream in its order, use "
+                "tfdp can account for the noise of a `BandedMatrix` only if no record can be "
+                f"sampled twice within {self.bands} consecutive steps (`bands`). Make the batches "
+                f"with `tfdp.data.cyclic_poisson_batches(..., bands={self.bands})`, or leave out "
+                "`noise_correlation` of the DPOptimizer. For a stream in its order, use "
                 f"`tfdp.optimizers.BandedInverse`. Received: {sampling.kind} batches, "
                 f"bands={sampling.bands}"
             )
         if sampling.passes != 1 and sampling.steps_per_epoch % self.bands:
             raise PrivacyError(
-                "Each pass begins with the first part of the records, so that a pass of another "
-                "number of steps than a multiple of `bands` would let a record be sampled again "
-                "too soon. `take` a multiple of `bands` steps, or make the batches with passes=1. "
+                "Each pass begins with the first part of the records. If the number of steps of a "
+                "pass is not a multiple of `bands`, a record could be sampled again too soon. "
+                "`take` a multiple of `bands` steps, or make the batches with passes=1. "
                 f"Received: {sampling.steps_per_epoch} steps a pass, bands={self.bands}"
             )
 

@@ -61,10 +61,10 @@ def warn_of_spent_budget(budget, setting, steps, sigma, ledger):
     alone = noise_multiplier(budget, setting, steps, accounting.Ledger())
     if sigma > _MUCH_MORE * alone:
         warnings.warn(
-            f"Argument `budget` covers all that these weights have learned, and earlier charges "
-            f"leave little of it: its steps get noise_multiplier={sigma:.4g}, where {alone:.4g} "
-            "would do without those charges. Such steps hardly train. Go on with a larger budget "
-            f"than epsilon={budget.epsilon:g}, or with new weights.",
+            "Argument `budget` covers all charges of these weights, and earlier charges leave "
+            f"little of it. The new steps get noise_multiplier={sigma:.4g}; without the earlier "
+            f"charges, {alone:.4g} would suffice. With this much noise, the model hardly learns. "
+            f"Use a budget larger than epsilon={budget.epsilon:g}, or new weights.",
             stacklevel=2,
         )
 

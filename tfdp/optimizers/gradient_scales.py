@@ -57,8 +57,8 @@ def scales_of(variables, scales):
         if len(places) != 1:
             raise ValueError(
                 "Argument `gradient_scales` must name trained variables by the ends of their "
-                f"paths, each that of one variable. Received: {end!r}, which is the end of "
-                f"{len(places)} of the paths {paths}"
+                f"paths. Each name must be the end of exactly one path. Received: {end!r}, the end "
+                f"of {len(places)} of the paths {paths}"
             )
         other = named.setdefault(places[0], end)
         if other != end:

@@ -50,8 +50,8 @@ def chained_tables(tables):
     if (tables and not alone) or any(is_external(table) for table in tables):
         raise PrivacyError(
             "With `noise_correlation`, rows of sparse tables can be trained on one device only, "
-            "which counts how often each row was selected, and "
-            '`noise_at="vectors"` does not work. '
+            "because this device counts how often each row was selected. "
+            '`noise_at="vectors"` does not work with `noise_correlation` either. '
             "Train on one device, or leave out `noise_correlation` or `selection` of the "
             'DPOptimizer, or `noise_at="vectors"` of the negatives.'
         )

@@ -123,10 +123,10 @@ def _calls_in(layer, one, function, sized):
     if calls or not as_traced or count == math.inf or count != int(count):
         rows = ", ".join(f"{_rows(each, one)} for {size}" for size, each in found.items())
         raise PrivacyError(
-            f"tfdp cannot count what one request releases: layer {layer.name!r} (PrivateAttention) "
-            "must be called on as many rows for each input of the request, one or several (as "
-            "windows of the input), and the graph must tell how many. Give the layer a batch "
-            "whose size follows from that of the request, in the same way for all sizes. "
+            f"tfdp cannot count what one request releases. Layer {layer.name!r} (PrivateAttention) "
+            "must be called on the same number of rows for each input of the request: one row, or "
+            "several (such as windows of the input). The graph must show this number. Give the "
+            "layer a batch whose size is a fixed multiple of the size of the request. "
             f"Received: rows by the size of the request: {rows}"
         )
     return int(count)

@@ -65,9 +65,9 @@ def claim(model):
         before = run_of(model)
         if before is not None and before.is_fit:
             raise PrivacyError(
-                f"A `fit` of model {model.name!r} is still running, in another thread or around "
-                "this callback: its steps would be charged to a new run. Wait until it ends, or "
-                "train another model (`keras.models.clone_model`)."
+                f"A `fit` of model {model.name!r} is still running, in another thread or as the "
+                "caller of this callback. Its steps would be charged to the new run. Wait until it "
+                "ends, or train another model (`keras.models.clone_model`)."
             )
         refuse_busy_optimizer(model, model.optimizer)
         if before is not None:
@@ -102,7 +102,7 @@ def refuse_busy_optimizer(model, optimizer):
     if run is not None and run.model is not model:
         raise PrivacyError(
             f"The DPOptimizer of model {model.name!r} is used by a run of model "
-            f"{run.model.name!r}, which `fit` or `training_batches` began: a step of this model "
+            f"{run.model.name!r}, which `fit` or `training_batches` began. A step of this model "
             "would be charged as a step of that run. End that run first (use up or close its "
             "`training_batches`), or give each model its own DPOptimizer. Received: one "
             "DPOptimizer for both models"

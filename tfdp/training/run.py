@@ -227,9 +227,8 @@ def single_batches(model, batches):
             _refuse_other_steps(model, run, steps)
             if run_of(model) is not run:
                 raise PrivacyError(
-                    "Another run of this model has begun and is charged now, so a batch of this "
-                    "run would be charged to the wrong run. Finish one `training_batches` before "
-                    "you begin the next."
+                    "Another run of this model has begun, so tfdp can no longer charge steps to "
+                    "this run. Finish one `training_batches` before you begin the next."
                 )
             if private and model.optimizer.charging.allowed <= 0:
                 return
@@ -276,9 +275,9 @@ def _refuse_other_steps(model, run, steps):
         model.charge_history.charge(entry)
     raise PrivacyError(
         f"{others} steps were taken without `train_on_batch` since the last batch of "
-        "`training_batches`. A step on other data, or a second step on this batch, is not the "
-        "sample that the accounting assumes. tfdp charges them as steps on data of unknown "
-        "origin. Pass each batch to `train_on_batch`, once."
+        "`training_batches`. The accounting assumes at most one step on each batch, and none on "
+        "other data. tfdp charges these steps as steps on data of unknown origin. Pass each batch "
+        "to `train_on_batch`, once."
     )
 
 
@@ -294,10 +293,10 @@ def refuse_unknown_batch(model, x, y, sample_weight):
     if run is not None:
         if run.is_fit or not _is_batch(run.batch, x, y, sample_weight):
             raise PrivacyError(
-                "This is not a batch of the current run, or it was trained on already: a second "
-                "step on it is not the sample that the accounting assumes. Give `train_on_batch` "
-                "all parts of each batch of `training_batches`, once, and do not call it in a "
-                "callback of `fit`."
+                "This is not a batch of the current run, or the model has already trained on it. "
+                "The accounting assumes at most one step on each batch. Give `train_on_batch` all "
+                "parts of each batch of `training_batches`, once. Do not call it in a callback of "
+                "`fit`."
             )
         run.batch = None
         return

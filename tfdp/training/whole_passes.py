@@ -36,7 +36,7 @@ class WholePasses(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         if self._was_cut:
-            self._refuse(f"A callback ended epoch {epoch} by `stop_training`, and another")
+            self._refuse(f"A callback ended epoch {epoch} by `stop_training`, and another callback")
         steps, of_pass = self._steps(), self._steps_of_pass
         if of_pass is not None and (steps - self._first) % of_pass:  # not at the end of a pass
             wanted = (self.params or {}).get("steps") or of_pass
@@ -50,8 +50,8 @@ class WholePasses(keras.callbacks.Callback):
     def _refuse(self, what):
         raise PrivacyError(
             f"{what} continued `fit`. tfdp counts passes over shuffled or allocated batches by "
-            "their steps, so after an incomplete pass it would count too few. For shorter epochs "
-            "give `fit` the batches' `take(steps)`, or sample with `tfdp.data.poisson_batches`."
+            "their steps, so after an incomplete pass it would count too few. For shorter epochs, "
+            "pass `batches.take(steps)` to `fit`, or sample with `tfdp.data.poisson_batches`."
         )
 
 

@@ -45,8 +45,8 @@ def examine(
             raise error(_message(value, lambda op: where(walk.outer(op)), way_out))
         if is_of_examples(value) and value != Rows(0):
             raise PrivacyError(
-                f"{where(result.op)} mixes the examples of a batch: along the first axis of what "
-                f"it gives, they are not in their order. {way_out}"
+                f"{where(result.op)} mixes the examples of a batch: the first axis of its result "
+                f"does not hold the examples in their order. {way_out}"
             )
     for probe in probes:
         _refuse_other_axes(body.value(probe), probe, where)
@@ -74,8 +74,8 @@ def _refuse_other_axes(value, probe, where):
     if is_of_examples(value) and value != Rows(0):
         raise PrivacyError(
             f"{where(probe.op)} does not have the examples of the batch along its first axis, "
-            "though that axis is as long as the batch: its rows would be taken for examples. "
-            "Transpose its inputs, so that the examples come first."
+            "though that axis is as long as the batch. tfdp would take its rows for examples. "
+            "Transpose its inputs so that the examples come first."
         )
 
 
@@ -85,11 +85,11 @@ def _message_of_rows(public, value, where):
     if isinstance(value, Joined):
         what = f" (in operation {value.op.name!r}, {value.op.type}, which {value.what})"
     return (
-        f"{layers} was called on a tensor that is the same whatever the examples are and has as "
-        f"many rows as the batch, and an example uses rows of other examples{what}. A row's "
-        "gradient would be taken for its example's, and clipping would not bound what one example "
-        "changes. Make the tensor without the batch axis, for example of a fixed number of rows; "
-        "for negatives there is `tfdp.layers.SharedNegatives`."
+        f"{layers} was called on a tensor that does not depend on the examples but has as many "
+        "rows as the batch. tfdp treats row i as the row of example i, but other examples use it, "
+        f"too{what}. Clipping the gradient of each row would not bound what one example changes. "
+        "Make the tensor without a batch axis, for example with a fixed number of rows. For "
+        "negatives, use `tfdp.layers.SharedNegatives`."
     )
 
 
@@ -100,7 +100,8 @@ def _message_of_draws(value, where):
     return (
         f"{who} uses random numbers of one draw in two ways: each example has numbers of its own, "
         f"and other examples use them too{what}. Examples would then depend on their positions in "
-        "the batch. Draw the numbers of each example and those that all examples share separately."
+        "the batch. Use two draws: one for the numbers of each example, and one for the numbers "
+        "that all examples share."
     )
 
 

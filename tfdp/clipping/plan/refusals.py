@@ -25,8 +25,8 @@ WAY_OUT = (
 )
 #: The same for representations.
 WAY_OUT_OF_NOISE = (
-    "Forward noise clips the representation of each example: if others change it, too, clipping "
-    f"does not bound what one example changes. {_APART}"
+    "Forward noise clips the representation of each example. If other examples change it, too, "
+    f"clipping does not bound what one example changes. {_APART}"
 )
 
 #: What a model does whose forward pass is not the one that was planned for, for error messages.
@@ -156,9 +156,9 @@ def warn_of_plan(plan):
             f"Layers {sorted(slow)} have no clipping rule. tfdp runs them again for each example, "
             f"which is exact but slow: a step on 64 examples may take about {times:.0f} times as "
             "long as without privacy. Build them from Keras' own layers, or write a rule "
-            "(`tfdp.clipping.register_rule`). If the `call` of a model reads weights itself (of a "
-            "tied table, say), let a small layer do so: the other layers then keep their rules. "
-            "`tfdp.clipping.explain(model)` shows the cost of each layer.",
+            "(`tfdp.clipping.register_rule`). If the `call` of a model itself reads weights, such "
+            "as those of a tied table, move this read into a small layer. The other layers then "
+            "keep their rules. `tfdp.clipping.explain(model)` shows the cost of each layer.",
             stacklevel=2,
         )
 

@@ -123,7 +123,7 @@ def no_writes(variables, where):
     if by:
         raise PrivacyError(
             f"{where} changes a weight or a variable of the optimizer: {by[0]}. Raw data would "
-            "enter it without noise. Keep values that you show in a metric's own variables."
+            "enter it without noise. To show a value, store it in a variable of a metric."
         )
 
 

@@ -47,9 +47,10 @@ def refuse_other_order(sampling, data):
         raise PrivacyError(
             "These batches may come in another order in each pass. A record or person could then "
             "come again sooner than the charge assumes. Remove `deterministic=False` after the "
-            "sampler and give `fit` the tf.data.Dataset itself. Of a stream, you can also take "
-            f"passes=1 and no `max_participations`. Received: {sampling.kind} batches, "
-            f"passes={sampling.passes}, max_participations={sampling.max_participations}, x={data}"
+            "sampler and give `fit` the tf.data.Dataset itself. For `stream_batches`, you can "
+            "instead set passes=1 and leave out `max_participations`. Received: "
+            f"{sampling.kind} batches, passes={sampling.passes}, "
+            f"max_participations={sampling.max_participations}, x={data}"
         )
 
 
@@ -67,8 +68,8 @@ def refuse_left_out(sampling):
     if sampling.participations[0] > 1 or (sampling.bands or 1) > 1:
         raise PrivacyError(
             "A batch was left out. A record or person could then come again after fewer steps than "
-            "the charge assumes. Pass each batch of `training_batches` to `train_on_batch`. Of a "
-            "stream, you can also take passes=1 and no `max_participations`. Received: "
-            f"{sampling.kind} batches, participations {sampling.participations[0]}, "
+            "the charge assumes. Pass each batch of `training_batches` to `train_on_batch`. For "
+            "`stream_batches`, you can instead set passes=1 and leave out `max_participations`. "
+            f"Received: {sampling.kind} batches, participations {sampling.participations[0]}, "
             f"{sampling.participations[1]} or more steps apart"
         )

@@ -67,9 +67,10 @@ class NanWatch:
 def _warn(names):
     if names:
         warnings.warn(
-            f"There are values that are not a number (NaN) in {names}. A record with NaN gets no "
-            "gradient: it trains nothing, and it does not lower epsilon. Replace NaN by values "
-            "that do not come from the data, or remove these records.",
+            f"There are values that are not a number (NaN) in {names}. A record with NaN "
+            "contributes a gradient of zero: the model learns nothing from it, but epsilon stays "
+            "the same. Replace NaN by values that do not come from the data, or remove these "
+            "records.",
             stacklevel=3,
         )
 

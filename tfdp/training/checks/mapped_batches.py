@@ -51,8 +51,8 @@ def notes_of_maps(dataset, validate=True):
         return Notes()
     if any(map(hides_others, dataset_tags.operations_since(dataset))):
         raise PrivacyError(
-            "A `map` after sampling uses another dataset or an iterator. Records of that dataset "
-            "would be charged neither for this use nor for the releases that they were made with. "
+            "A `map` after sampling uses another dataset or an iterator. tfdp would charge neither "
+            "this use of its records nor the releases from which these were computed. "
             "Join the datasets before sampling (`tf.data.Dataset.zip`), or make the dataset inside "
             f"the function. Received: {dataset}"
         )
@@ -137,10 +137,10 @@ def _refuse_to_keep(walk, who):
     for op in walk.keeping:
         if "PyFunc" not in op.type:
             raise PrivacyError(
-                f"{who} keeps or passes on data of the batch: operation {op.name!r} ({op.type}), "
-                "in a variable, for example. One record would change rows of other batches, "
-                "without noise. Compute statistics from public data before training. A count of "
-                "calls, `calls.assign_add(1)`, may be kept."
+                f"{who} keeps data of the batch, for example in a variable, or passes them on: "
+                f"operation {op.name!r} ({op.type}). One record would change rows of other "
+                "batches, without noise. Compute statistics from public data before training. A "
+                "count of calls, `calls.assign_add(1)`, may be kept."
             )
 
 

@@ -39,7 +39,7 @@ def charge_own_step(model):
     if _is_own(model, "make_train_function"):
         raise PrivacyError(
             f"{type(model).__name__} has its own `make_train_function`, whose steps tfdp cannot "
-            "charge. Define `train_step` in it instead."
+            "charge. Define `train_step` instead."
         )
     function = getattr(model, "train_function", None)
     if function is not None and function is not vars(model).get(_FUNCTION):
@@ -133,8 +133,8 @@ def reached(model, data):
         return
     if vars(model)[_REACHED]:
         raise PrivacyError(
-            f"The `train_step` of {type(model).__name__} calls `super().train_step` twice: two "
-            "steps on one batch are not two samples. Call it once."
+            f"The `train_step` of {type(model).__name__} calls `super().train_step` twice. The "
+            "accounting assumes at most one step on each batch. Call it once."
         )
     vars(model)[_REACHED] = True
     _refuse_other_rows(model, vars(model)[_GIVEN], _first(data))
@@ -145,14 +145,14 @@ def _refuse_other_rows(model, given, handed_on):
         return
     found, rows = handed_on.shape[0], given.shape[0]
     wrong = (
-        f"The `train_step` of {type(model).__name__} passes on other rows than it received: a "
+        f"The `train_step` of {type(model).__name__} passes on other rows than it received. A "
         "record in two rows would count twice. Pass each row on once. Put several views of a "
         "record into its row, as an extra axis."
     )
     if None in (found, rows):  # known in the step alone
         tf.debugging.assert_equal(tf.shape(handed_on)[0], tf.shape(given)[0], message=wrong)
     elif found != rows:
-        raise PrivacyError(f"{wrong} Received: {found} rows of {rows}")
+        raise PrivacyError(f"{wrong} Received: {found} rows passed on, {rows} rows in the batch")
 
 
 def assumptions(model):

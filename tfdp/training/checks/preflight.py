@@ -100,10 +100,10 @@ def sampling_of_data(x, kwargs):
     else:
         raise PrivacyError(
             "Argument `x` must be arrays or a tf.data.Dataset made by tfdp.data; tfdp does not "
-            "know how other batches are drawn. Instead of a generator or a PyDataset, pass its "
-            "data to `tfdp.data.poisson_batches`: arrays, or, together with `parse`, an object "
-            "with `__len__` and a `__getitem__` that returns one record. Received: x of type "
-            f"{type(x)}"
+            "know how other batches are drawn. Instead of a generator or a PyDataset, pass the "
+            "data themselves to `tfdp.data.poisson_batches`: arrays, or an object with `__len__` "
+            "and a `__getitem__` that returns one record. Such an object needs `parse`, too. "
+            f"Received: x of type {type(x)}"
         )
     return sampling
 
