@@ -179,6 +179,12 @@ def q_former(x, words):
     return layers.Dense(1)(ops.max(h, axis=1))
 
 
+def learned_queries(x):
+    queries = Queries(lambda q, x: ops.broadcast_to(q[None], (ops.shape(x)[0], 3, 4)))(x)
+    found = layers.Attention()([layers.Dense(4)(queries), layers.Dense(4)(x)])
+    return layers.Dense(1)(ops.max(found, axis=1))
+
+
 def vision_transformer(x):
     h = layers.Reshape((-1, 6))(layers.Conv2D(6, 2, 2)(x))
     return layers.Dense(3)(layers.LayerNormalization()(block(h))[:, 0])
@@ -379,6 +385,18 @@ class Hyper(keras.Model):
     def call(self, x):
         kernel = ops.reshape(self.maker(x), (-1, 4, 3))
         return self.out(ops.einsum("bi,bij->bj", x, kernel))
+
+
+class Tied(keras.Model):
+    """Dense layers between the look-up and the head of one table."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = layers.ReversibleEmbedding(V, 8)
+        self.hidden, self.out = layers.Dense(16, "gelu"), layers.Dense(8)
+
+    def call(self, x):
+        return self.tokens(self.out(self.hidden(self.tokens(x))), reverse=True)
 
 
 class TiedInParent(keras.Model):
