@@ -47,6 +47,7 @@ from networks import (
     heads,
     highway,
     ids,
+    learned_queries,
     lora,
     mixer,
     mobile,
@@ -100,7 +101,7 @@ add("logistic regression", chain(D(1, "sigmoid"), shape=ROW), lambda: (normal(4)
 add("softmax regression", chain(D(3, "softmax"), shape=ROW), classes(ROW),
     "sparse_categorical_crossentropy")  # fmt: skip
 add("own softmax", chain(D(4, "tanh"), L(Own, 3, "softmax"), shape=ROW), classes(ROW),
-    "sparse_categorical_crossentropy", small=True)  # fmt: skip
+    "sparse_categorical_crossentropy")  # fmt: skip
 add("own sigmoid", chain(L(Own, 4, "tanh"), L(Own, 1, "sigmoid"), shape=ROW),
     lambda: (normal(4), ids(1, high=2)), "binary_crossentropy")  # fmt: skip
 add("many labels", chain(D(5, "relu"), D(4, "sigmoid"), shape=ROW),
@@ -115,7 +116,7 @@ add("experts", graph(experts, ROW), numbers(ROW, (2,)))
 add("film", graph(film, ROW, (3,)), lambda: ([normal(4), normal(3)], normal(1) + 3))
 add("hypernetwork", Hyper, numbers(ROW))
 add("radial basis", chain(L(Kernel), D(1), shape=ROW), numbers(ROW))
-add("derivative", Physics, numbers(ROW, (4,)), small=True)
+add("derivative", Physics, numbers(ROW, (4,)))
 add("named inputs", Nested, lambda: ({"x": normal(3), "c": ids(2)}, normal(1) + 3), small=True)
 add("two losses", graph(heads, ROW),
     lambda: (normal(4), {"one": normal(1) + 3, "two": ids(high=3)}),
@@ -148,8 +149,8 @@ add("rnn", chain(L(layers.SimpleRNN, 4), D(1), shape=SEQUENCE), numbers(SEQUENCE
 add("lstm", chain(L(layers.LSTM, 4, return_sequences=True), L(layers.LSTM, 3), D(1),
                   shape=SEQUENCE), numbers(SEQUENCE))  # fmt: skip
 add("gru", chain(L(layers.GRU, 4), D(1), shape=SEQUENCE), numbers(SEQUENCE))
-add("unrolled gru", chain(L(layers.GRU, 4, unroll=True), D(1), shape=SEQUENCE), numbers(SEQUENCE),
-    small=True)  # fmt: skip
+add("unrolled gru", chain(L(layers.GRU, 4, unroll=True), D(1), shape=SEQUENCE),
+    numbers(SEQUENCE))  # fmt: skip
 add("unrolled lstm", chain(L(layers.LSTM, 4, unroll=True), D(1), shape=SEQUENCE),
     numbers(SEQUENCE))  # fmt: skip
 add("masked lstm", chain(MASKED, L(layers.LSTM, 4, return_sequences=True), D(V), shape=(T,),
@@ -165,7 +166,7 @@ add("time distributed", chain(lambda: layers.TimeDistributed(layers.Conv1D(3, 2)
 add("seq2seq", graph(seq2seq, (T,), dtype="int32"), tokens(T), entropy)
 add("scan", chain(L(Scan), D(1), shape=SEQUENCE), numbers(SEQUENCE, (T, 1)))
 add("frequencies", chain(L(Spectral), FLAT, D(1), shape=SEQUENCE), numbers(SEQUENCE))
-add("attention scores", graph(scores, SEQUENCE), numbers(SEQUENCE), small=True)
+add("attention scores", graph(scores, SEQUENCE), numbers(SEQUENCE))
 add("encoder", graph(encoder, (T,), dtype="int32"), lambda: (np.tril(ids(T), 2), ids(high=3)),
     entropy)  # fmt: skip
 add("decoder", graph(decoder, (T,), dtype="int32"), tokens(T), entropy, small=True)
@@ -175,7 +176,8 @@ add("vision transformer", graph(vision_transformer, IMAGE), classes(IMAGE), entr
 add("perceiver", graph(perceiver, SEQUENCE), numbers(SEQUENCE))
 add("detr", graph(detr, SEQUENCE), numbers(SEQUENCE, (3, 5)))
 add("q former", graph(q_former, SEQUENCE, SEQUENCE),
-    lambda: ([normal(*SEQUENCE), normal(*SEQUENCE)], normal(1) + 3), small=True)  # fmt: skip
+    lambda: ([normal(*SEQUENCE), normal(*SEQUENCE)], normal(1) + 3))  # fmt: skip
+add("learned queries", graph(learned_queries, SEQUENCE), numbers(SEQUENCE), small=True)
 add("mixer", graph(mixer, IMAGE), classes(IMAGE), entropy)
 add("tied in parent", TiedInParent, tokens(T), entropy)
 add("tied around a loop", lambda: TiedInParent(layers.GRU(4)), lambda: (ids(T), ids(high=V)),

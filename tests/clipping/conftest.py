@@ -110,6 +110,7 @@ class BruteForce:
             build_on(self.double, as_tensors(x, True))
         self.float64 = float64
         self.steps, self.seen, self._private = {}, [], None
+        self.outputs, self.states_after = None, []
 
     @property
     def private_model(self):
@@ -120,6 +121,11 @@ class BruteForce:
                 DPOptimizer("sgd", noise_multiplier=1.0, num_examples=100, expected_batch_size=10)
             )
         return self._private
+
+    @property
+    def plan(self):
+        """The plan of the model that `make_private` wraps, made once."""
+        return self.private_model.clipping_plan(self.x)
 
     def gradients(self, jit_compile=False):
         """For each trainable variable a float64 array (B, ...), zero where it is not used."""
@@ -142,7 +148,8 @@ class BruteForce:
         """Squared norms and, for each kind of clipping, (clipped sums, factors).
 
         Eagerly unless told otherwise: a trace takes longer than a step of a small model. The states
-        of random generators are put back.
+        of random generators are put back; `states_after` has what the step made of them, and
+        `outputs` what an eager step computed.
         """
         size = tf.nest.flatten(self.x)[0].shape[0]
         example_mask = (
@@ -154,6 +161,7 @@ class BruteForce:
         if key not in self.steps:  # traced once: inputs and the model's state are no part of it
             self.steps[key] = self._step(*settings)
         norms, found = self.steps[key](self.x, example_mask)
+        self.states_after = [value for _, value in random_states(self.model)]
         put_back(states)
         return norms.numpy(), tf.nest.map_structure(lambda t: t.numpy(), found)
 
@@ -168,6 +176,7 @@ class BruteForce:
         def run(x, example_mask):
             with self.watched(graph or jit_compile):
                 result = backward(model, plan, x, self.losses, example_mask)
+            self.outputs = None if graph or jit_compile else result.outputs
             norms, bounds, _ = squared_norms(result)
             raised = [tf.maximum(n, 0.0) + b for n, b in zip(norms, bounds, strict=True)]
             found = []
@@ -245,7 +254,7 @@ class BruteForce:
         factors = np.minimum(1.0, 0.9 * np.mean(true) / np.maximum(true, 1e-30))
         if not self.seen:
             self.private(1.0)
-        plan = self.private_model.clipping_plan(self.x)
+        plan = self.plan
         if any(call.scores for call in plan.calls.values()):  # no list of contributions holds them
             self.check_step_of_persons(plan, present, k, true, factors, sums, tolerance)
             return

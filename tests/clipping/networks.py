@@ -179,6 +179,12 @@ def q_former(x, words):
     return layers.Dense(1)(ops.max(h, axis=1))
 
 
+def learned_queries(x):
+    queries = Queries(lambda q, x: ops.broadcast_to(q[None], (ops.shape(x)[0], 3, 4)))(x)
+    found = layers.Attention()([layers.Dense(4)(queries), layers.Dense(4)(x)])
+    return layers.Dense(1)(ops.max(found, axis=1))
+
+
 def vision_transformer(x):
     h = layers.Reshape((-1, 6))(layers.Conv2D(6, 2, 2)(x))
     return layers.Dense(3)(layers.LayerNormalization()(block(h))[:, 0])

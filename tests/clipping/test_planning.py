@@ -197,7 +197,8 @@ class Squeezed(keras.Model):
     "how",
     slow.cases(
         ["index", "mean", "scaled", "square", "flat", "slice", "plain", "both"],
-        slow=["scaled", "slice"],  # as "square" and "flat"
+        # "both" and test_positions_shared_by_the_whole_batch stand for them.
+        slow=["scaled", "slice", "square", "index", "flat"],
     ),
 )
 def test_shared_lookups_are_exact_however_they_meet_the_batch(brute_force, mean_loss, how):

@@ -72,9 +72,13 @@ CASES = {
     "gru, no bias": of(GRU, U, use_bias=False, dropout=0.4),
     "gru, reset before": of(GRU, U, reset_after=False, masked=True, states=[U], **BOTH),
     "gru, reset before, plain": of(GRU, U, reset_after=False, use_bias=False, unroll=True),
-    "not in training": lambda: Reads(GRU(U, **BOTH), training=False),
-    "both ways": lambda: Reads(layers.Bidirectional(GRU(U, **SEQUENCES)), masked=True),
-    "one cell": lambda: Reads(layers.RNN(layers.LSTMCell(U), return_state=True), states=[U, U]),
+    "not in training": lambda: Reads(SIMPLE(U, **BOTH), training=False),
+    "both ways": lambda: Reads(layers.Bidirectional(SIMPLE(U, **SEQUENCES)), masked=True),
+    "one cell": lambda: Reads(layers.RNN(layers.GRUCell(U), return_state=True), states=[U]),
+    "gru, not in training": lambda: Reads(GRU(U, **BOTH), training=False),
+    "gru, both ways": lambda: Reads(layers.Bidirectional(GRU(U, **SEQUENCES)), masked=True),
+    "one lstm cell": lambda: Reads(layers.RNN(layers.LSTMCell(U), return_state=True),
+                                   states=[U, U]),
     "cells": cells(lambda: layers.LSTMCell(U, **BOTH), lambda: layers.GRUCell(2, **BOTH),
                    lambda: layers.SimpleRNNCell(3, **BOTH), masked=True),
 }  # fmt: skip
@@ -94,7 +98,8 @@ CONVOLUTIONAL = {
 
 # Of each kind of layer the case of most options stays here.
 SLOW = ["lstm, zero outputs", "lstm, dropout", "lstm, own functions", "gru, no bias",
-        "gru, reset before", "simple, plain", "cells", "lstm, first implementation"]  # fmt: skip
+        "gru, reset before", "simple, plain", "cells", "lstm, first implementation",
+        "gru, not in training", "gru, both ways", "one lstm cell"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", slow.cases(CASES, slow=SLOW))
@@ -109,16 +114,16 @@ def test_convolutional_lstms_compute_what_they_did_and_are_exact(brute_force, na
 
 
 def assert_same_and_exact(check):
-    plan, states = make_clipping_plan(check.model, check.x), generators(check.model)
-    assert {type(planned.rule) for planned in plan.calls.values()} == {RecurrentRule, DenseRule}
+    rules = {type(planned.rule) for planned in check.plan.calls.values()}
+    assert rules == {RecurrentRule, DenseRule}
+    states = generators(check.model)
     before = [state.numpy() for state in states]
     wanted, after = check.model(check.x, training=True), [state.numpy() for state in states]
     for state, value in zip(states, before, strict=True):
         state.assign(value)
-    found = backward(check.model, plan, check.x, losses, example_mask_of(None, B)).outputs
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal([state.numpy() for state in states], after)
     check.check()
+    np.testing.assert_allclose(check.outputs, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(check.states_after, after)
 
 
 def test_steps_at_both_ends_are_masked():
@@ -214,7 +219,10 @@ def test_only_what_is_covered_is_accepted(name):
 
 @pytest.mark.parametrize(
     "name",
-    slow.cases(["gru, no bias", "lstm, all options", "cells"], slow=["lstm, all options", "cells"]),
+    slow.cases(
+        ["simple, plain", "gru, no bias", "lstm, all options", "cells"],
+        slow=["gru, no bias", "lstm, all options", "cells"],
+    ),
 )
 def test_recurrent_layers_are_exact_in_a_graph(brute_force, name):
     brute_force(CASES[name], normal(B, T, P), losses).check(graph=True)
