@@ -5,6 +5,7 @@ from unittest import mock
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from eager_steps import eager_model
 from epsilon_by_hand import DELTA, N, assert_one, by_hand, poisson
@@ -78,12 +79,10 @@ def assert_covariance_of_a_fit(executions=1, **compile_kwargs):
     assert np.all(np.abs(found - expected) < stats.norm.isf(1e-9) * deviation), found / expected
 
 
-def test_the_noise_of_a_fit_has_the_covariance_of_the_inverse_matrix():
-    assert_covariance_of_a_fit()
-
-
-def test_so_it_has_in_compiled_executions_of_two_steps():
-    assert_covariance_of_a_fit(executions=2, jit_compile=True)
+# XLA compiles what a step without it runs.
+@pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[False]))
+def test_the_noise_of_a_fit_has_the_covariance_of_the_inverse_matrix(jit_compile):
+    assert_covariance_of_a_fit(executions=2 if jit_compile else 1, jit_compile=jit_compile)
 
 
 def test_advice_knows_that_noise_is_taken_back():

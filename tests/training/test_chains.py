@@ -7,6 +7,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from eager_steps import eager_model
 from epsilon_by_hand import DELTA, N, assert_one, by_hand
@@ -85,12 +86,11 @@ def assert_covariance(noise, executions):
     assert np.all(np.abs(found - expected) < stats.norm.isf(1e-9) * deviation), found / expected
 
 
-def test_the_noise_of_a_fit_has_the_covariance_of_the_matrix():
-    assert_covariance(noise_of_fit(), 1)
-
-
-def test_so_it_has_on_two_replicas():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+# Rows below have it in single steps, without XLA, too.
+@pytest.mark.parametrize("replicas", slow.cases([1, 2], slow=[1]))
+def test_the_noise_of_a_fit_has_the_covariance_of_the_matrix(replicas):
+    devices = ["CPU:0", "CPU:1"][:replicas]
+    strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else None
     assert_covariance(noise_of_fit(strategy=strategy), 1)
 
 
@@ -98,10 +98,10 @@ def test_so_it_has_in_compiled_executions_of_two_steps():
     assert_covariance(noise_of_fit(executions=2, jit_compile=True), 2)
 
 
-def table_model(selection, **kwargs):
-    """A table of 2,000 rows of 10, and a dense layer."""
+def table_model(selection, rows=4, **kwargs):
+    """A table of so many rows of 10, and a dense layer."""
     ids = keras.Input((1,), dtype="int64")
-    table = tfdp.layers.SparseEmbedding(WIDE // 10, 10, combiner="sum", name="table")
+    table = tfdp.layers.SparseEmbedding(rows, 10, combiner="sum", name="table")
     model = keras.Model(ids, keras.layers.Dense(1, use_bias=False)(table(ids)))
     return eager_model(
         tfdp.make_private(model, validate=False), keras.losses.MeanSquaredError(),
@@ -133,7 +133,7 @@ def of_first_worker(words, strategy):
 def test_so_it_has_in_rows_that_every_step_selects():
     every_row = tfdp.selection.FEST(WIDE // 10, frequencies={"table": np.ones(WIDE // 10)})
     model = table_model(
-        every_row, noise_multiplier=0.5, clip_norm=4.0, noise_correlation=FIXED,
+        every_row, WIDE // 10, noise_multiplier=0.5, clip_norm=4.0, noise_correlation=FIXED,
         num_examples=None, expected_batch_size=None,
     )  # fmt: skip
     for v in model.trainable_variables:  # no gradients: all of the updates is noise
@@ -157,7 +157,7 @@ def test_advice_knows_that_noise_is_taken_back():
 # What is charged ----------------------------------------------------------------------------------
 
 
-def test_a_chain_is_one_gaussian_and_the_meter_shows_it_from_the_first_step_on():
+def test_each_chain_is_one_gaussian_and_the_meter_shows_it_from_the_first_step_on():
     model, shown = chain_model(noise_multiplier=2.0), []
     keep = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: shown.append(logs["epsilon"])
@@ -168,6 +168,8 @@ def test_a_chain_is_one_gaussian_and_the_meter_shows_it_from_the_first_step_on()
     (entry,) = model.ledger.entries
     assert entry.adjacency == "zero_out" and entry.count == 1
     assert Correlation(**entry.details["correlation"]).steps == 4
+    model.fit(stream(), verbose=0)  # another chain over the same records
+    assert_one(model, by_hand(gaussian(2.0), gaussian(2.0)))
 
 
 def test_one_step_costs_as_much_as_all():
@@ -180,13 +182,6 @@ def test_one_step_costs_as_much_as_all():
     said = " ".join(str(model.privacy_statement(DELTA)).split())
     assert "All steps, up to 4, are one mechanism" in said and "from the first step on" in said
     assert "assumes Poisson sampling" not in said
-
-
-def test_two_chains_over_the_same_records_are_two_charges():
-    model = chain_model(noise_multiplier=2.0)
-    model.fit(stream(), verbose=0)
-    model.fit(stream(), verbose=0)
-    assert_one(model, by_hand(gaussian(2.0), gaussian(2.0)))
 
 
 def test_a_budget_pays_for_one_chain_and_not_for_another():
@@ -258,15 +253,13 @@ def test_persons_of_two_records_may_not_come_in_another_order():
 
 
 def test_a_batch_that_is_left_out_would_move_the_steps_of_a_person_closer():
-    for batches, trained in ((persons_twice(), 1), (stream(), 3)):
-        model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
-        steps = enumerate(model.training_batches(batches))
-        if trained == 1:
-            with pytest.raises(PrivacyError, match="left out"):
-                _train_on_all_but_the_second(model, steps)
-        else:
-            _train_on_all_but_the_second(model, steps)
-        assert model.optimizer.steps_taken == trained
+    model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
+    with pytest.raises(PrivacyError, match="left out"):
+        _train_on_all_but_the_second(model, enumerate(model.training_batches(persons_twice())))
+    assert model.optimizer.steps_taken == 1
+    model = chain_model(noise_multiplier=2.0)
+    _train_on_all_but_the_second(model, enumerate(model.training_batches(stream())))
+    assert model.optimizer.steps_taken == 3
 
 
 def test_a_batch_whose_step_fails_would_move_the_steps_of_a_person_closer(monkeypatch):
