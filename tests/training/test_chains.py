@@ -28,6 +28,7 @@ from tfdp.training.checks import advice
 M = (1.0, -0.4, -0.2, -0.3)
 FIXED = BandedInverse(4, M)
 WIDE = 20_000
+FROM_DATA = {"num_examples": None, "expected_batch_size": None}
 
 
 def stream(batch=10, **kwargs):
@@ -222,8 +223,7 @@ def persons_twice(**kwargs):
 
 
 def test_persons_of_two_records_pay_for_both_participations():
-    settings = {"num_examples": None, "expected_batch_size": None}
-    model = chain_model(FIXED, noise_multiplier=2.0, **settings)
+    model = chain_model(FIXED, noise_multiplier=2.0, **FROM_DATA)
     model.fit(persons_twice(), verbose=0)
     (entry,) = model.ledger.entries
     assert model.ledger.epsilon(DELTA) == pytest.approx(by_hand(gaussian(2.0)), rel=1e-6)
@@ -235,7 +235,7 @@ def test_persons_of_two_records_pay_for_both_participations():
     said = " ".join(str(model.privacy_statement(DELTA)).split())
     assert "nobody is in more than 2 of them, 2 or more steps apart" in said
     adafest = tfdp.selection.AdaFEST(threshold=1.0, noise_ratio=1.0)
-    rows = table_model(adafest, noise_multiplier=2.0, noise_correlation="auto", **settings)
+    rows = table_model(adafest, noise_multiplier=2.0, noise_correlation="auto", **FROM_DATA)
     with pytest.raises(PrivacyError, match="one record of each person"):
         rows.fit(
             table_stream(4, privacy_ids=np.resize(np.arange(4), 8), max_participations=2,
@@ -244,7 +244,7 @@ def test_persons_of_two_records_pay_for_both_participations():
 
 
 def test_persons_of_two_records_may_not_come_in_another_order():
-    model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
+    model = chain_model(FIXED, noise_multiplier=2.0, **FROM_DATA)
     free = tf.data.Options()
     free.deterministic = False
     with pytest.raises(PrivacyError, match="another order"):
@@ -253,17 +253,17 @@ def test_persons_of_two_records_may_not_come_in_another_order():
 
 
 def test_a_batch_that_is_left_out_would_move_the_steps_of_a_person_closer():
-    model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
+    model = chain_model(FIXED, noise_multiplier=2.0, **FROM_DATA)
     with pytest.raises(PrivacyError, match="left out"):
         _train_on_all_but_the_second(model, enumerate(model.training_batches(persons_twice())))
     assert model.optimizer.steps_taken == 1
-    model = chain_model(noise_multiplier=2.0)
+    model = chain_model(FIXED, noise_multiplier=2.0)
     _train_on_all_but_the_second(model, enumerate(model.training_batches(stream())))
     assert model.optimizer.steps_taken == 3
 
 
 def test_a_batch_whose_step_fails_would_move_the_steps_of_a_person_closer(monkeypatch):
-    model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
+    model = chain_model(FIXED, noise_multiplier=2.0, **FROM_DATA)
     steps = model.training_batches(persons_twice())
     model.train_on_batch(*next(steps))
     damaged = mock.Mock(side_effect=tf.errors.DataLossError(None, None, "damaged"))
@@ -283,7 +283,7 @@ def _train_on_all_but_the_second(model, steps):
 
 def test_a_selection_is_in_the_same_gaussian_and_allows_one_pass():
     adafest = tfdp.selection.AdaFEST(threshold=1.0, noise_ratio=1.0)
-    settings = {"num_examples": None, "expected_batch_size": None, "noise_correlation": "auto"}
+    settings = {**FROM_DATA, "noise_correlation": "auto"}
     model = table_model(adafest, noise_multiplier=2.0, **settings)
     with pytest.raises(PrivacyError, match="only one pass"):
         model.fit(table_stream(4, passes=2), epochs=2, verbose=0)
@@ -300,7 +300,7 @@ def test_a_selection_is_in_the_same_gaussian_and_allows_one_pass():
 
 def test_streams_of_disjoint_periods_cost_what_the_costliest_costs(tmp_path):
     periods = tfdp.data.DisjointPeriods(tmp_path / "periods.npz")
-    settings = {"num_examples": None, "expected_batch_size": None, "noise_correlation": "auto"}
+    settings = {**FROM_DATA, "noise_correlation": "auto"}
     model = eager_model(noise_multiplier=2.0, **settings)
     for k in range(2):
         week = periods.period(f"week {k}")
@@ -347,7 +347,7 @@ def test_a_mechanism_is_restored_with_its_chain_and_refused_without_what_covers_
 
 
 def test_a_record_may_not_come_more_often_than_it_is_charged_for():
-    model = chain_model(noise_multiplier=2.0)
+    model = chain_model(FIXED, noise_multiplier=2.0)
     for batches, epochs in ((stream(), 2), (stream(passes=2), 3)):
         with pytest.raises(PrivacyError, match="more often than it is charged"):
             model.fit(batches, epochs=epochs, verbose=0)
@@ -366,7 +366,7 @@ def test_a_stream_that_does_not_say_how_long_it_is_is_one_pass_at_most(known):
 
 
 def test_a_chain_has_no_step_beyond_those_that_its_sensitivity_was_computed_for():
-    model = chain_model(noise_multiplier=2.0)
+    model = chain_model(FIXED, noise_multiplier=2.0)
     for batch in model.training_batches(stream(passes=2)):
         assert model.optimizer.charging.allowed == 8 - model.optimizer.charging.steps_of_run
         model.train_on_batch(*batch)
@@ -496,7 +496,7 @@ def test_a_stream_that_ends_before_its_bound_is_not_begun_again():
 
 
 def test_several_passes_in_an_order_that_may_change_are_refused():
-    model = chain_model(noise_multiplier=2.0)
+    model = chain_model(FIXED, noise_multiplier=2.0)
     batches = stream(passes=2)
     free = tf.data.Options()
     free.deterministic = False

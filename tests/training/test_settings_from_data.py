@@ -159,7 +159,7 @@ def test_layers_and_callbacks_are_told_the_noise_of_the_batches_of_the_run(small
     tell = keras.callbacks.LambdaCallback(
         on_train_begin=lambda logs: told.append(model.optimizer.noise_multiplier)
     )
-    model.fit(tfdp.data.allocated_epochs(small.data(), 4), epochs=1, verbose=0, callbacks=[tell])
+    model.fit(tfdp.data.allocated_epochs(small.data(), 2), epochs=1, verbose=0, callbacks=[tell])
     (entry,) = model.ledger.entries
     assert told == [entry.event.noise_multiplier] == [model.optimizer.noise_multiplier]
 

@@ -311,7 +311,7 @@ class Loads(keras.layers.Layer):
 BUILT = list(
     itertools.product((Ordinary, Assigns, Loads), (True, False), ("fit", "release", "step"))
 )
-# A way to train meets each kind of layer where it builds it; and one that is built before, once.
+# Other ways to train than `fit` matter where they build a layer; one that assigns stands for both.
 MORE = [(kind, before, way) for kind, before, way in BUILT if way != "fit"
         and (before or kind is Loads)]  # fmt: skip
 
