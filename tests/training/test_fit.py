@@ -141,10 +141,7 @@ def test_noise_is_the_same_whether_or_not_the_draw_is_empty(small):
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_budget_stops_training_exactly_at_its_steps(small, steps_per_execution):
     how = EAGER if steps_per_execution == 1 else {"steps_per_execution": steps_per_execution}
-    model = small.model(
-        None, None, how,
-        budget=tfdp.PrivacyBudget(0.5, 0.01), steps=7,
-    )  # fmt: skip
+    model = small.model(None, None, how, budget=tfdp.PrivacyBudget(0.5, 0.01), steps=7)
     history = model.fit(small.poisson(), epochs=50, verbose=0)
     assert len(history.epoch) <= 3
     assert steps_of(model) == 7
@@ -313,13 +310,10 @@ def test_harmless_maps_are_allowed(small):
     assert steps_of(model) == 2 and math.isfinite(model.privacy_statement().epsilon)
 
 
-BUILT_AND_FITTED = [(True, True), (True, False), (False, True), (False, False)]
+BOTH = [(True, True), (True, False), (False, True), (False, False)]
 
 
-@pytest.mark.parametrize(
-    "built, fitted",
-    slow.cases(BUILT_AND_FITTED, slow=[(True, True), (False, False)]),
-)
+@pytest.mark.parametrize("built, fitted", slow.cases(BOTH, slow=[BOTH[0], BOTH[-1]]))
 def test_a_step_is_planned_and_traced_once(small, built, fitted, monkeypatch):
     # Variables made in a trace would make TensorFlow trace the step again.
     calls = collections.Counter()
