@@ -100,7 +100,8 @@ class Life:
 
     def sequential(self, *layers):
         start = [] if self.deferred else [keras.Input((2,))]
-        return tfdp.make_private(keras.Sequential([*start, *layers]))
+        # What is charged does not depend on the search for examples that mix.
+        return tfdp.make_private(keras.Sequential([*start, *layers]), validate=False)
 
     def assemble(self):
         self.model = self.sequential(*self.lower, self.head)

@@ -36,6 +36,7 @@ from tfdp.commands.startup_log import started_quietly
 from tfdp.data.sampling.arguments import steps_of_epoch
 
 _COMMON = ["--num-examples", "2000", "--batch-size", "100", "--delta", "1e-4"]
+_ALL = ["--batch-size", "2000"]  # Gaussian steps, whose curves take no time
 
 
 def _rows(output):
@@ -44,10 +45,10 @@ def _rows(output):
 
 
 def test_epsilons_become_noise_multipliers(capsys):
-    assert cli.main(["budget", "--epsilon", "1", "2", *_COMMON, "--steps", "60"]) == 0
+    assert cli.main(["budget", "--epsilon", "1", "2", *_COMMON, "--steps", "3"]) == 0
     rows = _rows(capsys.readouterr().out)
     for (reached, sigma), target in zip(rows, (1.0, 2.0), strict=True):
-        expected = calibrate_noise_multiplier(PrivacyBudget(target, 1e-4), 0.05, 60)
+        expected = calibrate_noise_multiplier(PrivacyBudget(target, 1e-4), 0.05, 3)
         assert sigma == pytest.approx(expected, abs=1e-6)
         assert 0.998 * target < reached <= target
 
@@ -58,9 +59,9 @@ WAYS = list(itertools.product(["pld", "rdp"], ["add_or_remove_one", "replace_one
 # dp_accounting's own rule of the last takes 20 s.
 @pytest.mark.parametrize("accountant, adjacency", slow.cases(WAYS, slow=[("pld", "replace_one")]))
 def test_noise_multipliers_become_epsilons(capsys, accountant, adjacency):
-    options = ["--accountant", accountant, "--adjacency", adjacency, "--epochs", "3"]
+    options = ["--accountant", accountant, "--adjacency", adjacency, "--steps", "2"]
     assert cli.main(["budget", "--noise-multiplier", "1.5", *_COMMON, *options]) == 0
-    expected = epsilon(compose([(step(1.5, 0.05), 60)]), 1e-4, accountant, adjacency)
+    expected = epsilon(compose([(step(1.5, 0.05), 2)]), 1e-4, accountant, adjacency)
     assert _rows(capsys.readouterr().out)[0] == (pytest.approx(expected, abs=1e-4), 1.5)
 
 
@@ -79,7 +80,7 @@ def test_bands_make_rounds_of_steps(capsys):
 
 def test_no_figure_is_rounded_down():
     plan = budget_table.TrainingPlan.of(
-        num_examples=2000, batch_size=100, steps=60, epochs=None, delta=1e-4,
+        num_examples=2000, batch_size=100, steps=1, epochs=None, delta=1e-4,
         accountant="pld", adjacency="add_or_remove_one",
     )  # fmt: skip
     exact = (1.00001, 0.5000001)
@@ -129,14 +130,14 @@ def test_an_epsilon_of_0_has_a_curve_of_0(capsys):
 def test_a_plot_is_written(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     path = tmp_path / "budget.png"
-    options = ["--steps", "20", "--accountant", "rdp", "--plot", str(path)]
+    options = [*_ALL, "--steps", "20", "--accountant", "rdp", "--plot", str(path)]
     assert cli.main(["budget", "--noise-multiplier", "1.5", "3", *_COMMON, *options]) == 0
     assert path.read_bytes()[:4] == b"\x89PNG"
     assert str(path) in capsys.readouterr().out
 
 
 def test_the_terminal_shows_epsilon_over_the_steps_on_one_scale(capsys):
-    options = ["--steps", "20", "--accountant", "rdp"]
+    options = [*_ALL, "--steps", "20", "--accountant", "rdp"]
     assert cli.main(["budget", "--noise-multiplier", "1", "9", *_COMMON, *options]) == 0
     large, small = (line.split()[2] for line in capsys.readouterr().out.splitlines()[-2:])
     assert list(large) == sorted(large) and large[-1] == "█" and large[0] < "▇"

@@ -163,9 +163,11 @@ def with_tables(rows, width, count=2, tied=False):
     tables = [keras.layers.Embedding(rows, width, name=f"table_{i}") for i in range(count)]
     x = keras.layers.Concatenate()([table(inputs[:, i]) for i, table in enumerate(tables)])
     x = keras.layers.Dense(width)(x)
-    model = tfdp.make_private(keras.Model(inputs, Head(tables[0])(x) if tied else x))
+    base = keras.Model(inputs, Head(tables[0])(x) if tied else x)
+    model = tfdp.make_private(base, validate=tied)
     optimizer = tfdp.optimizers.DPOptimizer(keras.optimizers.SGD(0.1), noise_multiplier=1.0)
-    model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss, run_eagerly=True)
     return model
 
 

@@ -7,6 +7,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from eager_steps import eager_model
 from epsilon_by_hand import DELTA, N, assert_one, by_hand
@@ -27,6 +28,7 @@ from tfdp.training.checks import advice
 M = (1.0, -0.4, -0.2, -0.3)
 FIXED = BandedInverse(4, M)
 WIDE = 20_000
+FROM_DATA = {"num_examples": None, "expected_batch_size": None}
 
 
 def stream(batch=10, **kwargs):
@@ -85,12 +87,11 @@ def assert_covariance(noise, executions):
     assert np.all(np.abs(found - expected) < stats.norm.isf(1e-9) * deviation), found / expected
 
 
-def test_the_noise_of_a_fit_has_the_covariance_of_the_matrix():
-    assert_covariance(noise_of_fit(), 1)
-
-
-def test_so_it_has_on_two_replicas():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+# Rows below have it in single steps, without XLA, too.
+@pytest.mark.parametrize("replicas", slow.cases([1, 2], slow=[1]))
+def test_the_noise_of_a_fit_has_the_covariance_of_the_matrix(replicas):
+    devices = ["CPU:0", "CPU:1"][:replicas]
+    strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else None
     assert_covariance(noise_of_fit(strategy=strategy), 1)
 
 
@@ -98,10 +99,10 @@ def test_so_it_has_in_compiled_executions_of_two_steps():
     assert_covariance(noise_of_fit(executions=2, jit_compile=True), 2)
 
 
-def table_model(selection, **kwargs):
-    """A table of 2,000 rows of 10, and a dense layer."""
+def table_model(selection, rows=4, **kwargs):
+    """A table of so many rows of 10, and a dense layer."""
     ids = keras.Input((1,), dtype="int64")
-    table = tfdp.layers.SparseEmbedding(WIDE // 10, 10, combiner="sum", name="table")
+    table = tfdp.layers.SparseEmbedding(rows, 10, combiner="sum", name="table")
     model = keras.Model(ids, keras.layers.Dense(1, use_bias=False)(table(ids)))
     return eager_model(
         tfdp.make_private(model, validate=False), keras.losses.MeanSquaredError(),
@@ -133,7 +134,7 @@ def of_first_worker(words, strategy):
 def test_so_it_has_in_rows_that_every_step_selects():
     every_row = tfdp.selection.FEST(WIDE // 10, frequencies={"table": np.ones(WIDE // 10)})
     model = table_model(
-        every_row, noise_multiplier=0.5, clip_norm=4.0, noise_correlation=FIXED,
+        every_row, WIDE // 10, noise_multiplier=0.5, clip_norm=4.0, noise_correlation=FIXED,
         num_examples=None, expected_batch_size=None,
     )  # fmt: skip
     for v in model.trainable_variables:  # no gradients: all of the updates is noise
@@ -157,7 +158,7 @@ def test_advice_knows_that_noise_is_taken_back():
 # What is charged ----------------------------------------------------------------------------------
 
 
-def test_a_chain_is_one_gaussian_and_the_meter_shows_it_from_the_first_step_on():
+def test_each_chain_is_one_gaussian_and_the_meter_shows_it_from_the_first_step_on():
     model, shown = chain_model(noise_multiplier=2.0), []
     keep = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: shown.append(logs["epsilon"])
@@ -168,6 +169,8 @@ def test_a_chain_is_one_gaussian_and_the_meter_shows_it_from_the_first_step_on()
     (entry,) = model.ledger.entries
     assert entry.adjacency == "zero_out" and entry.count == 1
     assert Correlation(**entry.details["correlation"]).steps == 4
+    model.fit(stream(), verbose=0)  # another chain over the same records
+    assert_one(model, by_hand(gaussian(2.0), gaussian(2.0)))
 
 
 def test_one_step_costs_as_much_as_all():
@@ -180,13 +183,6 @@ def test_one_step_costs_as_much_as_all():
     said = " ".join(str(model.privacy_statement(DELTA)).split())
     assert "All steps, up to 4, are one mechanism" in said and "from the first step on" in said
     assert "assumes Poisson sampling" not in said
-
-
-def test_two_chains_over_the_same_records_are_two_charges():
-    model = chain_model(noise_multiplier=2.0)
-    model.fit(stream(), verbose=0)
-    model.fit(stream(), verbose=0)
-    assert_one(model, by_hand(gaussian(2.0), gaussian(2.0)))
 
 
 def test_a_budget_pays_for_one_chain_and_not_for_another():
@@ -227,8 +223,7 @@ def persons_twice(**kwargs):
 
 
 def test_persons_of_two_records_pay_for_both_participations():
-    settings = {"num_examples": None, "expected_batch_size": None}
-    model = chain_model(FIXED, noise_multiplier=2.0, **settings)
+    model = chain_model(FIXED, noise_multiplier=2.0, **FROM_DATA)
     model.fit(persons_twice(), verbose=0)
     (entry,) = model.ledger.entries
     assert model.ledger.epsilon(DELTA) == pytest.approx(by_hand(gaussian(2.0)), rel=1e-6)
@@ -240,7 +235,7 @@ def test_persons_of_two_records_pay_for_both_participations():
     said = " ".join(str(model.privacy_statement(DELTA)).split())
     assert "nobody is in more than 2 of them, 2 or more steps apart" in said
     adafest = tfdp.selection.AdaFEST(threshold=1.0, noise_ratio=1.0)
-    rows = table_model(adafest, noise_multiplier=2.0, noise_correlation="auto", **settings)
+    rows = table_model(adafest, noise_multiplier=2.0, noise_correlation="auto", **FROM_DATA)
     with pytest.raises(PrivacyError, match="one record of each person"):
         rows.fit(
             table_stream(4, privacy_ids=np.resize(np.arange(4), 8), max_participations=2,
@@ -249,7 +244,7 @@ def test_persons_of_two_records_pay_for_both_participations():
 
 
 def test_persons_of_two_records_may_not_come_in_another_order():
-    model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
+    model = chain_model(FIXED, noise_multiplier=2.0, **FROM_DATA)
     free = tf.data.Options()
     free.deterministic = False
     with pytest.raises(PrivacyError, match="another order"):
@@ -258,19 +253,17 @@ def test_persons_of_two_records_may_not_come_in_another_order():
 
 
 def test_a_batch_that_is_left_out_would_move_the_steps_of_a_person_closer():
-    for batches, trained in ((persons_twice(), 1), (stream(), 3)):
-        model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
-        steps = enumerate(model.training_batches(batches))
-        if trained == 1:
-            with pytest.raises(PrivacyError, match="left out"):
-                _train_on_all_but_the_second(model, steps)
-        else:
-            _train_on_all_but_the_second(model, steps)
-        assert model.optimizer.steps_taken == trained
+    model = chain_model(FIXED, noise_multiplier=2.0, **FROM_DATA)
+    with pytest.raises(PrivacyError, match="left out"):
+        _train_on_all_but_the_second(model, enumerate(model.training_batches(persons_twice())))
+    assert model.optimizer.steps_taken == 1
+    model = chain_model(FIXED, noise_multiplier=2.0)
+    _train_on_all_but_the_second(model, enumerate(model.training_batches(stream())))
+    assert model.optimizer.steps_taken == 3
 
 
 def test_a_batch_whose_step_fails_would_move_the_steps_of_a_person_closer(monkeypatch):
-    model = chain_model(noise_multiplier=2.0, num_examples=None, expected_batch_size=None)
+    model = chain_model(FIXED, noise_multiplier=2.0, **FROM_DATA)
     steps = model.training_batches(persons_twice())
     model.train_on_batch(*next(steps))
     damaged = mock.Mock(side_effect=tf.errors.DataLossError(None, None, "damaged"))
@@ -290,7 +283,7 @@ def _train_on_all_but_the_second(model, steps):
 
 def test_a_selection_is_in_the_same_gaussian_and_allows_one_pass():
     adafest = tfdp.selection.AdaFEST(threshold=1.0, noise_ratio=1.0)
-    settings = {"num_examples": None, "expected_batch_size": None, "noise_correlation": "auto"}
+    settings = {**FROM_DATA, "noise_correlation": "auto"}
     model = table_model(adafest, noise_multiplier=2.0, **settings)
     with pytest.raises(PrivacyError, match="only one pass"):
         model.fit(table_stream(4, passes=2), epochs=2, verbose=0)
@@ -307,7 +300,7 @@ def test_a_selection_is_in_the_same_gaussian_and_allows_one_pass():
 
 def test_streams_of_disjoint_periods_cost_what_the_costliest_costs(tmp_path):
     periods = tfdp.data.DisjointPeriods(tmp_path / "periods.npz")
-    settings = {"num_examples": None, "expected_batch_size": None, "noise_correlation": "auto"}
+    settings = {**FROM_DATA, "noise_correlation": "auto"}
     model = eager_model(noise_multiplier=2.0, **settings)
     for k in range(2):
         week = periods.period(f"week {k}")
@@ -354,7 +347,7 @@ def test_a_mechanism_is_restored_with_its_chain_and_refused_without_what_covers_
 
 
 def test_a_record_may_not_come_more_often_than_it_is_charged_for():
-    model = chain_model(noise_multiplier=2.0)
+    model = chain_model(FIXED, noise_multiplier=2.0)
     for batches, epochs in ((stream(), 2), (stream(passes=2), 3)):
         with pytest.raises(PrivacyError, match="more often than it is charged"):
             model.fit(batches, epochs=epochs, verbose=0)
@@ -373,7 +366,7 @@ def test_a_stream_that_does_not_say_how_long_it_is_is_one_pass_at_most(known):
 
 
 def test_a_chain_has_no_step_beyond_those_that_its_sensitivity_was_computed_for():
-    model = chain_model(noise_multiplier=2.0)
+    model = chain_model(FIXED, noise_multiplier=2.0)
     for batch in model.training_batches(stream(passes=2)):
         assert model.optimizer.charging.allowed == 8 - model.optimizer.charging.steps_of_run
         model.train_on_batch(*batch)
@@ -503,7 +496,7 @@ def test_a_stream_that_ends_before_its_bound_is_not_begun_again():
 
 
 def test_several_passes_in_an_order_that_may_change_are_refused():
-    model = chain_model(noise_multiplier=2.0)
+    model = chain_model(FIXED, noise_multiplier=2.0)
     batches = stream(passes=2)
     free = tf.data.Options()
     free.deterministic = False

@@ -7,6 +7,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from eager_steps import EAGER, eager_model, fit_steps
 
@@ -139,10 +140,8 @@ def test_noise_is_the_same_whether_or_not_the_draw_is_empty(small):
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_budget_stops_training_exactly_at_its_steps(small, steps_per_execution):
-    model = small.model(
-        None, None, {"steps_per_execution": steps_per_execution},
-        budget=tfdp.PrivacyBudget(0.5, 0.01), steps=7,
-    )  # fmt: skip
+    how = EAGER if steps_per_execution == 1 else {"steps_per_execution": steps_per_execution}
+    model = small.model(None, None, how, budget=tfdp.PrivacyBudget(0.5, 0.01), steps=7)
     history = model.fit(small.poisson(), epochs=50, verbose=0)
     assert len(history.epoch) <= 3
     assert steps_of(model) == 7
@@ -155,9 +154,9 @@ def test_budget_stops_training_exactly_at_its_steps(small, steps_per_execution):
 
 
 def test_steps_beyond_the_budget_use_no_example(small):
-    model = small.model(budget=tfdp.PrivacyBudget(0.5, 0.01), steps=2)
+    model = eager_model(budget=tfdp.PrivacyBudget(0.5, 0.01), steps=2)
     x, y = np.ones((small.n, 3), np.float32), np.zeros(small.n, np.int32)
-    model.fit(small.poisson(), epochs=2, verbose=0)
+    fit_steps(model, 2)
     # A loop that goes on: 40 equal examples over B̄ = 10 would move the weights by 4·C.
     for _ in range(3):
         weights = model.get_weights()
@@ -311,8 +310,10 @@ def test_harmless_maps_are_allowed(small):
     assert steps_of(model) == 2 and math.isfinite(model.privacy_statement().epsilon)
 
 
-@pytest.mark.parametrize("built", [True, False])
-@pytest.mark.parametrize("fitted", [True, False])
+BOTH = [(True, True), (True, False), (False, True), (False, False)]
+
+
+@pytest.mark.parametrize("built, fitted", slow.cases(BOTH, slow=[BOTH[0], BOTH[-1]]))
 def test_a_step_is_planned_and_traced_once(small, built, fitted, monkeypatch):
     # Variables made in a trace would make TensorFlow trace the step again.
     calls = collections.Counter()
@@ -368,7 +369,7 @@ def test_subclassed_model_built_by_its_first_batch(small):
             return self.dense(x)
 
     model = Net()
-    model.compile(small.optimizer(), loss=small.loss)
+    model.compile(small.optimizer(), loss=small.loss, **EAGER)
     model.fit(small.poisson(), verbose=0)
     assert steps_of(model) == 4
 

@@ -23,15 +23,15 @@ def made(small, budget=BUDGET, run_eagerly=True, **kwargs):
 @pytest.mark.parametrize(
     "sampler",
     [
-        lambda data: tfdp.data.poisson_batches(data, 10),
-        lambda data: tfdp.data.allocated_epochs(data, 4),
+        lambda data: tfdp.data.poisson_batches(data, 20),
+        lambda data: tfdp.data.allocated_epochs(data, 2),
     ],
 )
 def test_the_short_form_is_charged_and_stated_as_the_long_one(small, sampler):
     short = made(small)
-    short.fit(sampler(small.data()), epochs=3, verbose=0)
-    long = made(small, num_examples=small.n, expected_batch_size=10, steps=12)
-    long.fit(sampler(small.data()), epochs=3, verbose=0)
+    short.fit(sampler(small.data()), epochs=2, verbose=0)
+    long = made(small, num_examples=small.n, expected_batch_size=20, steps=4)
+    long.fit(sampler(small.data()), epochs=2, verbose=0)
     assert short.optimizer.noise_multiplier == long.optimizer.noise_multiplier
     assert short.optimizer.epsilon() == long.optimizer.epsilon() <= BUDGET.epsilon
     assert str(short.privacy_statement()) == str(long.privacy_statement())
@@ -85,11 +85,11 @@ def test_settings_that_do_not_fit_the_persons_of_the_data_are_refused(small, set
 
 def test_a_second_fit_does_not_go_beyond_the_budget(small):
     model = made(small, run_eagerly=False)
-    model.fit(small.poisson(), epochs=2, verbose=0)
+    model.fit(small.poisson(), epochs=1, verbose=0)
     weights = model.get_weights()
-    with pytest.raises(BudgetError, match="all 8 steps have run.*`steps=`"):
-        model.fit(small.poisson(), epochs=2, verbose=0)
-    assert model.optimizer.steps_taken == 8 and model.optimizer.epsilon() <= BUDGET.epsilon
+    with pytest.raises(BudgetError, match="all 4 steps have run.*`steps=`"):
+        model.fit(small.poisson(), epochs=1, verbose=0)
+    assert model.optimizer.steps_taken == 4 and model.optimizer.epsilon() <= BUDGET.epsilon
     np.testing.assert_array_equal(weights[0], model.get_weights()[0])
 
 
@@ -102,29 +102,29 @@ class _Stop(keras.callbacks.Callback):
 def test_a_fit_that_was_interrupted_goes_on_within_the_steps_of_the_first(small, epochs):
     model = made(small)
     with pytest.raises(KeyboardInterrupt):
-        model.fit(small.poisson(steps_per_epoch=2), epochs=3, verbose=0, callbacks=[_Stop()])
+        model.fit(small.poisson(steps_per_epoch=1), epochs=3, verbose=0, callbacks=[_Stop()])
     if epochs == 3:
-        model.fit(small.poisson(steps_per_epoch=2), epochs=epochs, verbose=0)
+        model.fit(small.poisson(steps_per_epoch=1), epochs=epochs, verbose=0)
     else:
         with pytest.warns(UserWarning, match="allows no more"):
-            model.fit(small.poisson(steps_per_epoch=2), epochs=epochs, verbose=0)
-    assert model.optimizer.steps_taken == 6 and model.optimizer.epsilon() <= BUDGET.epsilon
+            model.fit(small.poisson(steps_per_epoch=1), epochs=epochs, verbose=0)
+    assert model.optimizer.steps_taken == 3 and model.optimizer.epsilon() <= BUDGET.epsilon
 
 
 def test_weights_that_are_loaded_go_on_where_they_were(small, tmp_path):
     model = made(small)
     with pytest.raises(KeyboardInterrupt):
-        model.fit(small.poisson(steps_per_epoch=2), epochs=3, verbose=0, callbacks=[_Stop()])
+        model.fit(small.poisson(steps_per_epoch=1), epochs=3, verbose=0, callbacks=[_Stop()])
     model.save_weights(tmp_path / "w.weights.h5")
     again = made(small)
     again.load_weights(tmp_path / "w.weights.h5")
-    again.fit(small.poisson(steps_per_epoch=2), epochs=3, initial_epoch=1, verbose=0)
-    assert again.optimizer.steps_taken == 6 and again.optimizer.epsilon() <= BUDGET.epsilon
+    again.fit(small.poisson(steps_per_epoch=1), epochs=3, initial_epoch=1, verbose=0)
+    assert again.optimizer.steps_taken == 3 and again.optimizer.epsilon() <= BUDGET.epsilon
     assert len(again.ledger) == 1  # one noise multiplier for both parts
     model.save(tmp_path / "m.keras")
     loaded = keras.saving.load_model(tmp_path / "m.keras")
-    assert (loaded.optimizer.num_examples, loaded.optimizer.steps) == (small.n, 6)
-    assert loaded.optimizer.steps_left == 4
+    assert (loaded.optimizer.num_examples, loaded.optimizer.steps) == (small.n, 3)
+    assert loaded.optimizer.steps_left == 2
 
 
 def test_a_fit_that_ends_within_its_last_epoch_says_so(small):
@@ -159,7 +159,7 @@ def test_layers_and_callbacks_are_told_the_noise_of_the_batches_of_the_run(small
     tell = keras.callbacks.LambdaCallback(
         on_train_begin=lambda logs: told.append(model.optimizer.noise_multiplier)
     )
-    model.fit(tfdp.data.allocated_epochs(small.data(), 4), epochs=1, verbose=0, callbacks=[tell])
+    model.fit(tfdp.data.allocated_epochs(small.data(), 2), epochs=1, verbose=0, callbacks=[tell])
     (entry,) = model.ledger.entries
     assert told == [entry.event.noise_multiplier] == [model.optimizer.noise_multiplier]
 
@@ -209,11 +209,11 @@ def test_a_backup_goes_on_within_the_steps_of_the_first_fit(small, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         made(small).fit(
-            small.poisson(steps_per_epoch=2), epochs=3, verbose=0, callbacks=[backup(), Halt()]
+            small.poisson(steps_per_epoch=1), epochs=3, verbose=0, callbacks=[backup(), Halt()]
         )
     model = made(small)
-    model.fit(small.poisson(steps_per_epoch=2), epochs=3, verbose=0, callbacks=[backup()])
-    assert model.optimizer.steps_taken == 6 and model.optimizer.epsilon() <= BUDGET.epsilon
+    model.fit(small.poisson(steps_per_epoch=1), epochs=3, verbose=0, callbacks=[backup()])
+    assert model.optimizer.steps_taken == 3 and model.optimizer.epsilon() <= BUDGET.epsilon
     assert len(model.ledger) == 1
 
 
