@@ -33,10 +33,8 @@ def network(rows_are_selected):
     rows = ids / 50  # XLA takes 5 s to compile a selection of rows
     if rows_are_selected:
         rows = tfdp.layers.SparseEmbedding(50, 4, combiner="mean", name="table")(ids)
-    hidden = keras.layers.Dense(8, activation="tanh")(keras.layers.Concatenate()([rows, dense]))
-    return keras.Model(
-        [ids, dense], keras.layers.Dense(2)(keras.layers.Dropout(0.5, seed=3)(hidden))
-    )
+    hidden = keras.layers.Dropout(0.5, seed=3)(keras.layers.Concatenate()([rows, dense]))
+    return keras.Model([ids, dense], keras.layers.Dense(2)(hidden))
 
 
 def trained(small, at_once, epochs=1, length=STEPS, rows_are_selected=False, **settings):
@@ -90,16 +88,22 @@ def test_steps_are_those_of_keras_whatever_an_execution_holds(
         np.testing.assert_allclose(history[name], shown[name], rtol=1e-5)
 
 
-def test_parts_of_an_execution_follow_one_another(small, one_by_one, calls, monkeypatch):
+def test_parts_of_an_execution_follow_one_another_until_the_data_end(
+    small, one_by_one, calls, monkeypatch
+):
     monkeypatch.setattr(executions, "_MOST", 2)
     model, _ = trained(small, 6)  # 2 and 2 and 2, then 2 and 2 and none
     for a, b in zip(model.get_weights(), one_by_one()[0].get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert model.optimizer.steps_taken == STEPS and len(calls) == 2
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(batches(small, length_is_known=False), steps_per_epoch=30, verbose=0)
+    assert model.optimizer.steps_taken == 2 * STEPS and len(calls) > 2
 
 
-def test_several_epochs_and_noise_of_their_own(small, calls):
-    model, history = trained(small, 4, epochs=3, length=4)
+def test_several_epochs_with_noise_of_their_own_until_a_budget_ends(small, calls):
+    budget = {"budget": tfdp.PrivacyBudget(0.5, 0.01), "steps": 23}
+    model, history = trained(small, 4, epochs=3, length=4, **budget)
     assert model.optimizer.steps_taken == 12 and len(history["loss"]) == len(calls) == 3
     # The same batches and the same start: only the noise can differ between two steps.
     before = model.get_weights()
@@ -109,58 +113,61 @@ def test_several_epochs_and_noise_of_their_own(small, calls):
     model.fit(batches(small, 4), verbose=0)
     second = [b - a for a, b in zip(before, model.get_weights(), strict=True)]
     assert not np.allclose(first[-1], second[-1])
-
-
-def test_a_budget_ends_within_an_execution(small, calls):
-    budget = {"budget": tfdp.PrivacyBudget(0.5, 0.01), "steps": 7}
-    model, _ = trained(small, 5, epochs=5, length=5, **budget)
-    assert calls
-    assert model.optimizer.steps_taken == 7 and model.optimizer.epsilon() <= 0.5
+    model.fit(batches(small, 4), verbose=0)  # three steps are left, within the execution
+    assert model.optimizer.steps_taken == 23 and model.optimizer.epsilon() <= 0.5
     with pytest.raises(BudgetError, match="spent"):
         model.fit(batches(small), verbose=0)
 
 
-@pytest.mark.parametrize("why", ["large batches", "unknown shapes", "own step"])
-def test_keras_takes_the_steps_of_others(small, why, calls, monkeypatch):
+class Own(tfdp.models.DPModel):
+    """Has a step of its own."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def call(self, x):
+        return self.base(x)
+
+    def train_step(self, data):
+        return {**super().train_step(data), "mine": 1.0}
+
+
+def of_unknown_shapes(small):
+    unknown = [tf.TensorSpec((None, *s.shape[1:]), s.dtype) for s in small.poisson().element_spec]
+    data = tf.data.Dataset.from_generator(
+        lambda: iter(small.poisson(steps_per_epoch=4)), output_signature=tuple(unknown)
+    )
+    return tfdp.data.declare_sampling(data, "poisson", small.n, 10)
+
+
+@pytest.fixture(params=["large batches", "unknown shapes", "own step"])
+def others(request, small, monkeypatch):
+    """A model and data of whose steps no program is made, and what its step shows besides."""
     kwargs = {"jit_compile": True, "steps_per_execution": 2}
-    data = small.poisson(steps_per_epoch=4)
-    base = small.base()
-    if why == "large batches":
+    if request.param == "large batches":
         monkeypatch.setattr(executions, "_BYTES", 1)
-    elif why == "unknown shapes":
-        unknown = [tf.TensorSpec((None, *s.shape[1:]), s.dtype) for s in data.element_spec]
-        data = tf.data.Dataset.from_generator(
-            lambda: iter(small.poisson(steps_per_epoch=4)), output_signature=tuple(unknown)
-        )
-        data = tfdp.data.declare_sampling(data, "poisson", small.n, 10)
-    else:
+    data = small.poisson(steps_per_epoch=4)
+    data = of_unknown_shapes(small) if request.param == "unknown shapes" else data
+    if request.param != "own step":
+        return small.model(compile_kwargs=kwargs), data, set()
+    model = Own(small.base())
+    model.compile(small.optimizer(), loss=small.loss, **kwargs)
+    return model, data, {"mine"}
 
-        class Own(tfdp.models.DPModel):
-            def __init__(self):
-                super().__init__()
-                self.base = base
 
-            def call(self, x):
-                return self.base(x)
+def test_keras_takes_the_steps_of_others(others, calls):
+    model, data, _ = others
+    function = executions.function_of_executions(model, lambda iterator: "by Keras")
+    assert function(iter(data)) == "by Keras" and not calls
 
-            def train_step(self, data):
-                return {**super().train_step(data), "mine": 1.0}
 
-    model = small.model(base, None, kwargs)
-    if why == "own step":
-        model = Own()
-        model.compile(small.optimizer(), loss=small.loss, **kwargs)
+@pytest.mark.evidence
+def test_a_fit_of_others_is_that_of_keras(others, calls):
+    model, data, besides = others
     history = model.fit(data, verbose=0).history
     assert model.optimizer.steps_taken == 4
-    assert ("mine" in history) == (why == "own step")
-    assert not calls
-
-
-def test_data_that_end_early_end_the_epoch(small, calls):
-    model, _ = trained(small, 5)
-    with pytest.warns(UserWarning, match="ran out of data"):
-        model.fit(batches(small, length_is_known=False), steps_per_epoch=30, verbose=0)
-    assert model.optimizer.steps_taken == 2 * STEPS and calls
+    assert history.keys() - {"loss"} == besides and not calls
 
 
 def test_data_of_unknown_length_end_the_epoch(small, calls):
@@ -209,12 +216,13 @@ class Mix(keras.callbacks.Callback):
         self.layer.mix = True
 
 
-def test_nothing_is_traced_after_the_first_step(small):
+def test_nothing_is_traced_after_the_first_step(small, monkeypatch):
     layer = MixesLater()
     base = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
     model = small.model(base, None, {"jit_compile": True, "steps_per_execution": 2})
-    model.fit(small.poisson(steps_per_epoch=50), verbose=0, callbacks=[Mix(layer)])
-    assert model.optimizer.steps_taken == 50 and layer.traced and not any(layer.traced)
+    monkeypatch.setattr(executions, "_TRIALS", 1)  # both ways in 4 executions
+    model.fit(small.poisson(steps_per_epoch=10), verbose=0, callbacks=[Mix(layer)])
+    assert model.optimizer.steps_taken == 10 and layer.traced and not any(layer.traced)
 
 
 class Clock:

@@ -7,6 +7,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from dp_accounting import pld
 from eager_steps import EAGER, eager_model, fit_steps
@@ -15,6 +16,9 @@ from epsilon_by_hand import DELTA, N, assert_one, by_hand, poisson
 import tfdp
 from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
 from tfdp.errors import BudgetError, PrivacyError
+
+
+WAYS = ["twice", "other data", "both ways", "the first one", "and leaves"]
 
 
 class Meter(tfdp.callbacks.PrivacyMeter):
@@ -110,8 +114,11 @@ def test_batches_that_are_known_can_be_trained_one_by_one(small):
     assert_one(model, math.inf)
 
 
-@pytest.mark.parametrize("noise", [False, True])
-@pytest.mark.parametrize("how", ["twice", "other data", "both ways", "the first one", "and leaves"])
+@pytest.mark.parametrize(
+    "how, noise",  # forward noise is charged by the same runs of steps
+    slow.cases([(how, noise) for how in WAYS for noise in (False, True)],
+               slow=[(how, True) for how in ("other data", "both ways", "the first one")]),
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_steps_that_are_no_train_on_batch_are_not_charged_as_samples(small, noise, how):
     model = eager_model(noise_multiplier=4.0)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from eager_steps import EAGER
+from eager_steps import EAGER, eager_model, fit_steps
 from epsilon_by_hand import assert_one, by_hand, poisson
 from small_models import make_data
 
@@ -56,12 +56,18 @@ def in_a_loop(encoder):
 
 
 @pytest.fixture
-def trained(small):
+def trained():
     """A dense layer that was trained with privacy."""
     encoder = keras.layers.Dense(2)
-    model = small.model(keras.Sequential([keras.Input((3,)), encoder]), noise_multiplier=2.0)
-    model.fit(small.poisson(), verbose=0)
+    charged(encoder)
     return encoder
+
+
+def charged(*layers):
+    """Trains layers with privacy, in steps that are only there to be charged."""
+    model = eager_model(keras.Sequential([keras.Input((3,)), *layers]), noise_multiplier=2.0)
+    fit_steps(model, 4)
+    return model
 
 
 def compiled(small, model, loss=None, **engine):
@@ -116,8 +122,7 @@ def test_weights_that_are_charged_after_the_first_fit_are_refused_at_the_next_on
     encoder.build((None, 3))
     model = compiled(small, Student(by_name(encoder)))
     model.fit(small.poisson(), verbose=0)
-    other = small.model(keras.Sequential([keras.Input((3,)), encoder]))
-    other.fit(small.poisson(), verbose=0)
+    charged(encoder)
     with pytest.raises(PrivacyError, match=LOST):
         model.fit(small.poisson(), verbose=0)
 
@@ -216,8 +221,7 @@ def test_weights_that_were_charged_and_then_quantized_are_refused(hides, small):
     """The student was charged its own 4 steps, ε = 0.29; with the encoder's it is 0.85."""
     encoder, frozen = keras.layers.Dense(2, use_bias=False), keras.layers.Dense(3)
     frozen.trainable = False
-    inner = keras.Sequential([keras.Input((3,)), frozen, encoder])
-    small.model(inner, noise_multiplier=2.0).fit(small.poisson(), verbose=0)
+    charged(frozen, encoder)
     for layer in (encoder, frozen):
         layer.quantize("int8")
     model = compiled(small, Student(hides(encoder)))
@@ -232,8 +236,7 @@ def test_weights_that_were_charged_and_then_quantized_are_refused(hides, small):
 
 def test_the_numbers_of_quantized_weights_are_refused_by_themselves(small):
     encoder = keras.layers.Dense(2, use_bias=False)
-    inner = keras.Sequential([keras.Input((3,)), encoder])
-    small.model(inner, noise_multiplier=2.0).fit(small.poisson(), verbose=0)
+    charged(encoder)
     encoder.quantize("int8")
     integers = encoder._kernel  # without their scale
     model = compiled(small, Student(lambda x: x @ tf.cast(integers.value, tf.float32)))
@@ -265,8 +268,7 @@ def test_values_of_unknown_origin_that_are_in_no_layer_are_mentioned(small, tmp_
 
 
 def test_weights_of_a_saved_model_that_a_layer_holds_are_mentioned(small, tmp_path):
-    exported = small.model()
-    exported.fit(small.poisson(), verbose=0)
+    exported = charged(keras.layers.Dense(2))
     tfdp.serving.export(exported, str(tmp_path / "exported"), delta=DELTA)
     served = tf.saved_model.load(str(tmp_path / "exported"))
     model = compiled(small, Student(lambda x: served.serve(x)))
@@ -316,8 +318,7 @@ def test_what_a_step_reads_of_its_own_is_not_noted(small):
 @pytest.mark.filterwarnings("ignore:These variables get a gradient of exactly zero")
 def test_weights_whose_charges_are_joined_are_not_from_elsewhere(small):
     shared, head = keras.layers.Dense(2), keras.layers.Dense(2)
-    first = small.model(keras.Sequential([keras.Input((3,)), shared, head]))
-    first.fit(small.poisson(), verbose=0)
+    first = charged(shared, head)
     second = compiled(small, Student(lambda x: head(shared(x)), shared))
     second.fit(small.poisson(), verbose=0)
     assert len(second.ledger) == 2
@@ -385,6 +386,6 @@ def test_what_only_the_rest_of_a_step_reads_is_refused_once_it_is_charged(small)
     layer.build((None, 3))
     model = compiled(small, tfdp.make_private(regularized(layer)))
     model.fit(small.poisson(), verbose=0)
-    small.model(keras.Sequential([keras.Input((3,)), layer])).fit(small.poisson(), verbose=0)
+    charged(layer)
     with pytest.raises(PrivacyError, match=LOST):
         model.fit(small.poisson(), verbose=0)

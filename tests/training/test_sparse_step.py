@@ -51,11 +51,11 @@ def make_model(shared=False, rows=V, units=4):
     return model
 
 
-def one_table(length=1):
+def one_table(length=1, rows=V):
     """One feature and one dense layer, for tests in which more of a model changes nothing."""
     keras.utils.set_random_seed(0)
     ids = keras.Input((length,), dtype="int64")
-    table = SparseEmbedding(V, D, combiner="sum", mask_zero=True, name="first")
+    table = SparseEmbedding(rows, D, combiner="sum", mask_zero=True, name="first")
     model = keras.Model(ids, keras.layers.Dense(1)(table(ids)))
     generator = np.random.default_rng(1)
     for v in model.trainable_variables:
@@ -138,9 +138,13 @@ def brute_force(model, gradients, survivors, clip_norm, mask_first=True):
     return sums
 
 
+STEPS = [(False, 1, False), (False, 8, False), (False, 8, True), (True, 1, False), (True, 8, False)]
+
+
 @pytest.mark.parametrize(
     "shared, batch, jit_compile",
-    [(False, 1, False), (False, 8, False), (False, 8, True), (True, 1, False), (True, 8, False)],
+    # The numbers of XLA: test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without
+    slow.cases(STEPS, slow=[(False, 8, True), (True, 1, False)]),
 )
 def test_gradients_are_masked_then_clipped_jointly_with_the_dense_parameters(
     shared, batch, jit_compile
@@ -265,13 +269,13 @@ def test_no_operation_of_a_step_but_the_variables_has_as_many_rows_as_a_table(
 ):
     # Fault 7: IndexedSlices made dense on the way.
     rows = 7919
-    fest = FEST(5, frequencies={n: rows_of(1, 2, 3, 4, 5, size=rows) for n in ("first", "second")})
+    fest = FEST(5, frequencies={"first": rows_of(1, 2, 3, 4, 5, size=rows)})
     selection = {
         "AdaFEST": AdaFEST(3.0), "AdaFEST+": AdaFEST(3.0, within=fest), "FEST": fest,
         "exponential": ExponentialSelection(6),
     }[kind]  # fmt: skip
     model = compiled(
-        make_model(rows=rows), selection, embedding_optimizer=OPTIMIZERS[name](),
+        one_table(3, rows), selection, embedding_optimizer=OPTIMIZERS[name](),
         optimizer=keras.optimizers.Adam(0.1), noise_multiplier=1.0,
     )  # fmt: skip
     assert outputs_with_rows(step_of(model, rows), rows) == []
@@ -281,7 +285,7 @@ def step_of(model, rows):
     """The traced step of a model whose tables have this many rows."""
     x, y = make_data(8, rows=rows)
     model.optimizer.build(model.trainable_variables)
-    data = tf.nest.map_structure(tf.convert_to_tensor, (x, y, np.ones(8, "float32")))
+    data = tf.nest.map_structure(tf.convert_to_tensor, (x[0], y, np.ones(8, "float32")))
     return tf.function(model.train_step, autograph=False).get_concrete_function(data)
 
 
@@ -366,7 +370,7 @@ def test_the_joint_mechanism_of_exponential_selection_is_what_is_charged():
 
 
 def test_the_walk_over_the_graph_sees_a_table_that_is_read_or_densified(outputs_with_rows):
-    model = make_private(make_model(rows=7919))
+    model = make_private(one_table(3, rows=7919))
     model.compile(
         DPOptimizer(keras.optimizers.SGD(1.0), noise_multiplier=1.0, num_examples=100,
                     expected_batch_size=8), loss="mse")  # fmt: skip
