@@ -17,7 +17,6 @@ import tfdp
 from tfdp.accounting.losses.analytic_gaussian import gaussian_epsilon
 from tfdp.errors import BudgetError, PrivacyError
 
-
 WAYS = ["twice", "other data", "both ways", "the first one", "and leaves"]
 
 

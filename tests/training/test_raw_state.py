@@ -5,7 +5,6 @@ import functools
 import keras
 import numpy as np
 import pytest
-import slow
 import tensorflow as tf
 from eager_steps import EAGER, eager_model, fit_steps
 from epsilon_by_hand import DELTA
@@ -90,15 +89,8 @@ def test_results_do_not_follow_metrics(made):
         fit(made())
 
 
-MAKE = [KeepsInMetrics, KeepsByAFunction, KeepsByABranch, SetsTheRate]
-
-
-@pytest.mark.parametrize(
-    "made, eagerly",
-    # The check traces the step for both; functions and branches are searched for in what it traced.
-    slow.cases([(made, eagerly) for made in MAKE for eagerly in (False, True)],
-               slow=[(KeepsByAFunction, False), (SetsTheRate, False), (KeepsByABranch, True)]),
-)  # fmt: skip
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("made", [KeepsInMetrics, KeepsByAFunction, KeepsByABranch, SetsTheRate])
 def test_metrics_write_to_no_weight(made, eagerly):
     with pytest.raises(PrivacyError, match="changes a weight"):
         fit(made(), run_eagerly=eagerly)

@@ -138,14 +138,11 @@ def brute_force(model, gradients, survivors, clip_norm, mask_first=True):
     return sums
 
 
-STEPS = [(False, 1, False), (False, 8, False), (False, 8, True), (True, 1, False), (True, 8, False)]
-
-
 @pytest.mark.parametrize(
     "shared, batch, jit_compile",
-    # The numbers of XLA: test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without
-    slow.cases(STEPS, slow=[(False, 8, True), (True, 1, False)]),
-)
+    [(False, 1, False), (False, 8, False), (True, 8, False),
+     *slow.cases(EVIDENCE := [(False, 8, True), (True, 1, False)], slow=EVIDENCE)],
+)  # fmt: skip
 def test_gradients_are_masked_then_clipped_jointly_with_the_dense_parameters(
     shared, batch, jit_compile
 ):
@@ -274,10 +271,8 @@ def test_no_operation_of_a_step_but_the_variables_has_as_many_rows_as_a_table(
         "AdaFEST": AdaFEST(3.0), "AdaFEST+": AdaFEST(3.0, within=fest), "FEST": fest,
         "exponential": ExponentialSelection(6),
     }[kind]  # fmt: skip
-    model = compiled(
-        one_table(3, rows), selection, embedding_optimizer=OPTIMIZERS[name](),
-        optimizer=keras.optimizers.Adam(0.1), noise_multiplier=1.0,
-    )  # fmt: skip
+    model = compiled(one_table(3, rows), selection, embedding_optimizer=OPTIMIZERS[name](),
+                     optimizer=keras.optimizers.Adam(0.1), noise_multiplier=1.0)  # fmt: skip
     assert outputs_with_rows(step_of(model, rows), rows) == []
 
 
