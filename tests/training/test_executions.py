@@ -220,7 +220,8 @@ def test_nothing_is_traced_after_the_first_step(small, monkeypatch):
     layer = MixesLater()
     base = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
     model = small.model(base, None, {"jit_compile": True, "steps_per_execution": 2})
-    monkeypatch.setattr(executions, "_TRIALS", 1)  # both ways in 4 executions
+    monkeypatch.setattr(executions, "_TRIALS", 1)  # both ways in 4 executions,
+    monkeypatch.setattr(executions, "_LONG", 1e9)  # however long a step takes
     model.fit(small.poisson(steps_per_epoch=10), verbose=0, callbacks=[Mix(layer)])
     assert model.optimizer.steps_taken == 10 and layer.traced and not any(layer.traced)
 
