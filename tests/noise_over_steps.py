@@ -99,5 +99,6 @@ def assert_threads_draw_apart(source, name, grid):
     slow = Slow(getattr(source, name))
     setattr(source, name, slow)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: source.release([tf.zeros([4])], grid), range(8)))
+        # In float64, as `releases`: one compiled program serves both.
+        list(pool.map(lambda _: source.release([tf.zeros([4])], grid, 1.0, tf.float64), range(8)))
     assert len(slow.assigned) == 8 == len({tuple(one) for one in slow.assigned})

@@ -61,11 +61,11 @@ def in_step(replicas):
 
 @pytest.fixture(scope="module")
 def trained(replicas):
-    """Function (replicas, jit_compile) -> (model, changes, history), with rows chosen ahead."""
+    """Function (replicas, ...) -> (model, changes, history), with rows chosen ahead."""
 
-    def train(count, jit_compile):
+    def train(count, jit_compile, validate=False):
         compile_kwargs = {"jit_compile": jit_compile}
-        model = compiled(replicas, count, compile_kwargs=compile_kwargs, validate=True)
+        model = compiled(replicas, count, compile_kwargs=compile_kwargs, validate=validate)
         return model, *replicas.train(model, select_on_host(batches(2), model, ids_of))
 
     return functools.cache(train)
@@ -87,8 +87,10 @@ def test_without_noise_the_numbers_are_those_of_the_step(trained, in_step, count
         np.testing.assert_allclose(history[name], value, rtol=1e-6)
 
 
-def test_batches_with_rows_are_validated(trained):
-    model, _, _ = trained(2, "auto")
+@pytest.mark.evidence
+@pytest.mark.parametrize("count, jit_compile", [(None, True), (2, "auto")])
+def test_batches_with_rows_are_validated(trained, count, jit_compile):
+    model, _, _ = trained(count, jit_compile, validate=True)
     assert model.examined
 
 
@@ -122,14 +124,6 @@ def test_rows_and_their_number_are_those_of_the_examples_that_are_present(replic
         assert set(rows) <= set(survivors)
 
 
-def test_every_pipeline_draws_noise_of_its_own(replicas):
-    model = compiled(replicas, None, sigma=1.0)
-    first, second = (
-        next(iter(select_on_host(batches(1), model, ids_of)))[0].survivors.numpy() for _ in range(2)
-    )
-    assert not np.array_equal(first, second)
-
-
 def test_draws_at_the_same_time_share_no_bit():
     # Iterators of one dataset run side by side, abandoned ones included.
     source = PipelineNoiseSource()
@@ -137,20 +131,23 @@ def test_draws_at_the_same_time_share_no_bit():
     assert len({tuple(d) for d in draws.as_numpy_iterator()}) == 3000
 
 
-def test_rows_survive_as_often_as_in_the_step(replicas):
+def survivors_of(chosen, steps):
+    """(steps, ...) rows of an epoch."""
+    return next(iter(chosen.map(lambda x, y, weight: x.survivors).batch(steps))).numpy()
+
+
+def test_rows_survive_as_often_as_in_the_step_and_every_pipeline_draws_its_own(replicas):
     # False-alarm rate 1e-6 each.
     steps = 800
     model = compiled(replicas, None, sigma=0.4, threshold=2.0)
     chosen = select_on_host(batches(steps), model, ids_of)
-    on_host = np.zeros(2 * V)
-    before = None
-    for epoch in range(2):
-        drawn = np.array([s.survivors for s, _, _ in chosen.as_numpy_iterator()])
-        drawn = drawn.reshape(steps, -1)
-        if epoch:
-            assert not np.array_equal(drawn, before)  # fresh in every epoch
-        before = drawn
-        np.add.at(on_host, drawn[(drawn >= 0) & (drawn < NO_ROW)], 1)
+    epochs = [survivors_of(chosen, steps) for _ in range(2)]
+    assert not np.array_equal(*epochs)  # fresh in every epoch
+    other = survivors_of(select_on_host(batches(100), model, ids_of), 100)
+    assert not np.array_equal(epochs[0][:100], other)
+    on_host, drawn = np.zeros(2 * V), np.concatenate(epochs)
+    assert drawn.shape[0] == 2 * steps
+    np.add.at(on_host, drawn[(drawn >= 0) & (drawn < NO_ROW)], 1)
 
     x, _ = data()
 
@@ -207,7 +204,8 @@ def test_rows_chosen_for_another_optimizer_are_refused(replicas):
 
 
 def test_rows_that_nobody_knows_who_chose_are_refused(replicas):
-    model = compiled(replicas, None, sigma=1.0)
+    eager = {"run_eagerly": True}  # a trace takes longer than its one step
+    model = compiled(replicas, None, compile_kwargs=eager)
     chosen = select_on_host(batches(1), model, ids_of)
     x, y, weight = next(iter(chosen))
     with pytest.raises(PrivacyError, match="outside `fit`"):
@@ -224,15 +222,19 @@ def test_rows_that_nobody_knows_who_chose_are_refused(replicas):
 
 
 def test_ids_that_other_examples_change_are_refused(replicas):
-    model = compiled(replicas, None, sigma=1.0, validate=True)
+    eager = {"run_eagerly": True}  # a trace takes longer than its one step
+    model = compiled(replicas, None, sigma=1.0, validate=True, compile_kwargs=eager)
 
     def most(x):
         return {**ids_of(x), "one": tf.where(x == tf.reduce_max(x), x, -1)}
 
+    mixed, proved = (select_on_host(batches(1), model, ids) for ids in (most, ids_of))
     with pytest.raises(PrivacyError, match="The function `ids` of `select_on_host` mixes"):
-        model.fit(select_on_host(batches(1), model, most), verbose=0)
-    proved = notes_of_maps(select_on_host(batches(1), model, ids_of).prefetch(1))
-    assert not proved.assumptions
+        model.fit(mixed, verbose=0)
+    assert not notes_of_maps(proved.prefetch(1)).assumptions
+    assert not model.examined
+    model.fit(proved, verbose=0)
+    assert model.examined
 
     def by_python(x):
         found = tf.numpy_function(lambda x: x, [x], tf.int64)
@@ -240,7 +242,7 @@ def test_ids_that_other_examples_change_are_refused(replicas):
 
     for data, validate in (
         (select_on_host(batches(1), model, by_python), True),
-        (select_on_host(batches(1), model, most), False),
+        (mixed, False),
     ):
         assert _IDS_ASSUMED in notes_of_maps(data, validate).assumptions
 

@@ -57,6 +57,7 @@ def compiled(rows, placement="tpu", sigma=0.4, strategy=None, network=network, *
     selection = options.pop("selection", AdaFEST(1.2, noise_ratio=1.0, capacity=CAPACITY))
     compiling = {
         "jit_compile": options.pop("jit_compile", "auto"),
+        "run_eagerly": options.pop("run_eagerly", False),
         "loss": options.pop("loss", "mse"),
     }
     with strategy.scope() if strategy else contextlib.nullcontext():
@@ -100,7 +101,8 @@ def on_one_device():
 
     def get(rule, sigma, jit_compile="auto"):
         if (rule, sigma, jit_compile) not in known:
-            model = compiled(RULES[rule], None, sigma, jit_compile=jit_compile)
+            eager = jit_compile == "auto"  # a trace takes longer than two steps
+            model = compiled(RULES[rule], None, sigma, jit_compile=jit_compile, run_eagerly=eager)
             before = tables(model)
             history = model.fit(batches(model), verbose=0).history
             dense = model.get_weights()[-2:]

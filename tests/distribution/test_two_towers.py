@@ -20,7 +20,7 @@ def towers(noise_at, num_negatives=None):
         x, users, items = (
             keras.Input((4,), name="x"), keras.Input((5,)), keras.Input((), dtype="int64")
         )  # fmt: skip
-        tower = keras.Model({"x": x}, keras.layers.Dense(3)(keras.layers.Dense(4, "tanh")(x)))
+        tower = keras.Model({"x": x}, keras.layers.Dense(3)(x))
         negatives = tfdp.layers.SharedNegatives(
             tower, ITEMS, num_negatives, item_features=FEATURES, noise_at=noise_at,
             similarity="cosine", temperature=0.2,

@@ -1,5 +1,10 @@
-"""Noise of a chain: the draws it is made of, exactly; its covariance over steps; its counters."""
+"""Noise of a chain: the draws it is made of, exactly; its covariance over steps; its counters.
 
+Programs cost more than draws: sources have two bands, or sizes and types of other tests, where no
+more is necessary.
+"""
+
+import functools
 from unittest import mock
 
 import numpy as np
@@ -20,6 +25,7 @@ from tfdp.runtime import xla
 
 M = (1.0, -0.39, -0.13, -0.44)
 IDENTITY = (1.0, 0.0, 0.0, 0.0)
+TWO = (1.0, -0.6)
 
 
 def chain_of(m, steps, bands=4, seed=None):
@@ -114,6 +120,7 @@ def test_roundings_of_a_chain_are_in_the_noise_and_stay_small():
 # Rows of tables -----------------------------------------------------------------------------------
 
 V, D = 40, 3
+GRID_OF_ROWS = Grid(1.3, 1.0, 300)
 
 
 def chosen_rows(steps, seed=0):
@@ -122,25 +129,36 @@ def chosen_rows(steps, seed=0):
     return [[np.flatnonzero(generator.random(V) < 0.5) for _ in range(2)] for _ in range(steps)]
 
 
-def row_releases(m, chosen, grid, seed=3, static=False, steps=None):
-    """For each table and row the list of what its turns released, in units of the grid."""
+def begin_again(source, m, steps):
+    """A chain that draws as those before it did, with no new key."""
+    source.begin(Correlation(m, steps))
+    source._key.assign([7])
+    source._counter.assign([11, 13])
+
+
+@functools.cache
+def source_of_rows():
+    """(source, its step of two tables and a vector), traced once."""
     tables = [tf.Variable(tf.zeros([V, D])) for _ in range(2)]
-    source = ChainSource(4, seed)
+    source = ChainSource(4)
     source.build(tables)
-    source.begin(Correlation(m, steps or len(chosen)))
-    found, dense = [{r: [] for r in range(V + 1)} for _ in range(2)], []
 
     def step(*rows):
         sums = [tf.zeros([tf.shape(r)[0], D]) for r in rows]
-        sums = [tf.ensure_shape(s, [V, D]) if static else s for s in sums]
         given = list(zip(tables, rows, sums, strict=True))
-        return source.release([tf.zeros([7])], grid, dtype=tf.float64, rows=given)
+        return source.release([tf.zeros([7])], GRID_OF_ROWS, dtype=tf.float64, rows=given)
 
-    size = V if static else None
-    run = tf.function(step, input_signature=[tf.TensorSpec([size], tf.int64)] * 2)
+    run = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+    return source, run
+
+
+def row_releases(m, chosen, steps=None):
+    """For each table and row the list of what its turns released, in units of the grid."""
+    grid, (source, run) = GRID_OF_ROWS, source_of_rows()
+    begin_again(source, m, steps or len(chosen))
+    found, dense = [{r: [] for r in range(V + 1)} for _ in range(2)], []
     for rows in chosen:
-        filled = [np.concatenate([r, [2**62] * (V - len(r))]) if static else r for r in rows]
-        *noisy, weights = run(*[tf.constant(r, tf.int64) for r in filled])
+        *noisy, weights = run(*[tf.constant(r, tf.int64) for r in rows])
         dense.append(weights.numpy() / float(grid.step))
         for table, of_table, values in zip(found, rows, noisy, strict=True):
             for r, value in zip(of_table, values.numpy(), strict=False):
@@ -149,8 +167,8 @@ def row_releases(m, chosen, grid, seed=3, static=False, steps=None):
 
 
 def test_each_row_has_a_chain_of_its_own(steps=7):
-    grid, chosen = Grid(1.3, 1.0, 300), chosen_rows(steps)
-    (own, own_dense), (found, dense) = (row_releases(m, chosen, grid) for m in (IDENTITY, M))
+    chosen = chosen_rows(steps)
+    (own, own_dense), (found, dense) = (row_releases(m, chosen) for m in (IDENTITY, M))
     for table, draws in zip(found, own, strict=True):
         for row, values in table.items():
             for j, value in enumerate(values):
@@ -165,39 +183,44 @@ def test_each_row_has_a_chain_of_its_own(steps=7):
 
 
 def test_rows_take_nothing_back_after_the_last_step(steps=2):
-    grid, chosen = Grid(1.3, 1.0, 300), [[np.arange(V)] * 2] * (steps + 2)
-    own, _ = row_releases(IDENTITY, chosen, grid)
-    found, _ = row_releases(M, chosen, grid, steps=steps)
+    chosen = [[np.arange(V)] * 2] * (steps + 2)
+    own, _ = row_releases(IDENTITY, chosen)
+    found, _ = row_releases(M, chosen, steps=steps)
     for table, draws in zip(found, own, strict=True):
         for row in range(V):
             same = [np.array_equal(*pair) for pair in zip(table[row], draws[row], strict=True)]
             assert same == [True, False, True, True]
 
 
-@pytest.mark.parametrize("number", [2, 3, 36, V])
-def test_rows_of_any_number_are_drawn_in_blocks_and_divided(monkeypatch, number):
+def test_rows_of_any_number_are_drawn_in_blocks_and_divided(monkeypatch):
     grid, table = Grid(2.0, 1.0, 300), tf.Variable(tf.zeros([V, D]))
-    rows = np.random.default_rng(number).permutation(V)[:number]
-    sums = np.float32(100.0 * rows[:, np.newaxis] + np.arange(D))
+    numbers = (2, 3, 36, V)
+    rows = [np.random.default_rng(number).permutation(V)[:number] for number in numbers]
+    sums = [np.float32(100.0 * one[:, np.newaxis] + np.arange(D)) for one in rows]
 
     def noisy(few, block, divisor):
         monkeypatch.setattr(chain_source, "FEW", few * D)
         monkeypatch.setattr(chain_source, "SMALL_DRAW", block * D)
         chain_source._rows_of_any_number.cache_clear()
-        source = ChainSource(4, seed=3)
+        source = ChainSource(2)
         source.build([table])
-        source.begin(Correlation(M, 2))
 
         def step(rows, sums):
             return source.release([], grid, divisor, rows=[(table, rows, sums)])
 
         signature = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, D], tf.float32)
-        return tf.function(step, signature, autograph=False)(rows, sums)[0].numpy()
+        run, found = tf.function(step, signature, autograph=False), []
+        for given in zip(rows, sums, strict=True):
+            begin_again(source, TWO, 2)
+            found.append(run(*given)[0].numpy())
+        return found
 
-    whole, blocks = noisy(V, V, 1.0), noisy(2, 9, 8.0)
+    pairs = zip(noisy(V, V, 1.0), noisy(2, 9, 8.0), sums, strict=True)
     chain_source._rows_of_any_number.cache_clear()  # what was traced here has sizes of this test
-    np.testing.assert_array_equal(blocks, whole / 8.0)
-    assert np.all(np.abs(whole - sums) < 8.0 * float(grid.stddev)) and np.all(whole != sums)
+    for number, (whole, blocks, of_number) in zip(numbers, pairs, strict=True):
+        np.testing.assert_array_equal(blocks, whole / 8.0, err_msg=f"{number} rows")
+        assert np.all(np.abs(whole - of_number) < 8.0 * float(grid.stddev))
+        assert np.all(whole != of_number)
 
 
 def test_a_capacity_is_drawn_in_blocks_as_far_as_it_is_filled(monkeypatch):
@@ -206,9 +229,9 @@ def test_a_capacity_is_drawn_in_blocks_as_far_as_it_is_filled(monkeypatch):
     chosen, grid = [[np.array(c)] for c in ([4, 7, 30], range(19), range(V), [4])], Grid(2, 1, 300)
     found = []
     for capacity in (None, V):
-        source, table = ChainSource(4, 3), tf.Variable(tf.zeros([V, D]))
+        source, table = ChainSource(2, 3), tf.Variable(tf.zeros([V, D]))
         source.build([table])
-        source.begin(Correlation(M, len(chosen)))
+        source.begin(Correlation(TWO, len(chosen)))
 
         def step(rows, source=source, table=table, capacity=capacity):
             sums = tf.repeat(tf.cast(rows % 64, tf.float32)[:, tf.newaxis], D, axis=1)
@@ -233,9 +256,9 @@ def test_a_capacity_is_drawn_in_blocks_as_far_as_it_is_filled(monkeypatch):
 
 
 def test_the_noise_of_a_row_is_independent_from_place_to_place(width=8):
-    source, table = ChainSource(4), tf.Variable(tf.zeros([SIZE // 4, width]))
+    source, table = ChainSource(2), tf.Variable(tf.zeros([SIZE // 4, width]))
     source.build([table])
-    source.begin(Correlation(M, 2))
+    source.begin(Correlation(TWO, 2))
     grid, rows = Grid(1.0, 1.0, SIZE), tf.range(SIZE // 4, dtype=tf.int64)
     (noisy,) = source.release([], grid, rows=[(table, rows, tf.zeros_like(table))])
     assert_standard(noisy.numpy().T / float(grid.stddev))
@@ -264,17 +287,17 @@ def test_a_new_chain_counts_turns_from_zero():
     for _ in range(2):
         source.begin(Correlation(M, 2))
         assert not np.any(source.variables[-1])
-        rows = tf.constant([1, 5], tf.int64)
-        source.release([], Grid(1.0, 1.0, 9), rows=[(table, rows, tf.zeros([2, D]))])
-        assert np.flatnonzero(source.variables[-1]).tolist() == [1, 5]
+        rows = [(table, tf.constant([1, 5, 6, 8, 39], tf.int64), tf.zeros([5, D]))]
+        source.release([], Grid(1.0, 1.0, 15), dtype=tf.float64, rows=rows)
+        assert np.flatnonzero(source.variables[-1]).tolist() == [1, 5, 6, 8, 39]
 
 
 def test_tables_of_several_widths_in_one_process():
     """As of models that are trained one after another."""
-    for width in (3, 5, 8):
-        source, table = ChainSource(4), tf.Variable(tf.zeros([V, width]))
+    for width in (3, 5):
+        source, table = ChainSource(2), tf.Variable(tf.zeros([V, width]))
         source.build([table])
-        source.begin(Correlation(M, 2))
+        source.begin(Correlation(TWO, 2))
 
         def step(rows, source=source, table=table, width=width):
             sums = tf.zeros([tf.shape(rows)[0], width])
@@ -293,9 +316,9 @@ def test_tables_of_one_width_share_their_programs(monkeypatch):
     compiled = mock.Mock(wraps=chain_source._released)
     monkeypatch.setattr(chain_source, "_released", compiled)
     tables = [tf.Variable(tf.zeros([V, D])) for _ in range(5)]
-    source = ChainSource(4)
+    source = ChainSource(2)
     source.build(tables)
-    source.begin(Correlation(M, 2))
+    source.begin(Correlation(TWO, 2))
 
     def step(rows):
         rows = [(table, rows, tf.zeros([tf.shape(rows)[0], D])) for table in tables]
@@ -325,17 +348,17 @@ def test_other_weights_in_a_chain_are_refused():
 def test_a_step_of_another_program_takes_back_what_was_added(monkeypatch):
     """Steps by themselves, and compiled as a whole, which fill up other sizes; to a unit or two."""
     monkeypatch.setattr(chain_source, "LARGEST_JOINED", 300)  # each tensor is a part by itself
-    grid, sizes, found = Grid(1.0, 1.0, 700), (300, 20, 350), []
+    grid, sizes, found, source = Grid(1.0, 1.0, 700), (300, 370), [], ChainSource(2)
 
-    def step(source, whole):
+    def step(whole):
         with xla.compiling(whole):
             return source.release([tf.zeros([n]) for n in sizes], grid, dtype=tf.float64)
 
-    for compiled in ((False, False), (True, False), (False, True)):
-        source, steps = chain_of((1.0, -0.6), 2, bands=2, seed=5), []
-        for whole in compiled:
-            run = tf.function(step, jit_compile=True, autograph=False) if whole else step
-            steps.append(np.concatenate([np.asarray(t) for t in run(source, whole)]))
+    compiled = tf.function(lambda: step(True), jit_compile=True, autograph=False)
+    for first, second in ((False, False), (True, False), (False, True)):
+        begin_again(source, TWO, 2)
+        steps = [compiled() if whole else step(False) for whole in (first, second)]
+        steps = [np.concatenate([np.asarray(t) for t in one]) for one in steps]
         found.append(np.array(steps) / float(grid.step))
     for other in found[1:]:
         assert np.all(np.abs(other - found[0]) <= 2)
