@@ -25,6 +25,7 @@ from tfdp.selection import AdaFEST
 
 N, T, V, D, CAPACITY = 32, 3, 41, 2, 29
 TABLES = ("one", "two")
+EAGERLY = {"run_eagerly": True}  # a trace takes longer than a step or two
 RULES = {"sgd": lambda: RowSGD(0.5), "adagrad": lambda: RowAdagrad(0.5, epsilon=0)}
 
 
@@ -319,7 +320,9 @@ def test_a_table_in_two_models_has_one_ledger_and_is_trained_by_both():
 
 def test_rows_chosen_for_other_tables_are_refused_and_would_train_nothing_without_noise():
     with hardware(KINDS.V1):
-        model = compiled(lambda: RowSGD(1.0), sigma=0.0, selection=AdaFEST(1e-9, capacity=V))
+        model = compiled(
+            lambda: RowSGD(1.0), sigma=0.0, selection=AdaFEST(1e-9, capacity=V), **EAGERLY
+        )
         chosen = batches(model, 1)
         before = np.ones((V, D), "float32")
         for name in TABLES:
@@ -346,7 +349,7 @@ def test_rows_chosen_for_other_tables_are_refused_and_would_train_nothing_withou
 @pytest.mark.filterwarnings("ignore:No row of any sparse table survived")
 def test_once_the_budget_is_spent_no_example_is_used():
     with hardware(KINDS.V1), pytest.MonkeyPatch.context() as patch:
-        model = compiled(lambda: RowSGD(1.0))
+        model = compiled(lambda: RowSGD(1.0), **EAGERLY)
         patch.setattr(model.optimizer.charging, "_is_allowed", lambda: tf.constant(False))
         for name in TABLES:
             model.get_layer(name).external_table.load({"0": np.zeros((V, D), "float32")})
@@ -381,7 +384,7 @@ def test_gradients_of_other_ids_than_were_looked_up_reach_no_row_without_noise(l
     selection = AdaFEST(0.8, capacity=V)
     with hardware(KINDS.V1):
         model = compiled(
-            lambda: RowSGD(1.0), sigma=0.0, selection=selection, loss=loss, network=made
+            lambda: RowSGD(1.0), sigma=0.0, selection=selection, loss=loss, network=made, **EAGERLY
         )
         drawn = tfdp.data.poisson_batches((ids, y), N, steps_per_epoch=1)
         chosen = select_on_host(

@@ -64,6 +64,7 @@ def test_losses_weights_and_ledger_are_those_of_one_process(run):
     losses, results = run
     worker = runpy.run_path(str(WORKER))
     model = worker["former"]()
+    model.run_eagerly = True  # a trace takes longer than a few steps
     n = worker["N"]
     batches = tfdp.data.poisson_batches(worker["sequences"](), n, steps_per_epoch=2)
     history = model.fit(batches, epochs=EPOCHS, verbose=0).history
