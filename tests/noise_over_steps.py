@@ -100,5 +100,6 @@ def assert_threads_draw_apart(source, name, grid):
     setattr(source, name, slow)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         # In float64, as `releases`: one compiled program serves both.
-        list(pool.map(lambda _: source.release([tf.zeros([4])], grid, 1.0, tf.float64), range(8)))
+        draw = lambda _: source.release([tf.zeros([4])], grid, dtype=tf.float64)  # noqa: E731
+        list(pool.map(draw, range(8)))
     assert len(slow.assigned) == 8 == len({tuple(one) for one in slow.assigned})

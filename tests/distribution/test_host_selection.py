@@ -223,7 +223,7 @@ def test_rows_that_nobody_knows_who_chose_are_refused(replicas):
 
 def test_ids_that_other_examples_change_are_refused(replicas):
     eager = {"run_eagerly": True}  # a trace takes longer than its one step
-    model = compiled(replicas, None, sigma=1.0, validate=True, compile_kwargs=eager)
+    model = compiled(replicas, None, validate=True, compile_kwargs=eager)
 
     def most(x):
         return {**ids_of(x), "one": tf.where(x == tf.reduce_max(x), x, -1)}

@@ -148,7 +148,8 @@ def test_a_step_that_fails_moves_nothing_that_is_kept():
 
     @tf.function
     def step(x):
-        return source.release([tf.debugging.check_numerics(x, "the data have ended")], grid)
+        x = tf.debugging.check_numerics(x, "the data have ended")
+        return source.release([x], grid, dtype=tf.float64)
 
     step(tf.zeros([9]))
     before = [v.numpy() for v in source.variables]
@@ -175,7 +176,7 @@ def test_rows_of_tables_are_refused():
 def test_other_weights_in_a_chain_are_refused():
     source = source_of(C)
     grid = source.grid(1.0, 1.0, 9, 0.0)
-    source.release([tf.zeros([4, 2])], grid)
+    source.release([tf.zeros([4, 2])], grid, dtype=tf.float64)
     with pytest.raises(PrivacyError, match="set of trained weights has changed"):
         source.release([tf.zeros([5, 2])], grid)
 

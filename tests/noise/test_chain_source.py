@@ -338,7 +338,7 @@ def test_a_chain_on_a_tpu_is_refused(monkeypatch):
 
 def test_other_weights_in_a_chain_are_refused():
     source, grid = chain_of(M, 3), Grid(1.0, 1.0, 9)
-    source.release([tf.zeros([4, 2])], grid)
+    source.release([tf.zeros([4, 2])], grid, dtype=tf.float64)
     rows = tf.IndexedSlices(tf.zeros([1, 2]), tf.zeros([1], tf.int64), tf.constant([4, 2]))
     for other in (tf.zeros([5, 2]), rows):
         with pytest.raises(PrivacyError, match="set of trained weights has changed"):

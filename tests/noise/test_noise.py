@@ -71,7 +71,7 @@ def test_large_sample_is_normal():
     assert abs(np.mean(z[1:] * z[:-1])) < 6 / np.sqrt(n)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True, None])
+@pytest.mark.parametrize("jit_compile", slow.cases([False, True, None], slow=[False]))
 def test_no_two_draws_share_a_value(jit_compile):
     source = NoiseSource()
 
@@ -172,7 +172,7 @@ def test_a_large_variable_is_noised_in_parts_that_share_nothing(jit_compile, lar
         assert abs(np.mean(parts[0] * parts[1])) < 5 * 4 / np.sqrt(largest)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[False]))
 def test_parts_of_a_compiled_draw_share_nothing(jit_compile):
     source, other = NoiseSource(1), NoiseSource(1)
     part = noise.training_source._PART_OF_A_COMPILED_DRAW
@@ -192,7 +192,7 @@ def test_parts_of_a_compiled_draw_share_nothing(jit_compile):
     np.testing.assert_array_equal(source._counter, [2 * (3 * (part + 1) + 1 + 8) - part, 6])
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[False]))
 def test_the_fused_blocks_are_those_of_philox(jit_compile):
     key = tf.constant([0xFEDCBA9876543210], tf.uint64)
     counters = tf.constant([[0, 0], [2**64 - 3, 7], [2**64 - 2, 2**64 - 1]], tf.uint64)
