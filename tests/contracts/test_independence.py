@@ -1,10 +1,12 @@
 """That examples do not mix is proved from the graph; what mixes them is refused, every time."""
 
+import itertools
 import re
 
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from keras import layers
 from mixing import APART, DRAWN_APART, DRAWN_TWICE, LOSSES, MIXING, Function, Maker, mean
@@ -53,11 +55,12 @@ def refused(base, loss="mse", match="", **kwargs):
 @pytest.mark.parametrize("name", MIXING)
 def test_layers_that_mix_are_refused_by_operation_and_layer(name):
     made, what = MIXING[name]
-    base = sequential(layers.Dense(D), layer_of(made), layers.Dense(1))
-    for _ in range(2):
+    base = sequential(layers.Dense(D), layer_of(made))
+    searched = name in ("numpy", "how many differ")
+    for _ in range(1 + searched):  # with values that are drawn anew
         with pytest.raises(PrivacyError, match=what) as refusal:
             examine(base)
-        if name not in ("numpy", "how many differ"):
+        if not searched:
             assert "SharedNegatives" in str(refusal.value)
             assert re.match("Layer '(function|multi_head_attention)|Model", str(refusal.value))
 
@@ -65,15 +68,16 @@ def test_layers_that_mix_are_refused_by_operation_and_layer(name):
 @pytest.mark.parametrize("name", DRAWN_TWICE)
 def test_random_numbers_of_one_example_that_others_use_are_refused(name):
     made, what = DRAWN_TWICE[name]
-    base = sequential(layers.Dense(D), layer_of(made), layers.Dense(1))
+    base = sequential(layers.Dense(D), layer_of(made))
     with pytest.raises(PrivacyError, match=f"random numbers of one draw in two ways.*{what}"):
         examine(base)
 
 
-@pytest.mark.parametrize("name", APART | DRAWN_APART)
-def test_layers_that_treat_each_example_by_itself_are_proved(name):
-    made = layer_of((APART | DRAWN_APART)[name])
-    notes = examine(sequential(layers.Dense(D), made, layers.Dense(1)))
+@pytest.mark.parametrize("first", range(5))
+def test_layers_that_treat_each_example_by_itself_are_proved(first):
+    """A stack of such layers is one, and it is planned and traced once for all of them."""
+    made = [layer_of(one) for one in [*APART.values(), *DRAWN_APART.values()][first::5]]
+    notes = examine(sequential(layers.Dense(D), *made))
     assert notes.remarks == (independence.PROVED,) and not notes.assumptions
 
 
@@ -93,8 +97,13 @@ READ = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("read", READ)
-@pytest.mark.parametrize("give", GIVEN)
+LEARNED = list(itertools.product(GIVEN, READ))
+# The other three readers, once each: what is given is the same to them, a tensor for each example.
+READ_ONCE = {("tiled as rows", "attention"), ("broadcast", "own attention"), ("repeated", "einsum")}
+SLOW = [case for case in LEARNED if case[1] != "dense" and case not in READ_ONCE]
+
+
+@pytest.mark.parametrize("give, read", slow.cases(LEARNED, slow=SLOW))
 def test_queries_that_are_learned_are_proved(give, read):
     inputs = keras.Input((5, D))
     h = READ[read](Queries(GIVEN[give])(inputs), inputs)
@@ -130,13 +139,13 @@ def test_the_same_refusal_whatever_the_data_hold():
 
 
 @pytest.mark.parametrize("shape, axis", [((3, 4, 5), [1, 3]), ((3, 4), -1), ((8, 16), -1)])
-def test_normalized_outputs_and_their_mean_are_proved_in_every_try(shape, axis):
+def test_normalized_outputs_and_their_mean_are_proved(shape, axis):
     inputs = keras.Input(shape)
     flat = layers.Flatten()(layers.LayerNormalization(axis=axis)(inputs))
     base = keras.Model(inputs, keras.ops.mean(flat, -1, keepdims=True))
-    for _ in range(3):
-        x = np.random.default_rng().normal(size=(N, *shape)).astype("float32")
-        assert not examine(base, x=x, y=Y[:, :1]).assumptions
+    x = np.random.default_rng(0).normal(size=(N, *shape)).astype("float32")
+    notes = examine(base, x=x, y=Y[:, :1])
+    assert notes.remarks == (independence.PROVED,) and not notes.assumptions
 
 
 class Own(tfdp.models.DPModel):
@@ -161,13 +170,18 @@ ENGINES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_fit_refuses_before_a_step(engine):
-    for base, loss in ((Own(), "mse"), (Own(False), Positives())):
-        model = compiled(base, loss, **ENGINES[engine])
-        with pytest.raises(PrivacyError, match="mixes the examples"):
-            model.fit(tfdp.data.poisson_batches((X, Y[:, :1]), 32), verbose=0)
-        assert model.optimizer.charging.steps == 0
+REFUSED = list(itertools.product(ENGINES, ["layer", "loss"]))
+
+
+@pytest.mark.parametrize(
+    "engine, mixes", slow.cases(REFUSED, slow=[(e, "loss") for e in ENGINES if e != "tf.function"])
+)
+def test_fit_refuses_before_a_step(engine, mixes):
+    base, loss = (Own(), "mse") if mixes == "layer" else (Own(False), Positives())
+    model = compiled(base, loss, **ENGINES[engine])
+    with pytest.raises(PrivacyError, match="mixes the examples"):
+        model.fit(tfdp.data.poisson_batches((X, Y[:, :1]), 32), verbose=0)
+    assert model.optimizer.charging.steps == 0
 
 
 def test_steps_outside_of_fit_are_examined_too():
@@ -233,10 +247,11 @@ def test_tensors_that_were_there_before_the_forward_pass_may_hold_of_any_example
         trained(compiled(Centred(False)))
 
 
-def test_a_step_that_is_compiled_keeps_its_gradients_of_its_own():
-    silu = sequential(layers.Dense(D, "silu"), layers.Dense(1))
-    for engine in ENGINES.values():
-        assert independence.PROVED in trained(compiled(silu, **engine))
+# The step of several executions is that of tf.function, in a loop.
+@pytest.mark.parametrize("engine", slow.cases(ENGINES, slow=["executions"]))
+def test_a_step_that_is_compiled_keeps_its_gradients_of_its_own(engine):
+    silu = sequential(layers.Dense(1, "silu"))
+    assert independence.PROVED in trained(compiled(silu, **ENGINES[engine]))
 
 
 def statement_of(model):
@@ -249,21 +264,23 @@ def trained(model):
 
 
 def test_the_statement_says_what_was_proved_searched_or_not_looked_at():
-    assert independence.PROVED in trained(compiled(Own(False)))
+    eager = {"run_eagerly": True}  # a trace takes longer than one step
+    assert independence.PROVED in trained(compiled(Own(False), **eager))
 
     def set_diagonal(x):  # by an operation without a rule
         return tf.linalg.set_diag(x[:, :, None] * x[:, None, :], x)[:, 0]
 
-    said = trained(compiled(sequential(Function(set_diagonal), layers.Dense(1))))
+    said = trained(compiled(sequential(Function(set_diagonal), layers.Dense(1)), **eager))
     assert independence.SEARCHED.format(operation="MatrixSetDiagV3") in said
     assert independence.PROVED not in said
-    said = trained(compiled(tfdp.make_private(sequential(layers.Dense(1)), validate=False)))
+    unchecked = tfdp.make_private(sequential(layers.Dense(1)), validate=False)
+    said = trained(compiled(unchecked, **eager))
     assert independence.NOT_CHECKED in said and independence.PROVED not in said
 
     class Unchecked(Own):
         validate_independence = False
 
-    assert independence.NOT_CHECKED in trained(compiled(Unchecked()))
+    assert independence.NOT_CHECKED in trained(compiled(Unchecked(), **eager))
 
 
 def test_what_was_not_checked_in_a_step_that_ran_stays_in_the_statement():
@@ -372,11 +389,17 @@ USES_OTHER_ROWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", [{}, {"run_eagerly": True}])
-@pytest.mark.parametrize("name", USES_OTHER_ROWS)
+OTHER_ROWS = list(itertools.product(USES_OTHER_ROWS, ["eagerly", "tf.function"]))
+FEW = "mean", "sampled negatives"
+
+
+@pytest.mark.parametrize(
+    "name, engine",
+    slow.cases(OTHER_ROWS, [c for c in OTHER_ROWS if c[0] not in FEW and c[1] != "eagerly"]),
+)
 def test_rows_that_other_examples_use_are_refused(name, engine):
     makes, uses, what = USES_OTHER_ROWS[name]
-    model = compiled(Rows(makes, uses), **engine)
+    model = compiled(Rows(makes, uses), **ENGINES[engine])
     with pytest.raises(PrivacyError, match=f"(?s)Layer '(dense|rows).*{what}"):
         model.fit(tfdp.data.poisson_batches((X, Y[:, :1]), 32, steps_per_epoch=1), verbose=0)
     assert model.optimizer.charging.steps_of_run == 0
@@ -418,7 +441,7 @@ def test_xlnet_mixes_examples_of_which_some_are_padded():
     refused(base, x=x, y=Y[:, :1])
 
 
-@pytest.mark.parametrize("steps", [3, 60])
+@pytest.mark.parametrize("steps", slow.cases([3, 60], slow=[3]))
 def test_recurrent_models_are_proved(steps):
     x = np.random.default_rng(0).normal(size=(N, steps, 2)).astype(np.float32)
     stack = layers.LSTM(2, return_sequences=True), layers.GRU(2), layers.Dense(1)
