@@ -276,6 +276,13 @@ MIXING = {
         lambda x: tf.scatter_nd(tf.range(tf.shape(x)[0])[:, None] // 2, x, tf.shape(x)), "Scatter"),
 }  # fmt: skip
 
+#: Those that the walk through their graph alone is asked about, but as evidence: it is what finds
+#: them, and it finds others like them in whole models.
+WALKED = (
+    "largest of all", "constant mean", "moments", "tiny", "closed gate", "counter", "places",
+    "parity", "one-hot places", "numbered", "roll", "reverse", "cumsum", "softmax", "sort",
+    "by rank", "neighbour", "einsum", "normalized", "padded",
+)  # fmt: skip
 
 #: Each example has random numbers of its own, which others use as well.
 DRAWN_TWICE = {

@@ -12,6 +12,7 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from small_models import Small
 
@@ -335,17 +336,26 @@ def data_of(name, function):
     return {one for one in taken if f"{name}({one})" not in ELSEWHERE}
 
 
-def given_by(row, tmp_path, charged, entry):
-    """What a row makes, and the names of what it was given; the `charged`-th one has a charge."""
+def given_by(row, tmp_path, entry_of):
+    """What a row makes, and the names of what it was given.
+
+    `entry_of` is a function of the number of an argument that gives its charge, or None.
+    """
     names = []
 
     def give(name, value):
         names.append(name)
-        made_with = Origin((entry,), ("made before",))
-        return OriginArray.of(value, made_with) if len(names) - 1 == charged else value
+        entry = entry_of(len(names) - 1)
+        return value if entry is None else OriginArray.of(value, Origin((entry,), ("made before",)))
 
     folder = (tmp_path,) if "folder" in parameters(row) else ()
     return row(give, *folder), names
+
+
+def _entry():
+    """A charge of a name of its own: models are used again, and keep what they were charged."""
+    label = secrets.token_hex(8)
+    return LedgerEntry(label, dp_accounting.GaussianDpEvent(9.0), 1, {"release": label})
 
 
 def charges(made):
@@ -357,19 +367,39 @@ def charges(made):
     return {entry.label for entry in dataset_tags.origin_of(made).releases}
 
 
-@pytest.mark.parametrize("name", ROWS)
+# What fits a model or draws much noise: a day sees all of its arguments charged at once.
+COSTLY = [name for name in ROWS if name.endswith((".fit", "fit, by class", "without a release"))]
+COSTLY += [
+    "data.private_frequency", "data.private_transitions", "selection.private_top_k",
+    "models.TextClassifier.release", "models.TextClassifier.representations",
+    "tuning.tune", "tuning.PrivateMean",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow.cases(ROWS, slow=COSTLY))
 def test_every_argument_brings_its_charge(name, tmp_path):
     for i in itertools.count():
-        # A name of its own each time: models are used again, and keep what they were charged.
-        label = secrets.token_hex(8)
-        entry = LedgerEntry(label, dp_accounting.GaussianDpEvent(9.0), 1, {"release": label})
-        made, names = given_by(ROWS[name], tmp_path, i, entry)
+        entry = _entry()
+        made, names = given_by(ROWS[name], tmp_path, {i: entry}.get)
         if i == len(names):
-            assert label not in charges(made)
-            listed = name.split(",")[0]
-            assert data_of(listed, operator.attrgetter(listed)(tfdp)) <= set(names)
+            assert entry.label not in charges(made)
+            assert_all_are_given(name, names)
             break
-        assert label in charges(made), f"argument {i}, {names[i]}"
+        assert entry.label in charges(made), f"argument {i}, {names[i]}"
+
+
+def assert_all_are_given(name, names):
+    listed = name.split(",")[0]
+    assert data_of(listed, operator.attrgetter(listed)(tfdp)) <= set(names)
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_all_arguments_together_bring_their_charges(name, tmp_path):
+    entries = [_entry() for _ in range(10)]
+    made, names = given_by(ROWS[name], tmp_path, entries.__getitem__)
+    missing = {e.label: n for e, n in zip(entries, names, strict=False)}.keys() - charges(made)
+    assert not missing, [n for e, n in zip(entries, names, strict=False) if e.label in missing]
+    assert_all_are_given(name, names)
 
 
 def without_a_row(functions):

@@ -44,7 +44,7 @@ def test_fault_01_norms_see_the_dropout_of_the_step(small):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(1, 8)).astype(np.float32)
     base = keras.Sequential([keras.Input((8,)), layers.Dense(16), layers.Dropout(0.8),
-                             layers.Dense(16), layers.Dropout(0.8), layers.Dense(2)])  # fmt: skip
+                             layers.Dense(2)])  # fmt: skip
     for norm in step_norms(small, base, x, np.array([[9.0, 9.0]]), "mse", epochs=5):
         assert norm == pytest.approx(0.1, rel=1e-4)
 
@@ -62,6 +62,7 @@ def test_fault_06_noise_once_for_all_microbatches(small):
     x = np.zeros((32, 50), np.float32)
     model = small.model(small.base(50, 200), lambda y, p: 0.0 * tf.reduce_sum(p, -1),
                         microbatch_size=4, num_examples=32, expected_batch_size=32)  # fmt: skip
+    model.validate_independence = False
     before = model.get_weights()[0]
     model.fit(x, np.zeros(32), batch_size=32, verbose=0)
     # 10,000 coordinates; 6 standard errors: a false alarm in 5e8 runs.
@@ -105,7 +106,7 @@ def test_fault_11_repeated_calls_add_up_before_the_norm(small, calls):
     assert norm == pytest.approx(1e-3, rel=1e-3)
 
 
-@pytest.mark.parametrize("clipping", ["flat", "normalized"])
+@pytest.mark.parametrize("clipping", slow.cases(["flat", "normalized"], slow=["normalized"]))
 def test_fault_12_tied_tables_are_clipped_by_the_norm_of_both_branches(small, clipping):
     inputs = keras.Input((4,), dtype="int32")
     table = layers.ReversibleEmbedding(6, 3)
@@ -132,23 +133,21 @@ def test_fault_13_positions_shared_by_the_batch_are_clipped_per_example(small, s
     assert one_step_norm(small, base, x, y, "mse", clip_norm=1e-3) == pytest.approx(6e-3, rel=1e-3)
 
 
+def fitted_statement(small, data):
+    model = small.model(noise_multiplier=2.0, compile_kwargs={"run_eagerly": True})
+    model.validate_independence = False
+    model.fit(data, verbose=0)
+    return model.privacy_statement()
+
+
 def test_fault_14_amplification_only_for_poisson_batches(small):
-    x, y = small.data()
-    model = small.model(noise_multiplier=2.0)
-    model.fit(tfdp.data.shuffled_epochs((x, y), 10), epochs=2, verbose=0)
-    shuffled = model.privacy_statement()
-    model = small.model(noise_multiplier=2.0)
-    model.fit(small.poisson(), epochs=2, verbose=0)
-    poisson = model.privacy_statement()
+    shuffled, poisson = (
+        fitted_statement(small, data)
+        for data in (tfdp.data.shuffled_epochs(small.data(), 10), small.poisson())
+    )
     assert shuffled.epsilon != poisson.epsilon
     assert shuffled.assumed_epsilon == pytest.approx(poisson.epsilon)
     assert "shuffled" in str(shuffled)
-
-
-def test_fault_14_a_budget_is_met_not_approached(small):
-    model = small.model(budget=tfdp.PrivacyBudget(1.0, 0.01), steps=12)
-    model.fit(small.poisson(), epochs=10, verbose=0)
-    assert 0.99 < model.privacy_statement().epsilon <= 1.0
 
 
 def test_fault_15_empty_draws_and_the_divisor(small):
@@ -207,14 +206,18 @@ def test_fault_16_batch_normalization_is_refused(small):
     "steps_per_execution, microbatch_size",
     slow.cases([(1, None), (2, None), (1, 4), (2, 4)], slow=[(2, None), (1, 4)]),
 )
-def test_fault_17_a_step_is_a_step_everywhere(small, microbatch_size, steps_per_execution):
+def test_fault_17_a_step_is_a_step_everywhere_and_a_budget_is_met(
+    small, microbatch_size, steps_per_execution
+):
+    # Fault 14: a budget is met, not approached.
     model = small.model(
         compile_kwargs={"steps_per_execution": steps_per_execution},
-        microbatch_size=microbatch_size, budget=tfdp.PrivacyBudget(4.0, 0.01), steps=6,
+        microbatch_size=microbatch_size, budget=tfdp.PrivacyBudget(1.0, 0.01), steps=6,
     )  # fmt: skip
     model.fit(small.poisson(), epochs=9, verbose=0)
     assert model.optimizer.steps_taken == 6
-    assert model.privacy_statement().steps == 6
+    statement = model.privacy_statement()
+    assert statement.steps == 6 and 0.99 < statement.epsilon <= 1.0
     assert sum(e.count for e in model.ledger.entries) == 6
     assert model.optimizer.steps_left == 0
 
@@ -224,7 +227,9 @@ def test_fault_18_noise_and_sum_have_the_same_scale(small):
     # after the division.
     x, y = np.zeros((1000, 50), np.float32), np.zeros(1000, np.int32)
     model = small.model(small.base(50, 200), lambda y, p: 0.0 * tf.reduce_sum(p, -1),
-                        clip_norm=3.0, num_examples=1000, expected_batch_size=250)  # fmt: skip
+                        clip_norm=3.0, num_examples=1000, expected_batch_size=250,
+                        compile_kwargs={"run_eagerly": True})  # fmt: skip
+    model.validate_independence = False
     before = model.get_weights()[0]
     model.fit(small.poisson((x, y), 250, steps_per_epoch=1), verbose=0)
     assert np.std(model.get_weights()[0] - before) == pytest.approx(3.0 / 250, rel=6 / 141)

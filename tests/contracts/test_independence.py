@@ -9,7 +9,17 @@ import pytest
 import slow
 import tensorflow as tf
 from keras import layers
-from mixing import APART, DRAWN_APART, DRAWN_TWICE, LOSSES, MIXING, Function, Maker, mean
+from mixing import (
+    APART,
+    DRAWN_APART,
+    DRAWN_TWICE,
+    LOSSES,
+    MIXING,
+    WALKED,
+    Function,
+    Maker,
+    mean,
+)
 from networks import Queries
 
 import tfdp
@@ -52,7 +62,11 @@ def refused(base, loss="mse", match="", **kwargs):
         examine(base, loss, **kwargs)
 
 
-@pytest.mark.parametrize("name", MIXING)
+# The walk joins the two kinds of queries, too (`mixing_in_hiding.HIDDEN`).
+QUERIES = "queries with a mean", "rows of the batch as queries"
+
+
+@pytest.mark.parametrize("name", slow.cases(MIXING, slow=[*WALKED, *QUERIES]))
 def test_layers_that_mix_are_refused_by_operation_and_layer(name):
     made, what = MIXING[name]
     base = sequential(layers.Dense(D), layer_of(made))
@@ -215,7 +229,8 @@ def test_what_python_changes_after_the_check_is_seen_where_the_step_is_traced(en
     assert model.optimizer.charging.steps == 0
 
 
-@pytest.mark.parametrize("last", [0, 2, 3, 4, 5, 99])
+# Traces: two for the plan, one on paper, one of the step. More of them are for versions to come.
+@pytest.mark.parametrize("last", slow.cases([0, 2, 3, 4, 5, 99], slow=[5, 99]))
 def test_what_python_does_anew_at_each_trace_is_seen_in_the_step_that_runs(last):
     calls = []
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from mixing import APART, MIXING, Function, Maker
+from mixing import APART, MIXING, WALKED, Function, Maker
 from mixing_in_hiding import HIDDEN, INNOCENT
 
 from tfdp.clipping.independence import search
@@ -120,16 +120,21 @@ def binary(*names):
     return pairs
 
 
+BINARY = binary(
+    "AddV2", "Atan2", "Div", "DivNoNan", "Equal", "FloorDiv", "FloorMod", "Greater",
+    "GreaterEqual", "Less", "LessEqual", "Maximum", "Minimum", "Mul", "MulNoNan", "NotEqual",
+    "Pow", "RealDiv", "SquaredDifference", "Sub", "Xdivy", "Xlog1py", "Xlogy",
+)  # fmt: skip
+# All three pairs of shapes of the first operation, one of each other: one rule is that of all.
+BINARY_OF_ALL_DAYS = BINARY[:3] + [BINARY[3 * i + i % 3] for i in range(1, len(BINARY) // 3)]
+
 EXPRESSIONS = [
     *unary("Abs", "Acos", "Acosh", "Asinh", "Atanh", "Cosh", "PreventGradient", "Asin", "Atan",
             "BesselI0e", "Ceil", "Cos", "Digamma", "Erf", "Erfinv",
            "Exp", "Expm1", "Floor", "IsFinite", "IsInf", "IsNan", "Lgamma", "Log", "Log1p", "Ndtri",
            "Neg", "Reciprocal", "Rint", "Round", "Rsqrt", "Sigmoid", "Sign", "Sin", "Sinh",
            "Softplus", "Softsign", "Sqrt", "Square", "Tan", "Tanh", "ZerosLike", "OnesLike"),
-    *binary("AddV2", "Atan2", "Div", "DivNoNan", "Equal", "FloorDiv", "FloorMod", "Greater",
-            "GreaterEqual", "Less", "LessEqual", "Maximum", "Minimum", "Mul", "MulNoNan",
-            "NotEqual",
-            "Pow", "RealDiv", "SquaredDifference", "Sub", "Xdivy", "Xlog1py", "Xlogy"),
+    *BINARY_OF_ALL_DAYS,
     *[(f, ROW) for f in (
         tf.nn.relu, tf.nn.relu6, tf.nn.elu, tf.nn.selu, tf.nn.leaky_relu, tf.nn.softmax,
         tf.nn.log_softmax, tf.nn.silu, tf.nn.gelu, tf.stop_gradient, tf.identity,
@@ -294,6 +299,12 @@ def test_the_rules_of_operations_agree_with_brute_force(run_types):
     assert len(run_types) > 150
 
 
+@pytest.mark.evidence
+def test_the_rules_of_binary_operations_agree_with_brute_force_for_all_shapes():
+    calls = [call for function, spec in BINARY for call in walked(function, spec)]
+    assert len(check(calls)) > 20
+
+
 def test_every_rule_is_compared_or_said_not_to_be(run_types):
     assert not set(RULES) - run_types - NOT_RUN
 
@@ -326,6 +337,14 @@ def losses_of(function, shape):
     traced = tf.function(losses, autograph=False).get_concrete_function(spec)
     walk = Walk(size)
     return walk.outermost(traced.graph, {traced.inputs[0].name: Rows(0)}).value(traced.outputs[0])
+
+
+@pytest.mark.parametrize("name", WALKED)
+def test_what_mixes_is_joined_by_its_operation(name):
+    function, what = MIXING[name]
+    found = losses_of(function, (4,))
+    assert isinstance(found, Joined)
+    assert what in f"{found.op.type} {found.what}"
 
 
 @pytest.mark.parametrize("name", HIDDEN)
