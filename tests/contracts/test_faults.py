@@ -45,7 +45,9 @@ def test_fault_01_norms_see_the_dropout_of_the_step(small):
     x = generator.normal(size=(1, 8)).astype(np.float32)
     base = keras.Sequential([keras.Input((8,)), layers.Dense(16), layers.Dropout(0.8),
                              layers.Dense(2)])  # fmt: skip
-    for norm in step_norms(small, base, x, np.array([[9.0, 9.0]]), "mse", epochs=5):
+    eager = {"run_eagerly": True}
+    for norm in step_norms(small, base, x, np.array([[9.0, 9.0]]), "mse", epochs=5,
+                           compile_kwargs=eager):  # fmt: skip
         assert norm == pytest.approx(0.1, rel=1e-4)
 
 
@@ -61,7 +63,8 @@ def test_fault_02_one_example_is_one_example(small):
 def test_fault_06_noise_once_for_all_microbatches(small):
     x = np.zeros((32, 50), np.float32)
     model = small.model(small.base(50, 200), lambda y, p: 0.0 * tf.reduce_sum(p, -1),
-                        microbatch_size=4, num_examples=32, expected_batch_size=32)  # fmt: skip
+                        microbatch_size=4, num_examples=32, expected_batch_size=32,
+                        compile_kwargs={"run_eagerly": True})  # fmt: skip
     model.validate_independence = False
     before = model.get_weights()[0]
     model.fit(x, np.zeros(32), batch_size=32, verbose=0)
