@@ -44,6 +44,22 @@ def exported(trained, tmp_path_factory):
     return tfdp.serving.export(trained, tmp_path_factory.mktemp("exported") / "m", k=3)
 
 
+def exported_statement(model, folder):
+    tfdp.serving.export(model, folder)
+    return json.loads((folder / "privacy_statement.json").read_text())
+
+
+@pytest.fixture
+def stated(monkeypatch, tmp_path):
+    """Function (model) -> the statement of its export.
+
+    The SavedModel is left out: writing it takes longer than all that a statement needs.
+    """
+    module = importlib.import_module("tfdp.serving.export")
+    monkeypatch.setattr(module, "_write", lambda endpoint, path: path.mkdir())
+    return lambda model: exported_statement(model, tmp_path / "m")
+
+
 def test_signature_takes_raw_sequences_and_returns_the_models_own_top_items(trained, exported):
     served = tf.saved_model.load(str(exported))
     raw = tf.constant([[0, 3, 5, 0], [1, 2, 3, 4]], tf.int64)
@@ -180,7 +196,7 @@ def test_every_way_of_exporting_works_after_a_step(tmp_path):
         np.testing.assert_allclose(out, private(x), rtol=1e-6)
 
 
-def test_a_model_without_noise_is_exported_with_a_warning(tmp_path):
+def test_a_model_without_noise_is_exported_with_a_warning(stated):
     private = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
     private.compile(
         tfdp.optimizers.DPOptimizer("sgd", noise_multiplier=0.0), loss="mse", run_eagerly=True
@@ -188,7 +204,7 @@ def test_a_model_without_noise_is_exported_with_a_warning(tmp_path):
     x = np.ones((10, 3), np.float32)
     private.fit(tfdp.data.poisson_batches((x, x[:, :2]), 5, steps_per_epoch=1), verbose=0)
     with pytest.warns(UserWarning, match="no finite epsilon. Its training is not private"):
-        tfdp.serving.export(private, tmp_path / "m")
+        stated(private)
 
 
 @pytest.mark.parametrize("k", [0, 13, 2.5])
@@ -215,22 +231,6 @@ def feature_attention(delta=1e-5, **kwargs):
     return tfdp.layers.PrivateAttention(
         budget, 0.5, "feature", mechanism="gaussian_noise", **kwargs
     )
-
-
-def exported_statement(model, folder):
-    tfdp.serving.export(model, folder)
-    return json.loads((folder / "privacy_statement.json").read_text())
-
-
-@pytest.fixture
-def stated(monkeypatch, tmp_path):
-    """Function (model) -> the statement of its export.
-
-    The SavedModel is left out: writing it takes longer than all that a statement needs.
-    """
-    module = importlib.import_module("tfdp.serving.export")
-    monkeypatch.setattr(module, "_write", lambda endpoint, path: path.mkdir())
-    return lambda model: exported_statement(model, tmp_path / "m")
 
 
 def test_releases_at_inference_are_stated_by_the_call_and_by_the_request(tmp_path):
