@@ -59,9 +59,9 @@ def persons_or_records():
         lines.append(row(*cells, *(f"{ratio:.2f}" for ratio in ratios)))
     said = (
         f"{found['persons']:,} persons of k records each, {found['steps']:,} steps, "
-        f"ε = {found['epsilon']:g}, δ = {found['delta']:g}. The last two columns show "
-        "the noise-to-signal ratio of the mean gradient if records are sampled, divided by that "
-        'ratio if persons are sampled. "Unrelated" (orthogonal) and "alike" describe the gradients '
-        "of one person."
+        f"ε = {found['epsilon']:g}, δ = {found['delta']:g}. The last two columns "
+        "compare two noise-to-signal ratios of the mean gradient: the ratio for sampled records, "
+        'divided by the ratio for sampled persons. "Unrelated" (orthogonal) and "alike" describe '
+        "the gradients of one person."
     )
     return [*lines, "", said]

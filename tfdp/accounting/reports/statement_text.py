@@ -138,8 +138,8 @@ def cut_off_in_words(statement):
             capacities.append(f"{sampling['max_batch_size']} {what}")
     most = " or ".join(dict.fromkeys(capacities))
     return [
-        f"A batch holds at most {most}. Larger draws are cut, which takes "
-        f"{round_up(statement.overflow_delta)} of the delta above."
+        f"A batch holds at most {most}. Larger draws are cut. The delta "
+        f"above includes {round_up(statement.overflow_delta)} for this."
     ]
 
 
