@@ -23,12 +23,9 @@ def draw(selection, tables, sigma, count, seed=0, example_mask=None):
     example_mask = (
         tf.ones(tables[0].ids.shape[0], tf.bool) if example_mask is None else example_mask
     )
-
-    @tf.function
-    def one():
-        return selection.select(tables, example_mask, sigma, source)
-
-    return [[r.numpy() for r in one()] for _ in range(count)]
+    # A graph would take longer to trace than it is run.
+    drawn = (selection.select(tables, example_mask, sigma, source) for _ in range(count))
+    return [[r.numpy() for r in rows] for rows in drawn]
 
 
 def draw_many(selection, table, sigma, count, seed=0):

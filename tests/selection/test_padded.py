@@ -39,19 +39,28 @@ def naive(capacity):
     return survives & (rank < capacity)
 
 
+def many(draw, draws):
+    """int64 (draws, capacity): one call of a graph."""
+
+    @tf.function(autograph=False)
+    def loop():
+        return tf.map_fn(draw, tf.range(draws), parallel_iterations=1, dtype=tf.int64)
+
+    return loop().numpy()
+
+
 def padded(capacity, jit_compile):
     source = NoiseSource(5)
 
     @tf.function(jit_compile=jit_compile, autograph=False)
-    def draw():
+    def draw(_):
         return padded_survivors(
             tf.constant(ROWS), tf.constant(PRESENT), NUM_ROWS, NORM, THRESHOLD, SIGMA, capacity,
             source,
         )  # fmt: skip
 
     survives = np.zeros((DRAWS, NUM_ROWS), bool)
-    for i in range(DRAWS):
-        rows = draw().numpy()
+    for i, rows in enumerate(many(draw, DRAWS)):
         assert len(rows) == min(capacity, NUM_ROWS) and np.all(np.diff(rows) >= 0)
         real = rows[rows < NO_ROW]
         assert len(set(real)) == len(real)
@@ -79,13 +88,11 @@ def test_the_last_untouched_rows_survive_as_often_as_any():
     source, draws, survived = NoiseSource(7), 1000, np.zeros(10)
     rows = tf.constant([[0, 1, 2, 3, 4, 6, 7, 8, 9]])
 
-    @tf.function(autograph=False)
-    def one():
+    def one(_):
         there = tf.constant([True])
         return padded_survivors(rows, there, 10, 0.1, 0.8, 8.0, 10, source)
 
-    for _ in range(draws):
-        found = one().numpy()
+    for found in many(one, draws):
         survived[found[found < NO_ROW]] += 1
     contributions = np.where(np.arange(10) == 5, 0.0, 0.1 / 3)
     rates = stats.norm.sf((0.8 - contributions) / 0.8)
@@ -133,12 +140,12 @@ def test_the_cut_does_not_spare_touched_rows():
     source = NoiseSource(6)
     rows = tf.constant(np.arange(10)[None])
     kept = np.zeros(200)
-    draw = tf.function(
-        lambda: padded_survivors(rows, tf.constant([True]), 200, 1.0, 1e-3, 100.0, 20, source),
-        autograph=False,
-    )
-    for _ in range(1500):
-        kept[draw().numpy()] += 1
+
+    def draw(_):
+        return padded_survivors(rows, tf.constant([True]), 200, 1.0, 1e-3, 100.0, 20, source)
+
+    for found in many(draw, 1500):
+        kept[found] += 1
     assert stats.chisquare(kept).pvalue > 1e-6
 
 
@@ -151,30 +158,29 @@ def test_capacity_is_checked_and_part_of_the_configuration():
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("capacity", [1, 2, 3, 4, 6])
-def test_the_largest_stay_where_there_are_more_than_places(capacity, jit_compile):
-    never = -np.inf
+def test_the_largest_stay_where_there_are_more_than_places(jit_compile):
+    never, capacities = -np.inf, (1, 2, 3, 4, 6)
     rows = tf.constant([7, NO_ROW, 3, 30, 5, 9], tf.int64)
     noisy = tf.constant([1.5, never, 4.0, never, 2.0, 3.0], tf.float64)
     largest = tf.function(
-        lambda: _with_largest(rows, noisy, capacity), jit_compile=jit_compile, autograph=False
-    )
-    found = largest().numpy()
-    expected = [3, 9, 5, 7][:capacity]
-    assert sorted(found) == sorted(expected + [NO_ROW] * (capacity - len(expected)))
+        lambda: [_with_largest(rows, noisy, capacity) for capacity in capacities],
+        jit_compile=jit_compile, autograph=False,
+    )  # fmt: skip
+    for capacity, found in zip(capacities, largest(), strict=True):
+        expected = [3, 9, 5, 7][:capacity]
+        assert sorted(found.numpy()) == sorted(expected + [NO_ROW] * (capacity - len(expected)))
 
 
 @pytest.mark.parametrize("touched", [[-1, -1], [3, 4]])
 def test_whether_survivors_find_no_place_is_known_from_the_survivors_alone(touched, monkeypatch):
     # Half of 200 rows survive by noise alone, for 10 places: with and without an example.
-    seen = []
-    monkeypatch.setattr(
-        padded_rows, "_with_largest", lambda _, v, k: seen.append(v) or tf.zeros([k], tf.int64)
+    monkeypatch.setattr(padded_rows, "_with_largest", lambda _, noisy, k: noisy)
+    rows, there, source = tf.constant([touched], tf.int64), tf.constant([True]), NoiseSource(0)
+    draw = tf.function(
+        lambda: padded_survivors(rows, there, 200, 1.0, 0.1, 100.0, 10, source), autograph=False
     )
-    rows, there = tf.constant([touched], tf.int64), tf.constant([True])
-    for seed in range(20):
-        padded_survivors(rows, there, 200, 1.0, 0.1, 100.0, 10, NoiseSource(seed))
-    assert all(np.sum(noisy.numpy() > -np.inf) >= 11 for noisy in seen)
+    for _ in range(20):
+        assert np.sum(draw().numpy() > -np.inf) >= 11
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
