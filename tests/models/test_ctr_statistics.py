@@ -84,7 +84,7 @@ def train(made, steps=10, run_eagerly=False):
 @pytest.fixture(scope="module")
 def trained():
     statistics = released()
-    return statistics, train(model(statistics))
+    return statistics, train(model(statistics), run_eagerly=True)
 
 
 def test_statistics_and_steps_are_one_epsilon(trained):

@@ -1,8 +1,11 @@
 """Gradients that are clipped and noised at the vectors of items, before they reach their tower."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
+import slow
 import tensorflow as tf
 from keras import layers
 
@@ -41,10 +44,16 @@ def compiled(model, **kwargs):
 def sums_of(model, batch=BATCH, weights=None):
     """The clipped sums of a step; the draw is always the same."""
     users, items = (tf.constant(t) for t in batch)
-    weights = tf.ones(len(batch[1])) if weights is None else tf.constant(weights, tf.float32)
+    weights = tf.cast(tf.ones(len(batch[1])) if weights is None else weights, tf.float32)
     model.clipping_plan((users, items))
     model.negatives.seed_generator.state.assign([3, 0])
     return step.sums_of_batch(model, (users, items), tf.zeros_like(items, tf.int32), weights)
+
+
+def noised_sums(model, batch, weights):
+    """Tensors of all sums, those of surviving rows without their rows."""
+    found = [s for s in sums_of(model, batch, weights) if s is not None]
+    return [s.values if isinstance(s, SurvivorSums) else s for s in found]
 
 
 def drawn(model):
@@ -96,9 +105,14 @@ def update_by_hand(model, clip_norm):
     return [-(t + np.asarray(b)) / USERS for t, b in zip(total, behind, strict=True)]
 
 
-@pytest.mark.parametrize("num_negatives", [7, None])
-@pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_an_update_is_that_of_float64_by_hand(num_negatives, similarity):
+@pytest.mark.parametrize(
+    ("similarity", "num_negatives"),
+    slow.cases(
+        [("dot", 7), ("dot", None), ("cosine", 7), ("cosine", None)],
+        slow=[("dot", None), ("cosine", 7)],
+    ),
+)
+def test_an_update_is_that_of_float64_by_hand(similarity, num_negatives):
     model = two_towers(num_negatives, similarity=similarity, temperature=0.5)
     clip_norm = 1.0
     compiled(model, clip_norm=clip_norm)
@@ -130,11 +144,11 @@ def test_no_example_moves_what_is_noised_beyond_the_norm(num_negatives):
         generator = np.random.default_rng(seed)
         scales = 10.0 ** generator.uniform(-6, 6, (USERS, 1))
         batch = (BATCH[0] * scales).astype(np.float32), BATCH[1]
-        whole, largest = sums_of(model, batch), 0.0
+        noised = tf.function(functools.partial(noised_sums, model, batch), autograph=False)
+        whole, largest = noised(tf.ones(USERS)), 0.0
         for i in range(USERS):
-            rest = sums_of(model, batch, np.arange(USERS) != i)
-            pairs = [(a.values, b.values) if isinstance(a, SurvivorSums) else (a, b)
-                     for a, b in zip(whole, rest, strict=True) if a is not None]  # fmt: skip
+            rest = noised(tf.cast(tf.range(USERS) != i, tf.float32))
+            pairs = zip(whole, rest, strict=True)
             moved = np.sqrt(sum(np.sum((np.array(a) - np.array(b)) ** 2.0) for a, b in pairs))
             largest = max(largest, moved)
         assert 0.29 < largest <= 0.3 * (1 + 1e-5)
@@ -170,26 +184,39 @@ def test_noise_at_the_vectors_has_the_deviation_that_is_charged(num_negatives, a
     assert np.all(np.abs(variances - times) <= 6 * np.sqrt(2 / 512) * times)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+def shallow():
+    """A tower that XLA compiles soon."""
+    x = keras.Input((6,), name="x")
+    return keras.Model({"x": x}, layers.Dense(4)(layers.Dense(7, "tanh")(x)))
+
+
+def updated(model, sums, jit_compile):
+    """Weights after a step from `sums()`."""
+
+    def run():
+        with compiling(jit_compile):
+            variables = trained_variables(model)
+            model.optimizer.apply_clipped_sums(sums(model), variables, [None] * len(variables))
+
+    model.clipping_plan(tuple(map(tf.constant, BATCH)))
+    model.optimizer.build(trained_variables(model))
+    tf.function(run, autograph=False, jit_compile=jit_compile)() if jit_compile else run()
+    return [np.array(v) for v in model.trainable_variables]
+
+
+def sums_of_parts(model):
+    batch = tuple(map(tf.constant, BATCH))
+    return step.sums_of_microbatches(model, batch, tf.zeros(USERS, tf.int32), None)
+
+
+# Micro-batches of other models, and whole batches of this one, are compiled by XLA every day.
+@pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[True]))
 def test_micro_batches_make_the_update_of_the_whole_batch(jit_compile):
-    updates, batch = [], tuple(map(tf.constant, BATCH))
-    for size in (None, 5):
+    updates, tower = [], shallow if jit_compile else deep
+    for size, sums, compiles in ((None, sums_of, False), (5, sums_of_parts, jit_compile)):
         keras.utils.set_random_seed(0)
-        model = compiled(two_towers(None), microbatch_size=size)
-
-        def run(model=model, size=size):
-            with compiling(jit_compile):
-                if size is None:
-                    sums = sums_of(model)
-                else:
-                    sums = step.sums_of_microbatches(model, batch, tf.zeros(USERS, tf.int32), None)
-                variables = trained_variables(model)
-                model.optimizer.apply_clipped_sums(sums, variables, [None] * len(variables))
-
-        model.clipping_plan(batch)
-        model.optimizer.build(trained_variables(model))
-        tf.function(run, autograph=False, jit_compile=jit_compile)() if jit_compile else run()
-        updates.append([np.array(v) for v in model.trainable_variables])
+        model = compiled(two_towers(None, tower), microbatch_size=size)
+        updates.append(updated(model, sums, compiles))
     for whole, parts in zip(*updates, strict=True):
         np.testing.assert_allclose(parts, whole, atol=2e-6)
 
@@ -198,23 +225,13 @@ def test_a_step_compiled_by_xla_makes_the_same_update(monkeypatch):
     updates = []
     for jit_compile in (False, True):
         keras.utils.set_random_seed(0)
-        model = compiled(two_towers(5))
+        model = compiled(two_towers(5, shallow))
         # XLA draws other numbers, and has a place for each, if it is drawn again, too.
         ids, correction = tf.constant([3, 1, 4, 1, 3], tf.int64), tf.zeros([5])
         monkeypatch.setattr(model.negatives, "draw", lambda found=(ids, correction): found)
-
-        def run(model=model, jit_compile=jit_compile):
-            with compiling(jit_compile):
-                sums = sums_of(model)
-                variables = trained_variables(model)
-                model.optimizer.apply_clipped_sums(sums, variables, [None] * len(variables))
-
-        model.clipping_plan(tuple(map(tf.constant, BATCH)))
-        model.optimizer.build(trained_variables(model))
-        tf.function(run, autograph=False, jit_compile=jit_compile)() if jit_compile else run()
-        updates.append([np.array(v) for v in model.trainable_variables])
-    for whole, parts in zip(*updates, strict=True):
-        np.testing.assert_allclose(parts, whole, atol=2e-6)
+        updates.append(updated(model, sums_of, jit_compile))
+    for eager, by_xla in zip(*updates, strict=True):
+        np.testing.assert_allclose(by_xla, eager, atol=2e-6)
 
 
 def test_other_optimizers_train_the_tower_as_ever():

@@ -28,9 +28,10 @@ def towers(**kwargs):
     return tfdp.models.TwoTower(users, items, ITEMS, **{"num_negatives": 16, **kwargs})
 
 
-def trained(model, epochs=6, **kwargs):
+def trained(model, epochs=6, run_eagerly=False, **kwargs):
     settings = {"clipping": "normalized", "noise_multiplier": 0.6, **kwargs}
-    model.compile(tfdp.optimizers.DPOptimizer(keras.optimizers.Adam(5e-2), **settings))
+    optimizer = tfdp.optimizers.DPOptimizer(keras.optimizers.Adam(5e-2), **settings)
+    model.compile(optimizer, run_eagerly=run_eagerly)
     model.fit(tfdp.data.poisson_batches(data(), 200), epochs=epochs, verbose=0)
     return model
 
@@ -108,10 +109,11 @@ def test_features_cosine_and_dicts_of_columns():
     model = tfdp.models.TwoTower(
         user, item, ITEMS, 16, item_features=columns, similarity="cosine", temperature=0.2
     )
-    model.compile(tfdp.optimizers.DPOptimizer(keras.optimizers.Adam(), noise_multiplier=1.0))
+    optimizer = tfdp.optimizers.DPOptimizer(keras.optimizers.Adam(), noise_multiplier=1.0)
+    model.compile(optimizer, run_eagerly=True)
     histories, items = data()
     users = {"history": histories, "age": np.ones((USERS, 1), np.float32)}
-    model.fit(tfdp.data.poisson_batches((users, items), 100), epochs=1, verbose=0)
+    model.fit(tfdp.data.poisson_batches((users, items), 300), epochs=1, verbose=0)
     assert "the features of the items are public" in model.privacy_statement(1e-5).assumptions
     np.testing.assert_allclose(np.linalg.norm(model.catalogue(), axis=1), 1, rtol=1e-5)
     assert set(model.evaluate(users, items, k=(10,))) == {"recall_10", "ndcg_10"}
@@ -121,7 +123,7 @@ def test_released_frequencies_are_charged_and_negatives_follow_them():
     release = tfdp.data.private_frequency(
         (data()[0] % (ITEMS - 1) + 1, data()[0] % (ITEMS - 1) + 1), 1.0, num_items=ITEMS - 1
     )
-    model = trained(towers(frequencies=release), epochs=1)
+    model = trained(towers(frequencies=release), epochs=1, run_eagerly=True)
     assert [entry.label for entry in model.ledger.entries].count("item frequencies") == 1
     assert "distribution that negatives" not in str(model.privacy_statement(1e-5))
     layer = model.negatives
@@ -250,7 +252,8 @@ def test_micro_batches_of_cosines_make_the_update_of_the_whole_batch():
         model.compile(
             tfdp.optimizers.DPOptimizer(
                 keras.optimizers.SGD(1.0), noise_multiplier=1e-7, microbatch_size=size
-            )
+            ),
+            run_eagerly=True,
         )
         histories, items = (array[:12] for array in data())
         batches = tfdp.data.poisson_batches((histories, items), 12)  # all of them, each time
