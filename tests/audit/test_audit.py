@@ -142,7 +142,6 @@ def test_gradients_that_are_not_clipped_are_found(unproved, monkeypatch):
     assert not audit.play("step, full batch", trials=100, delta=LARGE_DELTA).holds
 
 
-@pytest.mark.evidence
 def test_survivors_that_need_a_touch_are_found(unproved, monkeypatch):
     monkeypatch.setattr(
         draws, "each_with_probability", lambda source, p, bound: tf.zeros([0], tf.int64)

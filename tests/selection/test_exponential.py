@@ -108,14 +108,14 @@ def test_the_split_of_the_budget_is_the_stated_one():
 
 
 def test_an_example_moves_every_utility_up_by_at_most_one():
-    # Norms far above the clip norm, without noise: each example counts 1 for a row.
-    ids = [[3, 5], [3, 5], [7, -1]]
-    norms = [[1e9, 0.4], [np.inf, 0.4], [1.1, 7.0]]
-    ((rows,),) = draw(ExponentialSelection(1), [activity(ids, norms, 50)], 0.0, 1)
-    # 3 has 1 (the infinite one is not counted), 7 has 1, 5 has 0.8: never 5, whatever the norms.
-    assert rows[0] in (3, 7)
-    norms = [[1.0, 0.4], [1e3, 0.4], [1.1, 7.0]]
-    assert draw(ExponentialSelection(1), [activity(ids, norms, 50)], 0.0, 1)[0][0][0] == 3
+    # Without noise. 3 has 1 whatever its norm, 7 nothing (an infinite norm), 5 has 1.4.
+    table = activity([[3, 5], [7, 5]], [[1e9, 0.7], [np.inf, 0.7]], 50)
+    ((rows,),) = draw(ExponentialSelection(1), [table], 0.0, 1)
+    assert list(rows) == [5]
+    # 3 has 2, 7 has 1, 5 has 0.8.
+    table = activity([[3, 5], [3, 5], [7, -1]], [[1.0, 0.4], [1e3, 0.4], [1.1, 7.0]], 50)
+    ((rows,),) = draw(ExponentialSelection(1), [table], 0.0, 1)
+    assert list(rows) == [3]
 
 
 def test_absent_examples_are_not_counted():
