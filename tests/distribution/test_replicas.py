@@ -95,7 +95,7 @@ def train_dense(replicas, count, compile_kwargs=None, validate=False, **kwargs):
     )  # fmt: skip
     changes, history = replicas.train(model, batches(dense_data()), epochs=2)
     assert model.optimizer.steps_taken == 4
-    assert bool(model.examined) == validate
+    assert model.examined or not validate
     return changes, history, model.ledger
 
 
