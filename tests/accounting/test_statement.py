@@ -73,7 +73,7 @@ def test_no_printed_number_reads_stronger_than_it_is():
     text = _text(statement)
     assert text.count("delta = 8.279e-05") == 2 and "* p + 8.279e-05." in text
     assert text.count("probability 0.333334") == 2 and "multiplier 1.23456," in text
-    cut = float(text.split("which takes ")[1].split()[0])
+    cut = float(text.split("above includes ")[1].split()[0])
     assert cut * 0.999 <= statement.overflow_delta <= cut
 
 

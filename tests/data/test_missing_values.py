@@ -28,7 +28,7 @@ def test_nan_is_warned_of_by_column_once(place):
     parts[place][3] = np.nan
     x, y, weights = parts
     name = [r"x\['b'\]", "y", "sample_weight"][place]
-    with pytest.warns(UserWarning, match=f"NaN.*{name}.*trains nothing"):
+    with pytest.warns(UserWarning, match=f"NaN.*{name}.*learns nothing"):
         tfdp.data.poisson_batches(({"a": Y, "b": x}, y, weights), 2)
 
 
@@ -75,5 +75,5 @@ def test_nan_of_a_mapped_file_is_warned_of_when_it_is_read(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         batches = tfdp.data.poisson_batches((mapped, Y), 6)
-    with pytest.warns(UserWarning, match=r"NaN.*\['x'\].*trains nothing"):
+    with pytest.warns(UserWarning, match=r"NaN.*\['x'\].*learns nothing"):
         list(batches)

@@ -192,6 +192,17 @@ def test_rows_take_nothing_back_after_the_last_step(steps=2):
             assert same == [True, False, True, True]
 
 
+def test_a_step_that_selects_no_row_draws_none_and_the_next_one_goes_on():
+    source, table = ChainSource(2), tf.Variable(tf.zeros([V, D]))
+    source.build([table])
+    begin_again(source, TWO, 2)
+    for number in (0, 2):
+        rows = [(table, tf.range(number, dtype=tf.int64), tf.zeros([number, D]))]
+        noisy, _ = source.release([tf.zeros([7])], GRID_OF_ROWS, dtype=tf.float64, rows=rows)
+        assert noisy.shape == (number, D) and noisy.dtype == tf.float64
+    assert np.all(noisy != 0.0)
+
+
 def test_rows_of_any_number_are_drawn_in_blocks_and_divided(monkeypatch):
     grid, table = Grid(2.0, 1.0, 300), tf.Variable(tf.zeros([V, D]))
     numbers = (2, 3, 36, V)

@@ -392,7 +392,7 @@ def test_batches_of_unknown_steps_are_refused():
     for noise, batches in ((BandedInverse(2), stream()), (BandedMatrix(2), cyclic)):
         sampling = tfdp.data.sampling_of(batches)
         noise.check_batches(sampling)
-        with pytest.raises(PrivacyError, match="can be accounted for|do not state it"):
+        with pytest.raises(PrivacyError, match="can account for|do not state it"):
             noise.check_batches(dataclasses.replace(sampling, steps_per_epoch=None))
 
 

@@ -122,6 +122,8 @@ class ChainSource(CorrelatedSource):
         if number is None:
             of_width = _rows_of_any_number(release, dtype, width)
             return of_width(sums, rows, turns, public, *arguments)
+        if number == 0:  # an eager step in which no row was selected
+            return tf.cast(sums, dtype)
         # In blocks, as far as rows hold something: which ones do is public.
         block = min(number, max(1, SMALL_DRAW // width))
         blocks = -(-number // block)

@@ -1,1 +1,1 @@
-"""The rule of each call, and what is refused before a step. Nothing runs in a step."""
+"""The rule of each call, and what is refused before a step. None of its code runs in a step."""
