@@ -8,7 +8,6 @@ dates too. Random names are fresh, and stand for themselves.
 import ast
 import dataclasses
 import pathlib
-import re
 import secrets
 import zipfile
 
@@ -302,7 +301,6 @@ _WRITE = {
     "savez", "savez_compressed", "tofile", "TFRecordWriter", "write_bytes", "write_out",
     "write_text",
 }  # fmt: skip
-_BY_OTHERS = ("save_own_variables", "serialize")  # called by Keras and TensorFlow
 
 
 def writes(call):
@@ -324,14 +322,12 @@ def writers():
                 yield where
             is_named = isinstance(child, (ast.FunctionDef, ast.ClassDef))
             inside = f"{where}.{child.name}" if is_named else where
-            if is_named and child.name in _BY_OTHERS:
-                yield inside
+            if is_named and child.name in ("save_own_variables", "serialize"):
+                yield inside  # called by Keras and TensorFlow
             yield from visit(child, inside)
 
-    called = re.compile(rf"\b({'|'.join([*_WRITE, 'open', 'GFile', *_BY_OTHERS])})\(")
     for path in sorted(ROOT.rglob("*.py")):
-        text = path.read_text()
-        for where in visit(ast.parse(text), "") if called.search(text) else ():
+        for where in visit(ast.parse(path.read_text()), ""):
             yield f"{path.relative_to(ROOT)} {where[1:]}"
 
 

@@ -32,7 +32,7 @@ def products(draw):
     return x, y, draw(st.sampled_from(["first", "second", "both"])), transposed
 
 
-@settings(max_examples=25, deadline=None)  # each traces a graph
+@settings(max_examples=60, deadline=None)
 @given(products(), st.integers(1, 4))
 def test_products_are_those_of_each_element(case, size):
     x_shape, y_shape, varies, (transpose_a, transpose_b) = case

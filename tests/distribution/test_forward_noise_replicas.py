@@ -102,7 +102,7 @@ def test_batches_from_shares_of_the_records_are_charged_as_poisson_batches(repli
     assert entry.count == 4
 
 
-@pytest.mark.parametrize("private, count", [(True, None), (True, 2), (False, 2)])
+@pytest.mark.parametrize("private, count", [(True, None), (True, 2), (False, None), (False, 2)])
 def test_evaluate_shows_the_mean_over_all_examples(replicas, private, count):
     # Two batches of 19 and a last one of 1: of two replicas one has no row of it.
     optimizer = (

@@ -121,7 +121,7 @@ def test_sparse_updates_are_equal_without_and_on_2_and_4_replicas(replicas, rows
     for count in (None, 4) if rows == "LazyAdam" else (None, 2):
         model = replicas.model(
             count, sparse, selection=AdaFEST(4.0), rows=ROWS[rows],
-            compile_kwargs=eagerly(count), **OF_WHOLE,
+            inner=lambda: keras.optimizers.Adam(0.1), compile_kwargs=eagerly(count), **OF_WHOLE,
         )  # fmt: skip
         changes, _ = replicas.train(model, whole_batches(steps_per_epoch=2))
         found.append(changes)

@@ -305,7 +305,7 @@ def test_a_new_chain_counts_turns_from_zero():
 
 def test_tables_of_several_widths_in_one_process():
     """As of models that are trained one after another."""
-    for width in (3, 5):
+    for width in (3, 5, 8):
         source, table = ChainSource(2), tf.Variable(tf.zeros([V, width]))
         source.build([table])
         source.begin(Correlation(TWO, 2))

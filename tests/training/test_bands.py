@@ -5,7 +5,6 @@ from unittest import mock
 import keras
 import numpy as np
 import pytest
-import slow
 import tensorflow as tf
 from eager_steps import eager_model
 from epsilon_by_hand import DELTA, N, assert_one, by_hand, poisson
@@ -79,8 +78,7 @@ def assert_covariance_of_a_fit(executions=1, **compile_kwargs):
     assert np.all(np.abs(found - expected) < stats.norm.isf(1e-9) * deviation), found / expected
 
 
-# XLA compiles what a step without it runs.
-@pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[False]))
+@pytest.mark.parametrize("jit_compile", [False, True])
 def test_the_noise_of_a_fit_has_the_covariance_of_the_inverse_matrix(jit_compile):
     assert_covariance_of_a_fit(executions=2 if jit_compile else 1, jit_compile=jit_compile)
 

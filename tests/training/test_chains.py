@@ -7,7 +7,6 @@ import dp_accounting
 import keras
 import numpy as np
 import pytest
-import slow
 import tensorflow as tf
 from eager_steps import eager_model
 from epsilon_by_hand import DELTA, N, assert_one, by_hand
@@ -87,8 +86,7 @@ def assert_covariance(noise, executions):
     assert np.all(np.abs(found - expected) < stats.norm.isf(1e-9) * deviation), found / expected
 
 
-# Rows below have it in single steps, without XLA, too.
-@pytest.mark.parametrize("replicas", slow.cases([1, 2], slow=[1]))
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_the_noise_of_a_fit_has_the_covariance_of_the_matrix(replicas):
     devices = ["CPU:0", "CPU:1"][:replicas]
     strategy = tf.distribute.MirroredStrategy(devices) if replicas > 1 else None
