@@ -18,6 +18,18 @@ from tfdp.runtime.xla import compiling
 
 ITEMS, B = 12, 6
 GENERATOR = np.random.default_rng(3)
+BEGINNING = GENERATOR.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def data_of_its_own():
+    """Data and draws of a test are always the same, whichever tests ran before it.
+
+    With these no example is left with hardly any gradient: that is a difference from 1, of which
+    float32 keeps few digits, and float64 has another one.
+    """
+    GENERATOR.bit_generator.state = BEGINNING
+    keras.utils.set_random_seed(2)
 
 
 def first_label(outputs):
@@ -401,7 +413,7 @@ def moved_by(model, x, losses, records, clip_norm):
 
 def test_sums_of_layers_that_compute_in_16_bits_are_in_32(restored_policy):
     """In bfloat16 one of 1,024 examples alike adds nothing to their sum, or a whole unit of it."""
-    keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(2)
     keras.config.set_dtype_policy("mixed_bfloat16")
     rng = np.random.default_rng(5)
     columns = {"f": rng.normal(size=(16, 8)).astype(np.float32)}
