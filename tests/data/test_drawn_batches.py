@@ -185,16 +185,16 @@ def test_a_draw_trains_once(draw, small):
     assert statement.steps == STEPS
     assert any("the files of the draw" in text for text in statement.assumptions)
     assert statement.epsilon == tfdp.accounting.epsilon(event, 0.01)
-    with pytest.raises(PrivacyError, match="A draw may train only once"):
+    with pytest.raises(PrivacyError, match="You may train on a draw only once"):
         model.fit(batches, verbose=0)
-    with pytest.raises(PrivacyError, match="A draw may train only once"):
+    with pytest.raises(PrivacyError, match="You may train on a draw only once"):
         small.model().fit(tfdp.data.load_batches(directory), verbose=0)
     in_another_process()
-    with pytest.raises(PrivacyError, match="A draw may train only once"):
+    with pytest.raises(PrivacyError, match="You may train on a draw only once"):
         small.model().fit(tfdp.data.load_batches(directory), verbose=0)
     (directory / "TRAINED").unlink()  # or a copy of the directory: these weights know better
     in_another_process()
-    with pytest.raises(PrivacyError, match="A draw may train only once"):
+    with pytest.raises(PrivacyError, match="You may train on a draw only once"):
         model.fit(tfdp.data.load_batches(directory), verbose=0)
     assert model.privacy_statement(delta=0.01).epsilon == statement.epsilon
 
@@ -206,7 +206,7 @@ def test_neither_a_copy_of_a_draw_nor_one_without_its_mark_trains_again(draw, sm
     drawn_batches.mark_as_trained(tfdp.data.sampling_of(tfdp.data.load_batches(directory)))
     for again in (copy, directory):
         sampling = tfdp.data.sampling_of(tfdp.data.load_batches(again))
-        with pytest.raises(PrivacyError, match="A draw may train only once"):
+        with pytest.raises(PrivacyError, match="You may train on a draw only once"):
             drawn_batches.refuse_used_draw(sampling, history)
         (directory / "TRAINED").unlink(missing_ok=True)
 
@@ -223,7 +223,7 @@ def test_a_draw_in_an_object_store_trains_once(draw, small):
     drawn_batches.mark_as_trained(sampling)
     in_another_process()
     tfdp.data.load_batches(store)
-    with pytest.raises(PrivacyError, match="A draw may train only once"):
+    with pytest.raises(PrivacyError, match="You may train on a draw only once"):
         drawn_batches.refuse_used_draw(sampling, history)
 
 
@@ -248,7 +248,7 @@ def test_two_processes_that_begin_together_train_once(draw, small):
     sampling = tfdp.data.sampling_of(tfdp.data.load_batches(directory))
     drawn_batches.refuse_used_draw(sampling, small.model().charge_history)
     (directory / "TRAINED").write_text("the other process")
-    with pytest.raises(PrivacyError, match="A draw may train only once"):
+    with pytest.raises(PrivacyError, match="You may train on a draw only once"):
         drawn_batches.mark_as_trained(sampling)
 
 
@@ -268,7 +268,7 @@ def test_a_second_pass_gets_no_batch(draw, small):
     batches = tfdp.data.load_batches(directory)
     list(batches)  # whoever looks before training may
     small.model().fit(batches, steps_per_epoch=2, verbose=0)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="A draw may train only once"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="You may train on a draw only once"):
         list(batches)
 
 
@@ -279,7 +279,7 @@ def test_single_batches_are_taken_from_a_draw_once(draw, small):
     for batch in model.training_batches(batches):
         model.train_on_batch(*batch)
     assert model.privacy_statement(delta=0.01).steps == STEPS
-    with pytest.raises(PrivacyError, match="A draw may train only once"):
+    with pytest.raises(PrivacyError, match="You may train on a draw only once"):
         next(model.training_batches(batches))
 
 

@@ -199,9 +199,9 @@ def _check_same_features(odds, features, num_integers):
     wrong = {n: v for n, v in odds.vocabulary_sizes.items() if expected.get(n) != v}
     if wrong:
         raise ValueError(
-            "Argument `statistics` must be about features of the model with one value per record "
-            f"and the same vocabulary sizes. Received: statistics of {wrong}, in a model of "
-            f"{expected}"
+            "Argument `statistics` must be about features that the model has, with the same "
+            f"vocabulary sizes and one value per record. Received: statistics of {wrong}, in a "
+            f"model of {expected}"
         )
 
 

@@ -76,16 +76,16 @@ def check_data(num_examples, expected_batch_size, max_records_per_unit, num_reco
         count("max_records_per_unit", max_records_per_unit)
     elif num_records is not None:
         raise ValueError(
-            "Argument `num_records` is for single records of persons and needs "
-            "`max_records_per_unit`. Pass the value that you gave to the sampler with "
-            f'`sampling_unit="record"`. Received: num_records={num_records}, '
+            "Argument `num_records` applies if single records are sampled and the person is the "
+            "unit, and needs `max_records_per_unit`. Pass the value that you gave to the sampler "
+            f'with `sampling_unit="record"`. Received: num_records={num_records}, '
             "max_records_per_unit=None"
         )
     elif period is not None:
         raise ValueError(
-            "Argument `period` needs `max_records_per_unit`: tfdp can check only for ids of "
-            "persons that periods are disjoint. Pass the value that you gave to the sampler. "
-            f"Received: period={period!r}, max_records_per_unit=None"
+            "Argument `period` needs `max_records_per_unit`: tfdp can check that periods are "
+            "disjoint only if records have ids of persons. Pass the value that you gave to the "
+            f"sampler. Received: period={period!r}, max_records_per_unit=None"
         )
 
 

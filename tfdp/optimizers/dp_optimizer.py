@@ -311,8 +311,8 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
     def apply(self, grads, trainable_variables=None):
         raise PrivacyError(
             "A DPOptimizer received gradients that are not clipped per example, so the training "
-            "run would not be private. Train by `fit` of `tfdp.make_private(model)`; in a loop of "
-            "your own by its `train_on_batch`, on the batches of its `training_batches`."
+            "run would not be private. Call `fit` of `private = tfdp.make_private(model)`, or call "
+            "`private.train_on_batch` on the batches that `private.training_batches(…)` yields."
         )
 
     def apply_clipped_sums(self, sums, variables, regularization):

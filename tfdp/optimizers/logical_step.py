@@ -65,8 +65,8 @@ def _with_towers(optimizer, means, variables, vectors):
         for variable, gradient in table.pull_back(rows, values):
             if optimizer.selection is not None and table_name(variable) is not None:
                 raise PrivacyError(
-                    f"Table {table_name(variable)!r} is in a tower whose gradients are noised at "
-                    'its vectors (`noise_at="vectors"`), so that a step moves rows which the '
+                    f"Table {table_name(variable)!r} is in a tower that gets its noise at its "
+                    'output vectors (`noise_at="vectors"`). A step therefore changes rows that the '
                     "`selection` did not select. Use keras.layers.Embedding there, or leave out "
                     '`selection` or `noise_at="vectors"`.'
                 )

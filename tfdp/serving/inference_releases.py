@@ -127,7 +127,7 @@ def _calls_in(layer, one, function, sized):
             "must be called on the same number of rows for each input of the request: one row, or "
             "several (such as windows of the input). The graph must show this number. Give the "
             "layer a batch whose size is a fixed multiple of the size of the request. "
-            f"Received: rows by the size of the request: {rows}"
+            f"Received (rows of the layer for each size of the request): {rows}"
         )
     return int(count)
 

@@ -63,8 +63,8 @@ def accept_no_weights(metrics, weighted_metrics):
     for metric in _without_weights(weighted_metrics):
         raise ValueError(
             f"The metric {metric.name!r} is one of `weighted_metrics`, but its `update_state` "
-            "takes no `sample_weight`. Pass it as one of `metrics`, which see the present rows but "
-            f"not their weights, or add this argument. Received: {metric}"
+            "takes no `sample_weight`. Pass it as one of `metrics`, which get no weights, or add "
+            f"the argument `sample_weight` to its `update_state`. Received: {metric}"
         )
     for metric in _without_weights(metrics):
         vars(metric)["update_state"] = _ignoring_none(metric.update_state)

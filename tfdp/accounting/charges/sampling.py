@@ -96,8 +96,8 @@ class Sampling:
             if self.max_records_per_unit is None:
                 raise ValueError(
                     "Argument `period` needs batches of persons (`max_records_per_unit`): tfdp "
-                    "can check only for ids of persons that periods are disjoint. Received: "
-                    "max_records_per_unit=None"
+                    "can check that periods are disjoint only if records have ids of persons. "
+                    "Received: max_records_per_unit=None"
                 )
         if self.num_records is not None:
             self._check_records()
@@ -112,9 +112,10 @@ class Sampling:
             self._check_allocation()
         if (self.bands is None) == (self.rule.event == "cyclic") or self._is_beyond_parts():
             raise ValueError(
-                'Argument `bands` is the number of parts of kind="cyclic_poisson", at most '
-                "num_examples / expected_batch_size: a record of the part that is sampled is drawn "
-                "with probability bands·expected_batch_size/num_examples. Received: "
+                'Argument `bands` belongs to kind="cyclic_poisson", and is the number of parts of '
+                "the records. Each step samples one part, and draws each of its records with "
+                "probability bands·expected_batch_size/num_examples, so that `bands` must be at "
+                "most num_examples/expected_batch_size. Received: "
                 f"bands={self.bands}, kind={self.kind!r}, expected_batch_size="
                 f"{self.expected_batch_size}, num_examples={self.num_examples}"
             )

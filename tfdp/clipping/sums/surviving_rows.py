@@ -69,7 +69,8 @@ def activated_rows(model, result):
                 "for shared negatives below a second activation. tfdp then cannot tell from ids "
                 "which rows have a gradient. Call the SparseEmbedding (or the keras_rs layer) "
                 "directly in the model, or remove `selection`. In a tower of shared negatives, "
-                "only linear layers may follow it, or one dense layer with an activation directly."
+                "the SparseEmbedding may be followed by linear layers only, or directly by one "
+                "dense layer with an activation."
             )
         found[i] = gradient
     return found

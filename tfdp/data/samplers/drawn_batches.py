@@ -164,8 +164,8 @@ class _Draw:
 
 
 _ONCE = (
-    "A draw may train only once: a second pass would use the same samples again, which is not "
-    "Poisson sampling. Draw as many steps as you need with `tfdp.beam.draw_batches(steps=…)`, "
+    "You may train on a draw only once: a second pass would use the same samples again, which is "
+    "not Poisson sampling. Draw as many steps as you need with `tfdp.beam.draw_batches(steps=…)`, "
     "and spread them over several epochs of one `fit` with `steps_per_epoch`."
 )
 

@@ -32,7 +32,7 @@ _IDS_ASSUMED = "the `ids` given to `select_on_host` are for each row those of it
 _MAP, _IDS = "A `map` after sampling", "The function `ids` of `select_on_host`"
 _WAY_OUT = (
     "Each row must depend on its own record alone, whatever the other rows are and wherever it "
-    "stands. Compute it from one record at a time, or from public numbers, or leave it out."
+    "stands. Compute values from one record at a time, or from public numbers."
 )
 
 
@@ -52,7 +52,7 @@ def notes_of_maps(dataset, validate=True):
     if any(map(hides_others, dataset_tags.operations_since(dataset))):
         raise PrivacyError(
             "A `map` after sampling uses another dataset or an iterator. tfdp would charge neither "
-            "this use of its records nor the releases from which these were computed. "
+            "this use of the other records nor the releases from which they were computed. "
             "Join the datasets before sampling (`tf.data.Dataset.zip`), or make the dataset inside "
             f"the function. Received: {dataset}"
         )
@@ -137,10 +137,11 @@ def _refuse_to_keep(walk, who):
     for op in walk.keeping:
         if "PyFunc" not in op.type:
             raise PrivacyError(
-                f"{who} keeps data of the batch, for example in a variable, or passes them on: "
-                f"operation {op.name!r} ({op.type}). One record would change rows of other "
-                "batches, without noise. Compute statistics from public data before training. A "
-                "count of calls, `calls.assign_add(1)`, may be kept."
+                f"{who} stores data of the batch, for example in a variable, or sends them "
+                f"somewhere other than its result: operation {op.name!r} ({op.type}). One record "
+                "would change rows of other batches, without noise. Compute statistics "
+                "from public data before training. A count of calls, `calls.assign_add(1)`, may be "
+                "kept."
             )
 
 
