@@ -26,6 +26,7 @@ CLASSES = {
     "LearnedPositions": "tfdp.layers.item_embedding",
     "MeanExampleLoss": "tfdp.clipping.losses",
     "NDCG": "tfdp.metrics",
+    "OriginArray": "tfdp.data.provenance.origins",
     "PerExampleLoss": "tfdp.clipping.losses",
     "PopularityPrior": "tfdp.layers.item_embedding",
     "PrivateAttention": "tfdp.attention_release.private_attention",

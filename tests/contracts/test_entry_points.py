@@ -414,7 +414,12 @@ def without_a_row(functions):
 
 
 def test_every_public_function_that_takes_data_has_a_row():
-    assert not without_a_row(public())
+    missing = without_a_row(public())
+    assert not missing, (
+        f"Parameters that may hold data: {missing}. Add a row to ROWS. If another test or object "
+        "charges for the function, say so in ELSEWHERE. If a parameter never holds data, add it to "
+        "SETTINGS."
+    )
 
 
 @pytest.mark.parametrize("parameter", ["values", "counts", "of_a_name_that_nothing_had_before"])

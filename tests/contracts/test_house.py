@@ -161,14 +161,6 @@ def test_benchmarks_import_each_other_in_no_circle():
 
 
 DESIGN = (ROOT.parent / "docs" / "design.md").read_text()
-PLACES = {
-    "selection/contribution_map.py": "SELECTS",
-    "clipping/sums/factors.py": "CLIPS",
-    "optimizers/charging.py": "CHARGES",
-    "noise/grid.py": "ADDS NOISE",
-}
-
-
 #: Where the lines are, which carry the same word as a comment.
 LINES = {
     "selection/contribution_map.py": "SELECTS",
@@ -225,7 +217,7 @@ def test_from_fit_to_the_statement_a_reader_opens_at_most_18_modules():
     rows = re.findall(r"^\| (\d+) \| `([\w/]+\.py)`", DESIGN, re.M)
     assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
     assert len(rows) <= 18 and len({name for _, name in rows}) == len(rows)
-    assert set(PLACES) <= {name for _, name in rows}
-    for name, what in PLACES.items():  # and the picture of a step has them
+    assert set(LINES) <= {name for _, name in rows}
+    for name, what in LINES.items():  # and the picture of a step has them
         line = next(line for line in DESIGN.split("```")[3].splitlines() if name in line)
         assert what in line

@@ -66,7 +66,7 @@ def trained(kind, **changes):
 
 
 def test_every_kind_has_a_row_and_an_event_that_exists():
-    assert list(ROWS) == list(RULES)
+    assert list(ROWS) == list(RULES), "add a row to ROWS for each kind, in the order of RULES"
     assert {rule.event for rule in RULES.values()} == set(EVENTS)
 
 

@@ -12,6 +12,7 @@ from dp_accounting import pld, rdp
 from eager_steps import EAGER, eager_model, fit_steps
 
 import tfdp
+from tfdp.data.provenance.origins import Origin
 from tfdp.training.checks import caveats
 
 
@@ -429,20 +430,30 @@ def test_arrays_that_a_loss_computes_with_are_listed_as_assumed(small):
     assert listed in " ".join(str(model.privacy_statement()).split())
 
 
+@keras.saving.register_keras_serializable("test_statement")
 class Centred(keras.layers.Layer):
     """Subtracts means that it holds."""
 
-    def __init__(self, means):
-        super().__init__()
+    def __init__(self, means, **kwargs):
+        super().__init__(**kwargs)
         self.held = {"means": [means]}
 
     def call(self, x):
         return x - self.held["means"][0]
 
+    def get_config(self):
+        means = keras.saving.serialize_keras_object(self.held["means"][0])
+        return {**super().get_config(), "means": means}
+
+    @classmethod
+    def from_config(cls, config):
+        means = keras.saving.deserialize_keras_object(config.pop("means"))
+        return cls(means, **config)
+
 
 @pytest.mark.parametrize("place", ["graph", "whole numbers", "attribute", "initializer"])
-def test_an_array_of_a_release_that_a_model_holds_is_charged(small, place):
-    h = np.ones((small.n, 3), np.float32)
+def test_an_array_of_a_release_that_a_model_holds_is_charged(small, place, tmp_path):
+    h = Origin(assumptions=("the scale is public",)).on(np.ones((small.n, 3), np.float32))
     release = tfdp.data.release_once(h, np.zeros(small.n, int), 1.0, 9.0, adjacency="zero_out")
     x, means = keras.Input((3,)), release.features.mean(0)
     initial = keras.initializers.Constant(means)
@@ -453,5 +464,13 @@ def test_an_array_of_a_release_that_a_model_holds_is_charged(small, place):
         "initializer": lambda: keras.layers.Dense(3, bias_initializer=initial)(x),
     }[place]()
     model = eager_model(keras.Model(x, keras.layers.Dense(2)(centred)))
+    _assert_release_is_stated(model)
+    model.save(tmp_path / "model.keras")
+    _assert_release_is_stated(keras.models.load_model(tmp_path / "model.keras"))
+
+
+def _assert_release_is_stated(model):
     assert [entry.label for entry in model.ledger.entries] == ["released representations"]
-    assert "no function of the records" not in str(caveats.of_model(model))
+    stated = " ".join(str(model.privacy_statement()).split())
+    assert "the scale is public" in stated
+    assert "no function of the records" not in stated and "came from elsewhere" not in stated

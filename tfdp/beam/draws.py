@@ -20,7 +20,6 @@ from tfdp.data.samplers.drawn_batches import (
     Manifest,
     decode_signature,
     encode_batch,
-    encode_origin,
     encode_signature,
     padded_batch,
 )
@@ -194,7 +193,7 @@ def draw_batches(
     Manifest(
         identity, n, expected_batch_size, steps, capacity,
         encode_signature(signature), tuple(zip(names, sizes, strict=True)),
-        k if persons else None, encode_origin(origin),
+        k if persons else None, origin.to_dict(),
     ).write(directory)  # fmt: skip
     return directory
 

@@ -150,7 +150,7 @@ class ChargedModel(ModelHooks):
     def privacy_charges(self):
         """`LedgerEntry` list of the private releases that the model itself was built from."""
         of_layers = participant.releases_of(all_layers(self))
-        return [*of_layers, *held_constants.releases_held(self)]
+        return [*of_layers, *held_constants.origin_held(self).releases]
 
     def privacy_statement(self, delta=None, accountant=None):
         """What was guaranteed to each record of the training data, and what was not.

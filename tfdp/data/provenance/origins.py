@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Mapping
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -78,6 +79,19 @@ class Origin:
         read = {id(variable): (variable, held) for one in origins for variable, held in one.read}
         return cls(tuple(releases), tuple(assumptions), tuple(read.values()))
 
+    def to_dict(self):
+        """JSON-able values, without `read`."""
+        releases = [entry.to_dict() for entry in self.releases]
+        return {"releases": releases, "assumptions": list(self.assumptions)}
+
+    @classmethod
+    def from_dict(cls, encoded):
+        """The origin that `to_dict` gave these values for; without any, one that knows nothing."""
+        from tfdp.accounting import LedgerEntry  # loads accountants
+
+        releases = map(LedgerEntry.from_dict, encoded.get("releases", ()))
+        return cls(tuple(releases), tuple(encoded.get("assumptions", ())))
+
     def on(self, array):
         """An array with this origin beside its own; the same array where there is none."""
         origin = dataclasses.replace(Origin.all_of([Origin.of(array), self]), read=())
@@ -88,6 +102,7 @@ class Origin:
 _WRITING = (np.copyto, np.put, np.place, np.putmask, np.fill_diagonal)
 
 
+@keras.saving.register_keras_serializable(package="tfdp")
 class OriginArray(np.ndarray):
     """An array that knows where it comes from, as do slices, copies and what numpy makes of it.
 
@@ -166,6 +181,16 @@ class OriginArray(np.ndarray):
     def __setstate__(self, state):
         state, self.origin = state
         super().__setstate__(state)
+
+    def get_config(self):
+        """For models that hold one, in Keras' files."""
+        return {"value": self.tolist(), "dtype": self.dtype.name, "origin": self.origin.to_dict()}
+
+    @classmethod
+    def from_config(cls, config):
+        """The array of a `get_config`."""
+        made = np.array(config["value"], config["dtype"])
+        return cls.of(made, Origin.from_dict(config["origin"]))
 
 
 def _refuse_mask():

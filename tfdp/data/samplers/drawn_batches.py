@@ -7,7 +7,6 @@ import os
 import numpy as np
 import tensorflow as tf
 
-from tfdp import accounting
 from tfdp.accounting import Sampling
 from tfdp.data.provenance.dataset_tags import tag
 from tfdp.data.provenance.origins import Origin
@@ -37,7 +36,7 @@ class Manifest:
         files: (name, bytes) of the files, in the order of their steps; None for files with strings,
             whose size depends on who was drawn.
         max_records_per_unit: k, if persons were drawn: the rows of each place. None for records.
-        made_with: what the records were made with, by `encode_origin`.
+        made_with: what the records were made with, by `Origin.to_dict`.
     """
 
     identity: str
@@ -53,8 +52,7 @@ class Manifest:
     @property
     def origin(self):
         """The `Origin` of the batches."""
-        releases = map(accounting.LedgerEntry.from_dict, self.made_with.get("releases", ()))
-        return Origin(tuple(releases), (*self.made_with.get("assumptions", ()), *_ASSUMED))
+        return Origin.all_of([Origin.from_dict(self.made_with), Origin(assumptions=_ASSUMED)])
 
     @property
     def sampling(self):
@@ -131,12 +129,6 @@ def decode_signature(encoded):
     if "tuple" in encoded:
         return tuple(map(decode_signature, encoded["tuple"]))
     return tf.TensorSpec(encoded["shape"], encoded["dtype"])
-
-
-def encode_origin(origin):
-    """An `Origin` as JSON-able values."""
-    releases = [entry.to_dict() for entry in origin.releases]
-    return {"releases": releases, "assumptions": list(origin.assumptions)}
 
 
 def encode_batch(leaves):

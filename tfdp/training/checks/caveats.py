@@ -22,6 +22,7 @@ def of_model(model):
     declared = assumptions_of(all_layers(model))
     own = (*_adapted(model), *_of_weights(model), *own_steps.assumptions(model))
     own += held_constants.sentences_of_graphs(model)
+    own += held_constants.origin_held(model).assumptions
     return Notes(assumptions=(*declared, *own))
 
 

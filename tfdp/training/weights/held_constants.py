@@ -35,17 +35,24 @@ def of_graphs(model):
                     yield leaf, f"operation {node.operation.name!r} of model {layer.name!r}"
 
 
-def releases_held(model):
-    """`LedgerEntry` list of the releases that arrays of a model carry.
+def origin_held(model):
+    """`Origin` of the arrays of a model: the releases that they carry, with their assumptions.
 
     Those of functional models, and attributes of layers: arrays, what holds some, and initializers.
     """
     held = [array for array, _ in of_graphs(model)]
     for layer in all_layers(model):
-        for one in vars(layer).values():
-            constant = isinstance(one, keras.initializers.Constant)
-            held.append(one.value if constant else one)
-    return list(Origin.of(held).releases)
+        held += [one.value if _is_constant(one) else one for one in vars(layer).values()]
+    return Origin.of(held)
+
+
+def carries_its_charge(held):
+    """Whether what a layer holds is an initializer that gives the numbers of a release."""
+    return _is_constant(held) and bool(Origin.of(held.value).releases)
+
+
+def _is_constant(held):
+    return isinstance(held, keras.initializers.Constant)
 
 
 def sentences_of_graphs(model):

@@ -23,6 +23,7 @@ from tfdp.data.provenance.variable_values import (
     fingerprint,
     is_large,
 )
+from tfdp.training.weights.held_constants import carries_its_charge
 from tfdp.training.weights.initial_values import INITIALIZER, knows_no_data
 
 
@@ -195,7 +196,7 @@ def _initializers(model):
     """Dict of a variable's id to the initializers that may have made it: its own, its layer's."""
     found = {id(v): [vars(v)[INITIALIZER]] for v in model.variables if INITIALIZER in vars(v)}
     for layer in all_layers(model):
-        own = [v for v in vars(layer).values() if knows_no_data(v)]
+        own = [v for v in vars(layer).values() if knows_no_data(v) or carries_its_charge(v)]
         for variable in layer.weights:
             found.setdefault(id(variable), []).extend(own)
     return found
