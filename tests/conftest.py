@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import collections
 import gc
 import os
 import pathlib
@@ -14,6 +15,20 @@ pytest_plugins = ["small_models"]
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Cases of a test beyond the first n of `evidence_after(n)` are evidence."""
+    seen = collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("evidence_after")
+        if mark is None or item.get_closest_marker("evidence") is not None:
+            continue
+        test = item.nodeid.split("[")[0]
+        seen[test] += 1
+        if seen[test] > mark.args[0]:
+            item.add_marker(pytest.mark.evidence)
 
 
 def pytest_collection_finish(session):

@@ -21,6 +21,7 @@ def batches():
     return tfdp.data.poisson_batches((x, x[:, :2]), 20)
 
 
+@pytest.mark.evidence
 def test_epsilon_in_the_logs_is_the_ledgers_and_the_progress_bar_never_shows_less():
     model, shown = private_model(), []
 

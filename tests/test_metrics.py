@@ -152,6 +152,7 @@ def test_round_trips_through_its_config(metric):
     assert (copy.k, copy.ignore_class, copy.name) == (7, None, "mine")
 
 
+@pytest.mark.evidence
 def test_a_compiled_model_evaluates_sequences_with_it():
     data = tfdp.data.synthetic_sequences(64, 30, max_length=6, min_length=3)
     model = keras.Sequential([keras.layers.Embedding(31, 8), keras.layers.Dense(31)])

@@ -22,6 +22,7 @@ def _reached(sigma, q, steps, delta, accountant="pld", adjacency="add_or_remove_
     return epsilon(event, delta, accountant, adjacency)
 
 
+@pytest.mark.evidence_after(2)
 @pytest.mark.parametrize(
     ("target", "q", "steps", "accountant", "adjacency"),
     [
@@ -51,6 +52,7 @@ def test_published_figures_for_unsampled_copies(copies, sigma):
     assert calibrated == pytest.approx(sigma, abs=0.006)
 
 
+@pytest.mark.evidence
 def test_other_events_are_paid_from_the_same_budget():
     budget = PrivacyBudget(2.0, 1e-5)
     others = (dp_accounting.LaplaceDpEvent(2.0),)

@@ -40,6 +40,7 @@ def test_a_choice_and_noise_on_one_poisson_batch_stay_within_the_curve(q, epsilo
             assert divergence(without, with_record, order) <= bound * (1 + 1e-6)
 
 
+@pytest.mark.evidence
 def test_costs_amplified_one_by_one_would_be_exceeded():
     # A rare large choice and a shift that only matters together with it.
     q, epsilon, sigma, order = 0.01, 6.0, 0.5, 3.0

@@ -146,6 +146,7 @@ def test_coefficients_gain_what_was_computed_for_them(steps):
     assert np.all(np.array(found) >= np.array(GAINS[steps]) * 0.998)
 
 
+@pytest.mark.evidence
 def test_coefficients_follow_the_workload():
     fading = Workload(0.0, tuple(np.linspace(1.0, 0.02, 200)))
     for workload in (Workload(0.9), fading):
@@ -183,6 +184,7 @@ def test_coefficients_begin_with_one_and_fit_into_exact_sums(m):
         correlation.Correlation(m, 3)
 
 
+@pytest.mark.evidence
 def test_coefficients_follow_the_participations(steps=60):
     def left(m):
         return sensitivity(m, steps, 20, 3) * noise_in_weights(m, steps)

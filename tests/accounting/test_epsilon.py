@@ -73,6 +73,7 @@ def test_replacing_in_a_laplace_release_doubles_epsilon():
     assert replaced == pytest.approx(1.0, rel=1e-3)
 
 
+@pytest.mark.evidence_after(2)
 @pytest.mark.skipif(
     "neighboring_relation"
     not in inspect.signature(privacy_loss_distribution.from_gaussian_mechanism).parameters,

@@ -32,6 +32,7 @@ def test_divergences_are_those_of_dp_accounting(sigma, q):
         )
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("adjacency", ["add_or_remove_one", "zero_out"])
 def test_compositions_are_those_of_dp_accounting(adjacency):
     gaussian = dp_accounting.GaussianDpEvent(2.0)

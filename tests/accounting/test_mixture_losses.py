@@ -278,6 +278,7 @@ def test_mixtures_that_are_no_mixture_are_refused_or_not_private():
             training_event(1.0, 0.1, records=wrong)
 
 
+@pytest.mark.evidence
 def test_sensitivities_in_any_order_and_without_a_zero():
     one = MixtureOfGaussiansDpEvent(1.5, (2.0, 0.5, 1.0), (0.2, 0.5, 0.3))
     theirs = privacy_loss_distribution.from_mixture_gaussian_mechanism(
@@ -324,6 +325,7 @@ def test_the_event_goes_through_json():
     assert again == event and isinstance(again, MixtureOfGaussiansDpEvent)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(("k", "q", "steps"), [(2, 0.01, 1000), (10, 0.02, 300), (50, 0.05, 2000)])
 def test_a_calibration_spends_the_budget_and_no_more(k, q, steps):
     budget = tfdp.PrivacyBudget(4.0, 1e-5)

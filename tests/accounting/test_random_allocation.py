@@ -159,6 +159,7 @@ def test_one_step_is_a_gaussian():
         assert losses(1.3, 1).get_epsilon_for_delta(delta) >= one - 1e-9
 
 
+@pytest.mark.evidence
 def test_more_noise_more_steps_and_fewer_epochs_cost_less():
     def cost(sigma, steps, epochs):
         return epsilon(compose([(Allocation(steps, sigma), epochs)]), 1e-6)
@@ -256,6 +257,7 @@ def test_forward_noise_gains_nothing_from_allocation():
     assert (entry.event, entry.count) == (dp_accounting.GaussianDpEvent(2.0), 2)
 
 
+@pytest.mark.evidence
 def test_allocation_costs_less_than_poisson_samples_at_equal_noise():
     for sigma, steps, epochs in ((0.7, 20, 1), (1.0, 50, 5), (3.0, 10, 20)):
         allocated = epsilon(compose([(Allocation(steps, sigma), epochs)]), 1e-6)

@@ -108,6 +108,7 @@ def test_float32_results_agree_with_float64():
             np.testing.assert_allclose(narrow.numpy().sum(-1), 1.0, rtol=1e-6)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("mechanism", ["gaussian_noise", "gaussian_sampling"])
 def test_functional_model_function_and_xla_draw_fresh_noise_at_each_call(mechanism):
     """And at the first call with a seed, XLA and eager compute the same release."""

@@ -41,6 +41,7 @@ def serve_in_new_processes(path, number):
     return [json.loads(text.split("RESULT")[1]) for text in outputs]
 
 
+@pytest.mark.evidence
 def test_exported_model_draws_different_noise_in_each_process_and_at_each_call(model, tmp_path):
     model.export(tmp_path / "served", verbose=False)
     calls = serve_in_new_processes(tmp_path / "served", number=2)

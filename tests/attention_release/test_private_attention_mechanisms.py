@@ -42,6 +42,7 @@ def k_sample(x, ridge, num_samples, source):
     return tf.matmul(g, g, transpose_b=True) / num_samples
 
 
+@pytest.mark.evidence_after(2)
 @pytest.mark.parametrize(
     "degrees", [(1, 2), (3, 4), (17, 1000), (99_999, 10**6), (10**11, 1)], ids=str
 )
@@ -88,6 +89,7 @@ def test_a_proposal_below_zero_is_never_accepted():
     assert draw == pytest.approx(4 / 3 * (1 + z / np.sqrt(6)) ** 3, rel=1e-12)
 
 
+@pytest.mark.evidence_after(2)
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 12, 400])
 def test_bartlett_and_k_samples_have_one_distribution(num_samples, source):
     rng = np.random.default_rng(0)

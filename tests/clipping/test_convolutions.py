@@ -126,6 +126,7 @@ def strided_points(layer):
     )
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("layer", [layers.Conv2D, layers.Conv2DTranspose])
 def test_points_with_strides_train_where_their_derivative_corrupts_memory(layer):
     """TensorFlow's Conv2DBackpropFilter of them does, on CPUs with oneDNN: it is not computed."""

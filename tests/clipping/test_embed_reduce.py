@@ -136,6 +136,7 @@ def test_an_id_out_of_range_is_an_error():
         per_example_gradient_norms(model, (np.array([[V]]),), np.ones((1, 2)), "mse")
 
 
+@pytest.mark.evidence
 def test_variables_that_the_rule_does_not_know_take_the_exact_fallback(brute_force, mean_loss):
     # A rule that covered the table alone would leave LoRA's weights unclipped, or untrained.
     class Reweighted(keras_rs.layers.EmbedReduce):

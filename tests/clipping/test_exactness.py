@@ -69,6 +69,7 @@ class Transformer(keras.Model):
         return self.tokens(self.norms[-1](h), reverse=True)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     ("tied", "run", "blocks"),
     [
@@ -86,6 +87,7 @@ def test_transformer_with_dropout(brute_force, mean_loss, tied, run, blocks):
     brute_force(build, x, loss).check(ALL, **run)
 
 
+@pytest.mark.evidence
 def test_dropout_masks_are_those_of_the_forward_pass(brute_force, mean_loss):
     # Fault 1 of other libraries; here: another seed gives other norms, the same seed the same.
     x, y = ids(4, LENGTH), ids(4, LENGTH)
@@ -356,6 +358,7 @@ def test_fallback_sees_the_random_numbers_of_the_forward_pass(recurrent):
         assert np.all(np.isfinite(norms)) and np.mean(norms.numpy() > 0) > 0.5
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("kind", ["dense", "einsum", "embedding"])
 def test_lora(brute_force, mean_loss, kind):
     def build():
@@ -395,6 +398,7 @@ def test_several_inputs_and_outputs(brute_force):
     brute_force(build, x, losses).check()
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("tied", slow.cases([True, False], slow=[False]))
 def test_batch_of_one(brute_force, mean_loss, tied):
     # Fault 2: no axis of size 1 is taken for another.
@@ -408,12 +412,14 @@ def test_batch_of_one_of_other_layers(brute_force, mean_loss, name):
     brute_force(functional(make, shape), normal(1, *shape), mean_loss("mse", targets(1, 1))).check()
 
 
+@pytest.mark.evidence
 def test_sequences_of_one_position(brute_force, mean_loss):
     x, y = ids(4, 1), ids(4, 1)
     build = lambda: Transformer(True, 0.5, 1)  # noqa: E731
     brute_force(build, x, mean_loss(crossentropy(), y)).check()
 
 
+@pytest.mark.evidence
 def test_masked_positions(brute_force, mean_loss):
     def make(x):
         h = layers.Embedding(TOKENS, 4, mask_zero=True)(x)
@@ -615,6 +621,7 @@ def test_embeddings_with_lora(brute_force, mean_loss):
     brute_force(Lora, ids(4, LENGTH), mean_loss("mse", targets(4, LENGTH))).check()
 
 
+@pytest.mark.evidence
 def test_dpformer(brute_force, mean_loss):
     # Its Re-Attention variances are constants: no gradient flows through them.
     import tfdp

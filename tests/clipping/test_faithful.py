@@ -138,6 +138,7 @@ TWICE = {
 }
 
 
+@pytest.mark.evidence_after(2)
 @pytest.mark.parametrize("name", TWICE)
 def test_an_output_that_feeds_another_counts_once(brute_force, mean_loss, name):
     build, shape = TWICE[name]
@@ -270,6 +271,7 @@ class CallsTwice(keras.Model):
         return self.layer(self.layer(x))
 
 
+@pytest.mark.evidence
 def test_calls_that_are_traced_apart_are_seen(brute_force, mean_loss):
     x, losses = normal(4, 3), mean_loss("mse", normal(4, 3) + 9)
     plain = brute_force(lambda: CallsTwice(Traced()), x, losses)

@@ -76,6 +76,7 @@ def plan_of(check):
     return planned
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     ("name", "graph"),
     slow.cases(

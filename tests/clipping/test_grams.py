@@ -62,6 +62,7 @@ def factors(size, length, positions, kind):
     return rows.astype(np.float32)
 
 
+@pytest.mark.evidence_after(3)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["random", "aligned"])
 @pytest.mark.parametrize(

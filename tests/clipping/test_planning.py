@@ -316,6 +316,7 @@ def test_norms_of_single_examples_are_public_api():
     np.testing.assert_allclose(weighted, [10.0, 0.0], rtol=1e-5, atol=1e-15)
 
 
+@pytest.mark.evidence
 @given(
     batch=st.integers(1, 6), time=st.integers(1, 5), width=st.integers(1, 6),
     units=st.integers(1, 6), activation=st.sampled_from(["tanh", None]), bias=st.booleans(),

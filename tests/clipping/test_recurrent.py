@@ -217,6 +217,7 @@ def test_only_what_is_covered_is_accepted(name):
     assert RecurrentRule().accepts(layer, (x,), kwargs) == accepted
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     "name",
     slow.cases(

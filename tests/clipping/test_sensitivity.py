@@ -154,6 +154,7 @@ def test_outer_products(t, p, r, jit_compile):
         assert excess(*outer(*factors), jit_compile=jit_compile) <= EXCESS, name
 
 
+@pytest.mark.evidence_after(2)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
     ("t", "d", "items"),
@@ -176,6 +177,7 @@ def test_tied_table(t, d, items, jit_compile):
         assert excess(*case, jit_compile=jit_compile) <= EXCESS, f"{name}, taken back"
 
 
+@pytest.mark.evidence
 @given(
     t=st.integers(1, 6),
     d=st.integers(1, 5),
@@ -204,6 +206,7 @@ def test_adversarial_search_over_tied_tables(t, d, items, kind, clipping, scale,
     assert excess(*tied(ids, values, z, h), clipping) <= EXCESS
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     ("clipping", "jit_compile"),
     slow.cases(
@@ -309,6 +312,7 @@ def model_and_data(name):
 NOT_FINITE = [("tied", False), ("gru", False), ("conv", False), ("tied", True), ("conv", True)]
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(("name", "jit_compile"), slow.cases(NOT_FINITE, slow=[("conv", True)]))
 def test_examples_that_are_not_finite_contribute_zero(brute_force, name, jit_compile):
     model, x = model_and_data(name)

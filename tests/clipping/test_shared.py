@@ -185,6 +185,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("name", slow.cases(DRAWS, slow=list(DRAWS)[4:]))
 def test_draws_of_any_kind_equal_brute_force(brute_force, name):
     tower, settings = DRAWS[name]
@@ -227,6 +228,7 @@ def test_a_step_compiled_by_xla_gives_the_same(brute_force, make_tower, history)
     check.check(tolerance=2e-5, jit_compile=True)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     ("make_tower", "width"), slow.cases([(short, 4), (deep, 7)], slow=[(deep, 7)])
 )
@@ -454,6 +456,7 @@ def model_of_features(first):
     return model
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("size", [2.0**20, 2.0**40])
 def test_negatives_that_cancel_the_own_item_leave_the_sum_of_the_others(size):
     """Their gradients have the norm 0 together, and the sum adds them up apart."""

@@ -28,6 +28,7 @@ def test_sums_of_squares(count):
     np.testing.assert_allclose(found, np.sum(x.astype("float64") ** 2, 1), rtol=POSITIVE)
 
 
+@pytest.mark.evidence_after(13)
 @pytest.mark.parametrize("examples", [3, 256, 257, 320, 333])
 @pytest.mark.parametrize("p, r", [(8, 1), (1, 8), (1, 1), (3, 4)])
 @pytest.mark.parametrize("length", [1, 2])

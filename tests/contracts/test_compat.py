@@ -199,6 +199,7 @@ def test_datasets_know_whether_their_order_matters(deterministic):
     assert not may_reorder(tf.data.Dataset.range(3))
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("kind", ["rdp", "pld"])
 def test_accountants_take_further_events(kind):
     class Mine(dp_accounting.DpEvent):
@@ -234,6 +235,7 @@ def test_accountants_take_further_events(kind):
     assert accountant.get_epsilon(1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-3)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "order",
     [

@@ -92,6 +92,7 @@ def test_ids_out_of_range_are_refused_or_harmless(name):
     assert made.optimizer.steps_taken == 0
 
 
+@pytest.mark.evidence
 def test_a_file_that_is_cut_or_altered_does_not_load(trained, tmp_path):
     trained.save(tmp_path / "whole.keras")
     raw = (tmp_path / "whole.keras").read_bytes()
@@ -183,6 +184,7 @@ def test_a_second_fit_of_a_model_that_trains_is_refused_and_leaves_the_first_alo
     assert made.optimizer.steps_taken == 8 and np.isfinite(made.optimizer.epsilon(1e-3))
 
 
+@pytest.mark.evidence
 def test_threads_that_share_a_source_of_noise_draw_different_noise():
     source, drawn = NoiseSource(), []
     source.normal((4,), 1.0)

@@ -23,6 +23,7 @@ def in_batch_negatives(y_true, y_pred):
     return keras.losses.sparse_categorical_crossentropy(labels, scores, from_logits=True)
 
 
+@pytest.mark.evidence
 def test_in_batch_negatives_are_found_at_the_first_fit(small):
     model = tfdp.make_private(small.base())
     model.compile(small.optimizer(), loss=in_batch_negatives)
@@ -137,6 +138,7 @@ def test_activity_regularizers_are_refused(small):
         tfdp.make_private(base)
 
 
+@pytest.mark.evidence
 def test_layers_made_trainable_later_are_seen(small):
     # The plan belongs to the set of trainable variables.
     base = keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.Dense(2)])
@@ -157,6 +159,7 @@ def test_layers_made_trainable_later_are_seen(small):
     assert np.sqrt(sum(np.sum(m**2) for m in moved)) <= 0.01 * (1 + 1e-5)
 
 
+@pytest.mark.evidence
 def test_other_input_shapes_get_a_plan_of_their_own(small):
     inputs = keras.Input((None, 3))
     base = keras.Model(inputs, layers.GlobalAveragePooling1D()(layers.Dense(2)(inputs)))
@@ -169,6 +172,7 @@ def test_other_input_shapes_get_a_plan_of_their_own(small):
     assert model.optimizer.steps_taken == 2
 
 
+@pytest.mark.evidence
 def test_variables_used_only_by_the_loss_are_reported(small):
     class Model(tfdp.models.DPModel):
         def __init__(self):

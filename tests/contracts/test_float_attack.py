@@ -170,6 +170,7 @@ PLACES = {
 }
 
 
+@pytest.mark.evidence_after(5)
 @pytest.mark.parametrize("place", PLACES)
 def test_the_bits_of_a_release_do_not_tell_who_contributed(place):
     without, with_one = PLACES[place](DRAWS)
@@ -180,6 +181,7 @@ def test_the_bits_of_a_release_do_not_tell_who_contributed(place):
     assert leaked_delta(without, with_one, epsilon) <= true
 
 
+@pytest.mark.evidence
 def test_the_bits_of_a_sampled_covariance_do_not_tell_the_input():
     # Relative sensitivity 1/64: the densities differ little within one exponent.
     source = ServingNoiseSource()
@@ -218,6 +220,7 @@ class OneStep:
         return self.bias.bias.numpy()
 
 
+@pytest.mark.evidence
 def test_membership_is_not_read_from_the_weights_of_one_step():
     # Before, 1,000 of 1,000 were right. σ = 4 allows an advantage of 0.1, which needs all bits.
     coordinates, runs = 100_000, 60

@@ -92,6 +92,7 @@ def train(small):
     _RULES.pop(Scale, None)
 
 
+@pytest.mark.evidence
 @pytest.mark.filterwarnings("ignore:There are values that are not a number")
 def test_examples_that_are_not_finite_are_no_fault_of_the_rule(small):
     register_rule(Scale)(Right)

@@ -130,6 +130,7 @@ READ_ONCE = {("tiled as rows", "attention"), ("broadcast", "own attention"), ("r
 SLOW = [case for case in LEARNED if case[1] != "dense" and case not in READ_ONCE]
 
 
+@pytest.mark.evidence_after(3)
 @pytest.mark.parametrize("give, read", slow.cases(LEARNED, slow=SLOW))
 def test_queries_that_are_learned_are_proved(give, read):
     inputs = keras.Input((5, D))
@@ -243,6 +244,7 @@ def test_what_python_changes_after_the_check_is_seen_where_the_step_is_traced(en
 
 
 # Traces: two for the plan, one on paper, one of the step. More of them are for versions to come.
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("last", slow.cases([0, 2, 3, 4, 5, 99], slow=[5, 99]))
 def test_what_python_does_anew_at_each_trace_is_seen_in_the_step_that_runs(last):
     calls = []
@@ -276,6 +278,7 @@ def test_tensors_that_were_there_before_the_forward_pass_may_hold_of_any_example
 
 
 # The step of several executions is that of tf.function, in a loop.
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("engine", slow.cases(ENGINES, slow=["executions"]))
 def test_a_step_that_is_compiled_keeps_its_gradients_of_its_own(engine):
     silu = sequential(layers.Dense(1, "silu"))
@@ -291,6 +294,7 @@ def trained(model):
     return statement_of(model)
 
 
+@pytest.mark.evidence
 def test_the_statement_says_what_was_proved_searched_or_not_looked_at():
     eager = {"run_eagerly": True}  # a trace takes longer than one step
     assert independence.PROVED in trained(compiled(Own(False), **eager))
@@ -311,6 +315,7 @@ def test_the_statement_says_what_was_proved_searched_or_not_looked_at():
     assert independence.NOT_CHECKED in trained(compiled(Unchecked(), **eager))
 
 
+@pytest.mark.evidence
 def test_what_was_not_checked_in_a_step_that_ran_stays_in_the_statement():
     class Checks(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -469,6 +474,7 @@ def test_xlnet_mixes_examples_of_which_some_are_padded():
     refused(base, x=x, y=Y[:, :1])
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("steps", slow.cases([3, 60], slow=[3]))
 def test_recurrent_models_are_proved(steps):
     x = np.random.default_rng(0).normal(size=(N, steps, 2)).astype(np.float32)

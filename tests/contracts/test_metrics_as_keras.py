@@ -214,6 +214,7 @@ def dataset_of(batches):
     return tfdp.data.declare_sampling(drawn, "poisson", N, B)
 
 
+@pytest.mark.evidence
 def test_class_weights_move_weighted_metrics_alone():
     network = dense(1, "sigmoid")
     metrics = [m.TruePositives], [m.TruePositives]

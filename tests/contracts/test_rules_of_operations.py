@@ -309,6 +309,7 @@ def test_every_rule_is_compared_or_said_not_to_be(run_types):
     assert not set(RULES) - run_types - NOT_RUN
 
 
+@pytest.mark.evidence
 def test_layers_that_are_proved_keep_their_examples_apart():
     drawn = {"dropout", "noise", "own noise", "drawn branch"}
     for name, made in APART.items():

@@ -143,6 +143,7 @@ def compose_epochs(event, epochs):
     return tfdp.accounting.events.composition.compose([(event, epochs)])
 
 
+@pytest.mark.evidence
 def test_an_epoch_that_ends_early_costs_a_whole_one(small):
     batches = tfdp.data.allocated_epochs(small.data(), 4)
     event = tfdp.accounting.events.random_allocation.RandomAllocationGaussianDpEvent(4, 2.0)
@@ -161,6 +162,7 @@ def test_an_epoch_that_ends_early_costs_a_whole_one(small):
     assert stated(model).epsilon == pytest.approx(whole)
 
 
+@pytest.mark.evidence
 def test_a_budget_is_met_and_a_second_fit_in_its_middle_is_refused(small):
     batches = tfdp.data.allocated_epochs(small.data(), 4)
     model = small.model(budget=tfdp.PrivacyBudget(1.0, 0.01), steps=12)
@@ -262,6 +264,7 @@ def test_passes_that_a_callback_cuts_short_are_charged_as_passes(small, sampler)
     assert model.optimizer.steps_taken == model.ledger.entries[0].count == 1
 
 
+@pytest.mark.evidence
 def test_epochs_of_poisson_batches_may_be_cut_short(small):
     model = small.model(compile_kwargs={"jit_compile": False})
     model.fit(small.poisson(), epochs=3, verbose=0, callbacks=[_ShortEpochs()])

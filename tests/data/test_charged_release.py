@@ -36,6 +36,7 @@ def arrays(release):
             yield from value.values() if isinstance(value, dict) else [value]
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("name", RELEASES)
 def test_every_array_of_a_release_carries_its_charge(name):
     release = RELEASES[name]((X, Y))

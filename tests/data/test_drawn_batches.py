@@ -227,6 +227,7 @@ def test_a_draw_in_an_object_store_trains_once(draw, small):
         drawn_batches.refuse_used_draw(sampling, history)
 
 
+@pytest.mark.evidence
 def test_a_map_of_a_draw_of_persons_keeps_to_the_rows_of_each(tmp_path):
     spec = tf.TensorSpec((), tf.float32)
     rows = np.arange(1, 7, dtype=np.float32)
@@ -272,6 +273,7 @@ def test_a_second_pass_gets_no_batch(draw, small):
         list(batches)
 
 
+@pytest.mark.evidence
 def test_single_batches_are_taken_from_a_draw_once(draw, small):
     directory, _ = draw
     batches = tfdp.data.load_batches(directory)

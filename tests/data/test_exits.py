@@ -4,6 +4,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from tfdp.data.sampling import exits
 
 PROGRAM = """
@@ -29,6 +31,7 @@ print("end of the program", flush=True)
 """
 
 
+@pytest.mark.evidence
 def test_iterators_that_are_open_do_not_keep_the_program():
     # What a thread is doing when the program ends is chance: of three, one is caught at work.
     run = [sys.executable, "-c", PROGRAM]

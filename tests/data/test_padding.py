@@ -34,6 +34,7 @@ MAPS = {
 }  # fmt: skip
 
 
+@pytest.mark.evidence_after(5)
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("sampler", [poisson_batches, shuffled_epochs])
 def test_padding_keeps_weight_zero_whatever_a_map_writes(name, sampler):
@@ -119,6 +120,7 @@ def test_a_map_past_the_methods_of_the_dataset_is_refused(small):
         model.fit(small.poisson().map(lambda x, y, w: (x, y, tf.ones([3]))), verbose=0)
 
 
+@pytest.mark.evidence
 def test_rows_without_records_change_nothing_whatever_a_map_writes(small):
     # No example is ever drawn: a step without noise must not move.
     x, y = small.data()

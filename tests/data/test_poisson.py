@@ -162,6 +162,7 @@ def test_a_seed_repeats_the_whole_run_for_tests():
         np.testing.assert_array_equal(draws(first), draws(second))
 
 
+@pytest.mark.evidence_after(3)
 @pytest.mark.parametrize("steps", [1, 15, 16, 33])
 @pytest.mark.parametrize("persons", [False, True])
 def test_batches_that_are_made_together_are_those_that_are_made_one_by_one(

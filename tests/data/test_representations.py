@@ -151,6 +151,7 @@ def test_raw_data_beside_a_release_is_no_release(data):
         assert released_by(mixed) is None
 
 
+@pytest.mark.evidence
 def test_mixtures_have_the_moments_of_noisy_poisson_sums(data):
     # Rows beyond C = 0.5 and within it, and one that is not finite: its label alone is counted.
     x, y = data[0].copy(), data[1]

@@ -111,6 +111,7 @@ def test_rounds_add_noise_of_their_share_to_what_is_summed(train, monkeypatch):
         assert stats.kstest(drawn / stddev, "norm").pvalue > FALSE_ALARM
 
 
+@pytest.mark.evidence
 def test_what_the_surviving_pairs_add_up_to_is_known_with_the_noise_of_its_round(
     train, monkeypatch
 ):
@@ -138,6 +139,7 @@ def test_what_the_surviving_pairs_add_up_to_is_known_with_the_noise_of_its_round
     assert stats.kstest(noise, "norm").pvalue > FALSE_ALARM
 
 
+@pytest.mark.evidence
 def test_every_pair_can_survive_by_noise_alone_the_last_one_too():
     x, seen = np.array([[0, 1]]), set()
     for _ in range(40):  # each of them in half of the releases

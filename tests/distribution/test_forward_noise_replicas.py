@@ -41,6 +41,7 @@ def data(n=N):
     return generator.normal(size=(n, 3)).astype("float32"), generator.integers(0, 2, n)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("several, padding", slow.cases([(2, 43), (4, 11)], slow=[(4, 11)]))
 def test_losses_and_updates_are_those_of_one_replica(replicas, several, padding):
     # Rows of padding stand at the end: the last replicas have fewer examples, or none.
@@ -102,6 +103,7 @@ def test_batches_from_shares_of_the_records_are_charged_as_poisson_batches(repli
     assert entry.count == 4
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("private, count", [(True, None), (True, 2), (False, None), (False, 2)])
 def test_evaluate_shows_the_mean_over_all_examples(replicas, private, count):
     # Two batches of 19 and a last one of 1: of two replicas one has no row of it.

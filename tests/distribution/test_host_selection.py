@@ -71,6 +71,7 @@ def trained(replicas):
     return functools.cache(train)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     "count, jit_compile", [pytest.param(None, True, marks=pytest.mark.evidence), (2, "auto")]
 )
@@ -101,6 +102,7 @@ def drawn_rows(batch):
     return found[found < NO_ROW]
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("capacity", [2 * V, 5])
 def test_rows_and_their_number_are_those_of_the_examples_that_are_present(replicas, capacity):
     # The noise is that of σ and not of σ·clip_norm, which would be 250 times the margin.
@@ -136,6 +138,7 @@ def survivors_of(chosen, steps):
     return next(iter(chosen.map(lambda x, y, weight: x.survivors).batch(steps))).numpy()
 
 
+@pytest.mark.evidence
 def test_rows_survive_as_often_as_in_the_step_and_every_pipeline_draws_its_own(replicas):
     # False-alarm rate 1e-6 each.
     steps = 800
@@ -177,6 +180,7 @@ def test_rows_survive_as_often_as_in_the_step_and_every_pipeline_draws_its_own(r
     assert len(z) > V and stats.chi2.sf(np.sum(z**2), len(z)) > 1e-6
 
 
+@pytest.mark.evidence
 @pytest.mark.filterwarnings("ignore:No row of any sparse table survived")
 def test_no_row_of_a_step_beyond_the_budget_survives(replicas):
     with pytest.MonkeyPatch.context() as patch:

@@ -179,6 +179,7 @@ def test_engines_that_update_by_themselves_are_given_the_same(
     assert int(model.optimizer.embedding_optimizer.iterations.numpy()) == 2
 
 
+@pytest.mark.evidence
 @pytest.mark.filterwarnings("ignore:AdaFEST's threshold of")
 def test_noise_reaches_each_surviving_row_once_and_has_the_step_s_deviation(replicas):
     """False-alarm rate 1e-6: the sum of squares is chi-square."""
@@ -375,6 +376,7 @@ def frozen_head(placement):
     return model
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     "loss, made", [("mse", network), pytest.param(linear, frozen_head, marks=pytest.mark.evidence)]
 )

@@ -123,6 +123,7 @@ def test_the_gradient_at_zero_is_finite():
     np.testing.assert_array_equal(tape.gradient(value, x), np.ones((2, 3)))
 
 
+@pytest.mark.evidence
 def test_processes_replicas_and_global_seeds_share_no_noise():
     code = (
         "import keras, tensorflow as tf; from tfdp.layers import DPForwardNoise\n"

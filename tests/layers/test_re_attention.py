@@ -260,6 +260,7 @@ def test_error_is_bound_at_compile():
     assert float(model.blocks[0].error) == pytest.approx(0.5 * 4.0 * 0.5 / 10)
 
 
+@pytest.mark.evidence
 def test_dpformer_without_error_is_the_vanilla_transformer():
     settings = {"dim": 4, "num_blocks": 3, "dropout": 0.0}
     one = tfdp.models.DPFormer(7, 4, error_scale=0.0, **settings)
@@ -273,6 +274,7 @@ def test_dpformer_without_error_is_the_vanilla_transformer():
     np.testing.assert_allclose(one(x), two(x), atol=1e-5)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     "cell",
     [
@@ -326,6 +328,7 @@ def test_two_releases_are_charged_twice():
     assert sum(e.count for e in model.ledger.entries if e.label == "item frequencies") == 2
 
 
+@pytest.mark.evidence
 def test_noise_is_calibrated_to_what_a_release_leaves():
     x, y = sequences()
     release = tfdp.data.private_frequency((x, y), epsilon=1.0, num_items=7)

@@ -165,6 +165,7 @@ def test_it_has_a_rule_and_never_one_copy_of_the_table_for_each_example():
     assert sum(name.startswith("sparse_embedding") for name in rules) == 2
 
 
+@pytest.mark.evidence
 def test_without_selection_every_row_is_noised_as_in_dense_dp_sgd():
     ids = np.random.default_rng(0).integers(1, 4, (64, 3))
     layer = SparseEmbedding(2000, D, combiner="mean", mask_zero=True)

@@ -43,6 +43,7 @@ def test_the_architecture_is_the_paper_s():
     assert model.get_layer("dense_0").kernel.shape == (width, 598)
 
 
+@pytest.mark.evidence
 def test_trains_privately_and_shows_auc_gradient_size_and_its_unit(trained):
     model, data, history = trained
     assert {"auc", "gradient_size", "loss"} <= set(history)

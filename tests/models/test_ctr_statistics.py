@@ -87,6 +87,7 @@ def trained():
     return statistics, train(model(statistics), run_eagerly=True)
 
 
+@pytest.mark.evidence
 def test_statistics_and_steps_are_one_epsilon(trained):
     statistics, made = trained
     expected = epsilon_by_hand.by_hand(statistics.event, epsilon_by_hand.poisson(1.5, 0.1, 10))

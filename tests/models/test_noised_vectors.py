@@ -105,6 +105,7 @@ def update_by_hand(model, clip_norm):
     return [-(t + np.asarray(b)) / USERS for t, b in zip(total, behind, strict=True)]
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     ("similarity", "num_negatives"),
     slow.cases(
@@ -136,6 +137,7 @@ def test_the_rows_that_are_noised_tell_nothing_of_the_examples(num_negatives):
         np.testing.assert_array_equal(rows, wanted)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("num_negatives", [7, None])
 def test_no_example_moves_what_is_noised_beyond_the_norm(num_negatives):
     """A search over scales of users, of the vectors, and of temperatures."""
@@ -210,6 +212,7 @@ def sums_of_parts(model):
 
 
 # Micro-batches of other models, and whole batches of this one, are compiled by XLA every day.
+@pytest.mark.evidence
 @pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[True]))
 def test_micro_batches_make_the_update_of_the_whole_batch(jit_compile):
     updates, tower = [], shallow if jit_compile else deep

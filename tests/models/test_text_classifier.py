@@ -74,6 +74,7 @@ def mixing_backbone(mix):
     return keras.Model(inner.input, {"sequence_output": mixed})
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "mix, what",
     [
@@ -185,6 +186,7 @@ def test_what_a_release_depends_on_makes_another_one():
         assert is_new(), name
 
 
+@pytest.mark.evidence
 def test_another_encoder_is_trained_on_its_own_release_and_both_are_charged():
     model = classifier()
     model.fit(TEXTS, LABELS, verbose=0)
@@ -297,6 +299,7 @@ def test_the_export_answers_strings_in_plain_tensorflow(trained, tmp_path):
     assert float(first.split()[1]) == pytest.approx(float(expected[0, 1]), rel=1e-5)
 
 
+@pytest.mark.evidence
 def test_a_dp_optimizer_trains_all_of_it_and_covers_the_labels():
     model = classifier(noise_multiplier=None, train_backbone=True)
     model.compile(

@@ -160,6 +160,7 @@ def test_rates_of_another_release_are_named_in_the_statement(data, release):
     assert "came from elsewhere" in str(models[0].privacy_statement(1e-3))
 
 
+@pytest.mark.evidence
 def test_a_budget_pays_for_the_release_too(data, release):
     optimizer = dp(budget=tfdp.PrivacyBudget(8, 1e-3), steps=3)
     build(data, transitions=release).compile(optimizer, run_eagerly=True)

@@ -41,6 +41,7 @@ def model():
     return trained(towers())
 
 
+@pytest.mark.evidence
 def test_it_learns_what_users_of_a_taste_like(model):
     held_out = data(seed=1)
     before, after = (m.evaluate(*held_out, k=(10,)) for m in (towers(), model))
@@ -238,6 +239,7 @@ class Deep(keras.layers.Layer):
         return self.dense[1](self.dense[0](self.table(ids)))
 
 
+@pytest.mark.evidence
 def test_micro_batches_of_cosines_make_the_update_of_the_whole_batch():
     updates = []
     for size in (None, 5):

@@ -79,6 +79,7 @@ def test_a_chain_begins_with_a_new_key_and_nothing_kept(steps=2):
     assert len(keys) == 3
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("c", [C, (1.0,)])
 def test_the_key_and_the_counter_decide_every_draw(c):
     grid = source_of(c).grid(1.0, 1.0, 60, 0.0)
@@ -142,6 +143,7 @@ def test_noise_of_one_band_and_of_several_is_divided():
         np.testing.assert_array_equal(found[1], found[0] / 8.0)
 
 
+@pytest.mark.evidence
 def test_a_step_that_fails_moves_nothing_that_is_kept():
     source = source_of(C)
     grid = source.grid(1.0, 1.0, 9, 0.0)
@@ -181,6 +183,7 @@ def test_other_weights_in_a_chain_are_refused():
         source.release([tf.zeros([5, 2])], grid)
 
 
+@pytest.mark.evidence
 def test_a_step_that_is_compiled_as_a_whole_goes_on_from_what_was_kept(monkeypatch):
     """Parts of sizes that single steps fill up, and compiled ones do not."""
     monkeypatch.setattr(banded_source, "LARGEST_JOINED", 300)

@@ -166,6 +166,7 @@ def row_releases(m, chosen, steps=None):
     return found, dense
 
 
+@pytest.mark.evidence
 def test_each_row_has_a_chain_of_its_own(steps=7):
     chosen = chosen_rows(steps)
     (own, own_dense), (found, dense) = (row_releases(m, chosen) for m in (IDENTITY, M))
@@ -303,6 +304,7 @@ def test_a_new_chain_counts_turns_from_zero():
         assert np.flatnonzero(source.variables[-1]).tolist() == [1, 5, 6, 8, 39]
 
 
+@pytest.mark.evidence
 def test_tables_of_several_widths_in_one_process():
     """As of models that are trained one after another."""
     for width in (3, 5, 8):
@@ -356,6 +358,7 @@ def test_other_weights_in_a_chain_are_refused():
             source.release([other], grid)
 
 
+@pytest.mark.evidence
 def test_a_step_of_another_program_takes_back_what_was_added(monkeypatch):
     """Steps by themselves, and compiled as a whole, which fill up other sizes; to a unit or two."""
     monkeypatch.setattr(chain_source, "LARGEST_JOINED", 300)  # each tensor is a part by itself

@@ -46,6 +46,7 @@ def test_the_step_is_a_power_of_two_that_moves_the_sensitivity_by_a_millionth(
     assert window == 1 or 2.0**-6 < window * step / stddev <= 2.0**-5 or window == 2.0**31
 
 
+@pytest.mark.evidence
 def test_no_noise_has_no_grid():
     grid = Grid(0.0, 1.0, 10)
     values = tf.constant(np.random.default_rng(0).normal(size=10) * 1e-9, tf.float32)
@@ -176,6 +177,7 @@ def test_pairs_are_exact_enough_for_the_claim(jit_compile):
             assert abs(mpmath.mpf(float(value)) - sign * radius * part(turned)) < bound
 
 
+@pytest.mark.evidence
 def test_no_bit_decides_on_two_things():
     """Radius, angle, two signs and two windows are independent: each has bits of its own."""
     bits = np.random.default_rng(2).integers(0, 2**64, (300, 4), np.uint64)
@@ -239,6 +241,7 @@ def test_window_bits_are_not_those_of_the_draw():
         assert stats.spearmanr(window[: len(values)], values).pvalue > 1e-7
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "how", slow.cases(["eager", "tf.function", "jit", "compiled step"], slow=["jit"])
 )
@@ -272,6 +275,7 @@ def test_parts_of_a_release_share_nothing_and_miss_nothing(how, monkeypatch):
     assert abs(noise.std() - 1) < 5 / np.sqrt(2 * len(noise))
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_release_of_a_size_that_only_the_step_knows(compiled):
     source = NoiseSource(1)

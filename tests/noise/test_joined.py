@@ -63,6 +63,7 @@ def computations(program):
     return re.split(r"\n\s*\n", program)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("tensors", [[(2048, 8)] * 3, [(300, 40), (40,)]])
 def test_a_compiled_draw_chooses_no_tensor_for_each_value(tensors):
     """XLA for CPUs would make a loop of single values of it, 4 times as slow."""
@@ -77,6 +78,7 @@ def test_a_compiled_draw_chooses_no_tensor_for_each_value(tensors):
     assert len(draws) == 1 and "concatenate(" not in draws[0]
 
 
+@pytest.mark.evidence
 def test_no_table_is_made_by_itself():
     """Twelve tables of zeros, copies of them and their concatenation were most of a step."""
     source, grid = NoiseSource(), Grid(1.0, 1.0, 10)

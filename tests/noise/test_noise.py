@@ -234,6 +234,7 @@ def test_releases_of_many_sizes_share_a_compilation():
     assert len(np.unique(np.abs(drawn))) > 0.99 * len(drawn)
 
 
+@pytest.mark.evidence
 def test_a_compiled_step_draws_once_for_all_uses_of_the_noise():
     """XLA would draw again for each average of an optimizer, which triples the time of a step."""
     source, grid = NoiseSource(), noise.grid.Grid(1.0, 1.0, 10)

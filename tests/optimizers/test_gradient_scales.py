@@ -81,6 +81,7 @@ def by_hand(model, clipping):
     return total
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "clipping, compile_kwargs, microbatch_size",
     slow.cases(
@@ -128,6 +129,7 @@ def wide():
     return keras.Model(ids, keras.layers.Dense(1000, name="last")(x))
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("how", ["independent", "rows", "chain"])
 def test_noise_of_a_variable_is_divided_by_its_scale(how):
     # Standard deviations of 10,000 draws or more: within 4%, more than 5 standard errors.
@@ -154,6 +156,7 @@ def test_noise_of_a_variable_is_divided_by_its_scale(how):
         assert np.std(found) * scale * N == pytest.approx(1.5 * C * split, rel=0.04)
 
 
+@pytest.mark.evidence
 def test_a_selection_by_gradients_sees_them_as_they_are_clipped(monkeypatch):
     seen, select = [], tfdp.selection.ExponentialSelection.select
 
@@ -174,6 +177,7 @@ def test_a_selection_by_gradients_sees_them_as_they_are_clipped(monkeypatch):
     assert seen[1] == pytest.approx(5.0 * seen[0], rel=1e-4)
 
 
+@pytest.mark.evidence
 def test_scales_cost_nothing_and_the_statement_lists_them(tmp_path):
     plain, scaled = made(None, noise_multiplier=1.0), made(noise_multiplier=1.0)
     for model in (plain, scaled):

@@ -40,6 +40,7 @@ def moved(model):
     return {layer: value**0.5 for layer, value in squares.items()}
 
 
+@pytest.mark.evidence_after(2)
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 @pytest.mark.parametrize(
     "shares, expected",

@@ -147,6 +147,7 @@ def test_no_operation_but_the_variables_has_as_many_rows_as_the_table(name, outp
     assert outputs_with_rows(step.get_concrete_function(*specs), rows) == []
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("name", slow.cases(MAKERS, slow=["RowSGD", "RowAdagrad"]))
 def test_trains_a_keras_model_with_dense_layers_and_a_table(name):
     keras.utils.set_random_seed(0)

@@ -56,6 +56,7 @@ def assert_step(before, after, wanted, rtol=1e-4):
         np.testing.assert_allclose(b - a, w, rtol=rtol, atol=2e-7)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     ("compile_kwargs", "microbatch_size"),
     slow.cases(
@@ -76,6 +77,7 @@ def test_update_is_the_clipped_mean(small, compile_kwargs, microbatch_size):
     assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 1
 
 
+@pytest.mark.evidence
 def test_microbatches_equal_the_whole_batch(small):
     x, y = small.data()
     results = []
@@ -106,6 +108,7 @@ def test_divisor_is_public_whatever_was_drawn(small):
     assert_step(before, base.get_weights(), wanted)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "name",
     slow.cases(
@@ -209,6 +212,7 @@ def test_sample_and_class_weights(small):
     assert_step(before, after, wanted)
 
 
+@pytest.mark.evidence
 def test_class_weights_with_poisson_batches(small):
     # A weight of zero makes the whole class absent.
     base = network()
@@ -252,12 +256,14 @@ def test_clipping_kinds_reach_the_step(small, clipping):
     assert 0 < moved <= 0.01 * (1 + 1e-6)
 
 
+@pytest.mark.evidence
 def test_steps_per_execution(small):
     model = small.model(network(), None, {"steps_per_execution": 2}, noise_multiplier=0.0)
     model.fit(small.poisson(steps_per_epoch=6), epochs=2, verbose=0)
     assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 12
 
 
+@pytest.mark.evidence
 def test_several_outputs_with_loss_weights(small):
     inputs = keras.Input((3,))
     one = keras.layers.Dense(1, name="one", use_bias=False)(inputs)

@@ -30,6 +30,7 @@ def test_the_two_noises_cost_one_gaussian_and_have_the_ratio(sigma, ratio):
     np.testing.assert_allclose((sigma_1**-2 + sigma_2**-2) ** -0.5, sigma)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("capacity", [None, 10**6])
 def test_rows_are_drawn_with_the_contribution_noise_and_not_the_gradient_noise(capacity):
     # Fault 3: the split of the noise upside down.

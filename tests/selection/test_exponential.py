@@ -76,6 +76,7 @@ def test_sets_of_rows_have_the_probabilities_of_the_exponential_mechanism():
     assert ((observed - flat) ** 2 / flat).sum() > 500  # and utilities do matter
 
 
+@pytest.mark.evidence
 def test_a_touched_row_of_no_utility_is_drawn_as_often_as_any():
     # It needs a large value of its noise to be the first of 21: noise of another scale shows.
     n, p = 20_000, 1 / 21
@@ -84,6 +85,7 @@ def test_a_touched_row_of_no_utility_is_drawn_as_often_as_any():
     assert abs(np.mean(rows == 7) - p) < 5 * (p * (1 - p) / n) ** 0.5
 
 
+@pytest.mark.evidence
 def test_the_second_untouched_row_is_the_best_of_those_that_are_left():
     # One touched row of hardly any utility, two others: each pair of two is as likely.
     table, draws = activity([[1]], [[1e-3]], 3), 2000

@@ -58,6 +58,7 @@ def survivors(rows, example_mask, num_rows, threshold, noise_multiplier, norm=1.
     return [t.numpy() for t in found]
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("threshold, copies", [(0.7, 1_000), (2.0, 3_000), (4.5, 20_000)])
 def test_every_row_survives_as_often_as_in_the_naive_algorithm(threshold, copies):
     num_rows, noise_multiplier, norm = 1000, 1.5, 1.2
@@ -147,6 +148,7 @@ def test_positions_are_uniform_in_a_table_of_two_to_the_31_rows():
     assert stats.chisquare(np.bincount(rows % 256, minlength=256)).pvalue > FALSE_ALARM
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("count, bound", [(2, 5), (4, 6), (3, 3), (0, 3)])
 def test_every_subset_is_as_likely_as_every_other(count, bound):
     source, draws = NoiseSource(3), 4000

@@ -60,6 +60,7 @@ def stated(monkeypatch, tmp_path):
     return lambda model: exported_statement(model, tmp_path / "m")
 
 
+@pytest.mark.evidence
 def test_signature_takes_raw_sequences_and_returns_the_models_own_top_items(trained, exported):
     served = tf.saved_model.load(str(exported))
     raw = tf.constant([[0, 3, 5, 0], [1, 2, 3, 4]], tf.int64)
@@ -105,6 +106,7 @@ def test_an_export_that_fails_leaves_no_statement_of_another_model(
     assert not old.exists()
 
 
+@pytest.mark.evidence
 def test_plain_tensorflow_serves_it_without_tfdp(exported, tmp_path):
     code = (
         "import sys, tensorflow as tf\n"
@@ -251,6 +253,7 @@ def one_input():
     return keras.Input((4, 4096), batch_size=1)
 
 
+@pytest.mark.evidence
 def test_one_request_adds_up_layers_of_one_unit(stated):
     inputs, one, two = one_input(), feature_attention(), feature_attention(2e-5)
     outputs = [one(inputs), two(inputs), two(inputs)]

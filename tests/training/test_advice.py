@@ -48,6 +48,7 @@ def test_rates_and_norms_that_cannot_work_are_named(inner, settings, message):
     assert re.search(message, found), found
 
 
+@pytest.mark.evidence
 def test_noise_moves_weights_as_far_as_is_said(small):
     """The walk of SGD is measured; Adam's is of the order that is said."""
     for inner, low, high in ((keras.optimizers.SGD(400.0), 0.8, 1.2),

@@ -78,6 +78,7 @@ def assert_covariance_of_a_fit(executions=1, **compile_kwargs):
     assert np.all(np.abs(found - expected) < stats.norm.isf(1e-9) * deviation), found / expected
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_the_noise_of_a_fit_has_the_covariance_of_the_inverse_matrix(jit_compile):
     assert_covariance_of_a_fit(executions=2 if jit_compile else 1, jit_compile=jit_compile)
@@ -136,6 +137,7 @@ def test_a_second_chain_is_charged_besides_with_its_own_rounds():
     assert len(model.ledger) == 2
 
 
+@pytest.mark.evidence
 def test_a_budget_pays_for_the_rounds_of_all_passes():
     budget = tfdp.PrivacyBudget(2.0, DELTA)
     model = bands_model(budget=budget)
@@ -169,6 +171,7 @@ def test_forward_noise_on_cyclic_samples_costs_a_copy_in_each_step():
     assert entry.count == 3
 
 
+@pytest.mark.evidence
 def test_persons_pay_for_rounds():
     ids = np.repeat(np.arange(N // 2), 2)
     model = eager_model(noise_multiplier=2.0, noise_correlation=FIXED, **FROM_DATA)

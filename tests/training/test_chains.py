@@ -86,6 +86,7 @@ def assert_covariance(noise, executions):
     assert np.all(np.abs(found - expected) < stats.norm.isf(1e-9) * deviation), found / expected
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_the_noise_of_a_fit_has_the_covariance_of_the_matrix(replicas):
     devices = ["CPU:0", "CPU:1"][:replicas]
@@ -129,6 +130,7 @@ def of_first_worker(words, strategy):
     return np.full_like(words, 7) if strategy == "workers" else words
 
 
+@pytest.mark.evidence
 def test_so_it_has_in_rows_that_every_step_selects():
     every_row = tfdp.selection.FEST(WIDE // 10, frequencies={"table": np.ones(WIDE // 10)})
     model = table_model(
@@ -156,6 +158,7 @@ def test_advice_knows_that_noise_is_taken_back():
 # What is charged ----------------------------------------------------------------------------------
 
 
+@pytest.mark.evidence
 def test_each_chain_is_one_gaussian_and_the_meter_shows_it_from_the_first_step_on():
     model, shown = chain_model(noise_multiplier=2.0), []
     keep = keras.callbacks.LambdaCallback(
@@ -183,6 +186,7 @@ def test_one_step_costs_as_much_as_all():
     assert "assumes Poisson sampling" not in said
 
 
+@pytest.mark.evidence
 def test_a_budget_pays_for_one_chain_and_not_for_another():
     budget = tfdp.PrivacyBudget(2.0, DELTA)
     model = chain_model(budget=budget)

@@ -72,6 +72,7 @@ def test_a_trained_layer_that_joins_while_the_model_is_built_counts_before_the_f
     assert model.optimizer.steps_taken == trained.optimizer.steps_taken == 2  # and none since
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("singly", [False, True])
 def test_another_model_on_shared_layers_cannot_break_the_budget(small, singly):
     base = small.base()

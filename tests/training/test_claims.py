@@ -87,6 +87,7 @@ def test_a_model_with_a_new_optimizer_gives_the_old_one_back(pair, small):
     assert pair.optimizer.steps_taken > 0
 
 
+@pytest.mark.evidence
 def test_a_step_that_was_traced_before_sees_no_example_in_another_models_run(small):
     pair = Pair(small, noise_multiplier=0.0)
     step = tf.function(pair.second.train_step, autograph=False)  # converts for minutes

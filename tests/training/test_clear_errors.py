@@ -144,6 +144,7 @@ def test_private_weights_in_a_plain_model_are_named(small, tmp_path):
         small.base().load_weights(tmp_path / "private.weights.h5")
 
 
+@pytest.mark.evidence
 def test_training_works_under_numpy_behaviour():
     processes.run(
         """

@@ -73,6 +73,7 @@ RAW = {
 }
 
 
+@pytest.mark.evidence_after(2)
 @pytest.mark.parametrize("count", RAW.values(), ids=RAW)
 def test_what_is_more_than_a_count_is_refused(small, count):
     with pytest.raises(PrivacyError, match="updated from the batch.*may keep a count"):

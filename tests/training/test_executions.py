@@ -73,6 +73,7 @@ def calls(monkeypatch):
 
 
 # XLA takes ten seconds to compile five selections of rows.
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "at_once, rows", [(2, True), (16, False), pytest.param(5, True, marks=pytest.mark.evidence)]
 )
@@ -104,6 +105,7 @@ def test_parts_of_an_execution_follow_one_another_until_the_data_end(
     assert model.optimizer.steps_taken == 2 * STEPS and len(calls) > 2
 
 
+@pytest.mark.evidence
 def test_several_epochs_with_noise_of_their_own_until_a_budget_ends(small, calls):
     budget = {"budget": tfdp.PrivacyBudget(0.5, 0.01), "steps": 23}
     model, history = trained(small, 4, epochs=3, length=4, **budget)

@@ -49,6 +49,7 @@ def test_loss_scaling_around_the_private_optimizer_fails_closed(small):
         model.fit(small.poisson(), verbose=0)
 
 
+@pytest.mark.evidence
 def test_history_has_loss_and_metrics_without_padding(small):
     x, y = small.data()
     model = small.model(
@@ -71,6 +72,7 @@ def test_history_has_loss_and_metrics_without_padding(small):
     assert evaluated["accuracy"] == pytest.approx(history["accuracy"][0], rel=1e-5)
 
 
+@pytest.mark.evidence
 def test_evaluate_and_predict_charge_and_change_nothing(small):
     model = small.model(compile_kwargs={"metrics": ["accuracy"], **EAGER})
     fit_steps(model)
@@ -138,6 +140,7 @@ def test_noise_is_the_same_whether_or_not_the_draw_is_empty(small):
     assert np.linalg.norm(moved[0]) > 0
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_budget_stops_training_exactly_at_its_steps(small, steps_per_execution):
     how = EAGER if steps_per_execution == 1 else {"steps_per_execution": steps_per_execution}
@@ -166,6 +169,7 @@ def test_steps_beyond_the_budget_use_no_example(small):
     assert steps_of(model) == 2
 
 
+@pytest.mark.evidence
 def test_budget_after_the_charges_of_a_release(small):
     model = eager_model(budget=tfdp.PrivacyBudget(1.0, 0.01), steps=4)
     alone = model.optimizer.noise_multiplier
@@ -234,6 +238,7 @@ def test_input_pipelines_on_the_host_know_the_noise_of_the_run(small):
     assert known.numpy() == pytest.approx(0.5 * model.optimizer.noise_multiplier)
 
 
+@pytest.mark.evidence
 def test_a_larger_budget_trains_on_and_counts_what_was_spent(small):
     model = eager_model(budget=tfdp.PrivacyBudget(0.5, 0.01), steps=2)
     fit_steps(model, 2)
@@ -244,6 +249,7 @@ def test_a_larger_budget_trains_on_and_counts_what_was_spent(small):
     assert 0.98 < model.privacy_statement().epsilon <= 1.0
 
 
+@pytest.mark.evidence
 def test_privacy_meter_shows_epsilon_and_stops(small):
     model = small.model(noise_multiplier=4.0)
     meter = tfdp.callbacks.PrivacyMeter(max_epsilon=0.51)  # of 14 steps: not at the end of an epoch

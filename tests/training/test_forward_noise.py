@@ -126,6 +126,7 @@ def test_the_ledger_survives_every_way_of_saving(shuffled, tmp_path):
         assert fresh.ledger == model.ledger
 
 
+@pytest.mark.evidence
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_poisson_batches_are_charged_without_amplification(small):
     model = compiled()
@@ -138,6 +139,7 @@ def test_poisson_batches_are_charged_without_amplification(small):
     )
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("private_optimizer", [False, True])
 def test_batches_that_are_cut_off_cost_their_share_of_delta(small, private_optimizer):
@@ -292,6 +294,7 @@ MIXES = {
 }  # fmt: skip
 
 
+@pytest.mark.evidence_after(3)
 @pytest.mark.parametrize("name", MIXES)
 def test_representations_that_mix_examples_are_refused_by_layer_and_operation(name, shuffled):
     mix, what = MIXES[name]
@@ -343,6 +346,7 @@ def transformer():
     return keras.Model(inputs, head), np.random.default_rng(0).integers(0, 9, (N, 6))
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("make, arrays", [(mlp, False), (mlp, True), (lstm, 0), (transformer, 0)])
 def test_the_statement_says_what_was_proved_of_representations(make, arrays):
@@ -355,6 +359,7 @@ def test_the_statement_says_what_was_proved_of_representations(make, arrays):
     assert not any("each other" in sentence for sentence in statement.assumptions)
 
 
+@pytest.mark.evidence
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_the_statement_says_what_was_not_proved_of_representations(shuffled):
     def set_diagonal(h):  # by an operation without a rule
@@ -374,6 +379,7 @@ def test_the_statement_says_what_was_not_proved_of_representations(shuffled):
         compiled(network(mix=Function(stateful))).fit(shuffled, verbose=0)
 
 
+@pytest.mark.evidence
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_what_was_noised_may_be_mixed(shuffled):
     base = network()
@@ -473,6 +479,7 @@ def test_microbatches_are_charged_truthfully_and_refused_by_a_dp_optimizer(small
     assert entry.event == VisiblySampledGaussianDpEvent(0.125, 2.0) and entry.count == 8
 
 
+@pytest.mark.evidence
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_freezing_between_fits_holds_without_a_new_compile(shuffled):
     model = compiled(network(DPForwardNoise(1.0, 2.0, gradient="propagate")), run_eagerly=False)

@@ -33,6 +33,7 @@ def test_charges_outlive_what_charged_them(small, then):
     assert model.privacy_statement(DELTA).epsilon == math.inf
 
 
+@pytest.mark.evidence
 def test_an_optimizer_knows_of_charges_that_came_since_it_was_compiled(small):
     """Its model shares a layer that another one has built and trained; nobody asked the model."""
     encoder = keras.layers.Dense(4)
@@ -47,6 +48,7 @@ def test_an_optimizer_knows_of_charges_that_came_since_it_was_compiled(small):
     )
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_model_that_its_first_batch_builds_keeps_its_ledger(small, plain):
     """An encoder trained there, then frozen and reused, brings what it cost."""
@@ -64,6 +66,7 @@ def test_a_model_that_its_first_batch_builds_keeps_its_ledger(small, plain):
     assert_one(second, math.inf if plain else expected)
 
 
+@pytest.mark.evidence
 def test_a_step_of_a_subclass_is_counted(small):
     class Own(tfdp.models.DPModel):
         def __init__(self, private):
@@ -242,6 +245,7 @@ def test_what_a_run_did_is_not_lost_by_compile_or_load(small, tmp_path):
         assert "fixed seed 3" in text and "not a private one" in text
 
 
+@pytest.mark.evidence
 def test_parts_of_loaded_models_bring_their_charges(small, tmp_path):
     base = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)])
     model = eager_model(base, noise_multiplier=8.0)

@@ -80,6 +80,7 @@ def test_a_map_that_mixes_rows_is_refused(name):
     assert notes_of_maps(data, validate=False).assumptions == (_ASSUMED,)
 
 
+@pytest.mark.evidence_after(4)
 @pytest.mark.parametrize("name", APART)
 def test_a_map_that_treats_each_row_separately_is_proved(name):
     data = batches().map(APART[name], num_parallel_calls=2).prefetch(1)

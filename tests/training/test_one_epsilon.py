@@ -33,6 +33,7 @@ class Meter(tfdp.callbacks.PrivacyMeter):
         self.shown.append((logs["epsilon"], self.model.ledger.epsilon(DELTA)))
 
 
+@pytest.mark.evidence
 @pytest.mark.filterwarnings("ignore:These batches are shuffled")
 def test_the_natural_first_call_ends_within_its_budget(small):
     """`fit(x, y)` shuffles: without amplification the noise must be larger, and it is."""
@@ -82,6 +83,7 @@ def test_the_same_budget_again_says_that_little_is_left_of_it(small):
         assert optimizer.noise_multiplier > 5
 
 
+@pytest.mark.evidence
 def test_batches_of_unknown_origin(small):
     x, y = small.data()
     model = eager_model()
@@ -199,6 +201,7 @@ def test_delta_is_checked_against_the_largest_data_ever_trained_on(small):
     assert model.optimizer.default_delta == 0.1 / (4 * N)
 
 
+@pytest.mark.evidence
 def test_the_meter_keeps_its_limit_when_a_backup_brings_charges(small, tmp_path):
     class Crash(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -218,6 +221,7 @@ def test_the_meter_keeps_its_limit_when_a_backup_brings_charges(small, tmp_path)
     assert 6 <= model.optimizer.steps_taken <= 8
 
 
+@pytest.mark.evidence
 def test_a_limit_on_epsilon_counts_charges_that_are_loaded_meanwhile(small):
     model, other = eager_model(noise_multiplier=4.0), eager_model(noise_multiplier=4.0)
     fit_steps(other)
@@ -247,6 +251,7 @@ def test_the_meter_never_shows_less_than_was_spent_of_data_of_unknown_length(sma
     assert all(shown >= spent for shown, spent in meter.shown)
 
 
+@pytest.mark.evidence
 def test_the_meter_serves_forward_noise(small):
     def noisy():
         inner = keras.Sequential(
@@ -284,6 +289,7 @@ def test_each_epoch_of_data_of_unknown_length_may_be_a_pass(small, declared_firs
     assert_one(model, gaussian_epsilon(4.0, DELTA, 5), rel=1e-4)
 
 
+@pytest.mark.evidence
 def test_cut_off_batches_cost_the_same_delta_everywhere(small):
     batches = small.poisson(max_batch_size=24)
     probability = tfdp.data.sampling_of(batches).overflow_probability
@@ -353,6 +359,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     assert_one(model, by_hand(poisson(4.0, 0.25, 4)))
 
 
+@pytest.mark.evidence
 def test_a_budget_pays_for_batches_that_were_cut_before(small):
     """Their δ is taken from that of the noise, or the ε at the end would exceed the budget."""
     model = eager_model(noise_multiplier=4.0)
@@ -365,6 +372,7 @@ def test_a_budget_pays_for_batches_that_were_cut_before(small):
     assert 0.99 * budget.epsilon < model.ledger.epsilon(DELTA) <= budget.epsilon
 
 
+@pytest.mark.evidence
 def test_a_budget_goes_on_with_batches_of_another_size(small):
     """The noise of the steps that are left is calibrated to them; of like batches it is kept."""
     budget = {"budget": tfdp.PrivacyBudget(1.0, DELTA), "steps": 12}

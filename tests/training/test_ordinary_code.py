@@ -32,6 +32,7 @@ class ByPlace(ByName):
         return self.one(inputs[0]) + self.two(inputs[1])
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "model, x", [(ByName, {"a": X, "b": X}), (ByPlace, (X, X)), (ByPlace, [X, X])],
     ids=["dict", "tuple", "list"],
@@ -116,6 +117,7 @@ def test_arguments_of_another_kind_are_named(small, name, value):
         small.optimizer(**{name: value})
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("microbatch_size", [None, 4])
 def test_the_losses_of_outputs_add_up_to_the_loss(small, microbatch_size):
     x = keras.Input((3,))
@@ -160,6 +162,7 @@ def without_weights(vectorization):
     return lambda x, y, weights: (vectorization(x), y)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("how", [two, three, without_weights])
 def test_texts_are_taken_apart_after_sampling(small, vectorization, how):
     batches = small.poisson((texts(), Y), steps_per_epoch=2)
@@ -238,6 +241,7 @@ def test_layers_that_write_or_remember_are_refused_by_name(small):
             tfdp.make_private(base)
 
 
+@pytest.mark.evidence
 @pytest.mark.filterwarnings("ignore:Layer .* has no clipping rule, and TensorFlow cannot")
 def test_a_scan_around_a_layer_is_served(small):
     class Steps(keras.Model):
@@ -272,6 +276,7 @@ def test_logs_that_are_written_to_a_file_hold_epsilon(tmp_path):
     assert "epsilon" in path.read_text().splitlines()[0].split(",")
 
 
+@pytest.mark.evidence
 def test_a_fit_that_the_budget_ends_says_so():
     budget = tfdp.PrivacyBudget(epsilon=0.5, delta=1e-3)
     private = eager_model(budget=budget, steps=3)
@@ -279,6 +284,7 @@ def test_a_fit_that_the_budget_ends_says_so():
         fit_steps(private, 2, epochs=5)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("at_once", slow.cases([3, 7], slow=[7]))
 def test_executions_that_do_not_divide_an_epoch_take_all_steps_of_a_budget(small, at_once):
     budget, together = tfdp.PrivacyBudget(0.5, 1e-3), {"steps_per_execution": at_once}

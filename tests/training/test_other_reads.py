@@ -75,6 +75,7 @@ def compiled(small, model, loss=None, **engine):
     return model
 
 
+@pytest.mark.evidence_after(2)
 @pytest.mark.parametrize("hides", [by_name, by_lambda, by_object, by_function, in_a_loop])
 def test_weights_that_were_charged_and_are_in_no_layer_are_refused(hides, small, trained):
     model = compiled(small, Student(hides(trained)))
@@ -90,6 +91,7 @@ def test_they_are_refused_by_every_engine(engine, small, trained):
         model.fit(small.poisson(), verbose=0)
 
 
+@pytest.mark.evidence
 def test_they_are_refused_in_micro_batches(small, trained):
     model = Student(by_name(trained))
     model.compile(small.optimizer(microbatch_size=5), loss=small.loss)
@@ -104,6 +106,7 @@ def distilled(teacher):
     return loss
 
 
+@pytest.mark.evidence
 def test_a_teacher_in_the_loss_is_refused_unless_it_is_a_part_of_the_model(small, trained):
     x, _ = make_data()
     data = small.poisson((x, x))
@@ -117,6 +120,7 @@ def test_a_teacher_in_the_loss_is_refused_unless_it_is_a_part_of_the_model(small
     assert len(before.ledger) == 2  # what the teacher cost is in it
 
 
+@pytest.mark.evidence
 def test_weights_that_are_charged_after_the_first_fit_are_refused_at_the_next_one(small):
     encoder = keras.layers.Dense(2)
     encoder.build((None, 3))
@@ -136,6 +140,7 @@ def test_what_was_charged_without_a_step_is_not_lost_either(small):
         model.fit(small.poisson(), verbose=0)
 
 
+@pytest.mark.evidence
 def test_layers_that_the_model_has_are_read_by_any_name(small, trained):
     trained.trainable = False
     model = compiled(small, Student(by_name(trained), trained))
@@ -175,6 +180,7 @@ def student(small, data):
     return small.model(small.base(features=2), noise_multiplier=4.0, **persons)
 
 
+@pytest.mark.evidence_after(2)
 @pytest.mark.parametrize(
     "data",
     [
@@ -196,6 +202,7 @@ def test_batches_that_were_made_by_weights_that_were_charged_are_refused(data, s
         next(iter(model.training_batches(data(small, trained))))
 
 
+@pytest.mark.evidence
 def test_batches_may_be_made_by_weights_whose_charges_the_model_has(small, trained):
     trained.trainable = False
     model = compiled(small, Student(tf.identity, trained))
@@ -234,6 +241,7 @@ def test_weights_that_were_charged_and_then_quantized_are_refused(hides, small):
     assert_one(model, by_hand(poisson(4.0, 0.25, 4)))
 
 
+@pytest.mark.evidence
 def test_the_numbers_of_quantized_weights_are_refused_by_themselves(small):
     encoder = keras.layers.Dense(2, use_bias=False)
     charged(encoder)
@@ -248,6 +256,7 @@ def elsewhere(model):
     return [s for s in model.privacy_statement(DELTA).assumptions if "came from elsewhere" in s]
 
 
+@pytest.mark.evidence
 def test_values_of_unknown_origin_that_are_in_no_layer_are_mentioned(small, tmp_path):
     known, unknown = keras.layers.Dense(2), keras.layers.Dense(2)
     for layer in (known, unknown):
@@ -267,6 +276,7 @@ def test_values_of_unknown_origin_that_are_in_no_layer_are_mentioned(small, tmp_
     assert elsewhere(again)
 
 
+@pytest.mark.evidence
 def test_weights_of_a_saved_model_that_a_layer_holds_are_mentioned(small, tmp_path):
     exported = charged(keras.layers.Dense(2))
     tfdp.serving.export(exported, str(tmp_path / "exported"), delta=DELTA)
@@ -276,6 +286,7 @@ def test_weights_of_a_saved_model_that_a_layer_holds_are_mentioned(small, tmp_pa
     assert elsewhere(model)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("engine", [{}, EAGER])
 def test_forward_noise_on_weights_that_were_charged_is_refused(engine, small, trained):
     class Noisy(tfdp.models.DPModel):
@@ -371,6 +382,7 @@ def constrained(layer):
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_constraint=Near())])
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("makes", [Relabelled, Pulled, regularized, constrained])
 def test_the_rest_of_a_step_reads_no_weights_that_were_charged_either(makes, small, trained):
     made = makes(trained)

@@ -34,6 +34,7 @@ def epsilon(found):
     return round(Ledger(found).epsilon(DELTA, "rdp"), 9)
 
 
+@pytest.mark.evidence
 def test_of_disjoint_periods_the_costliest_counts():
     one, two, three = entries(("r", "1")), entries(("r", "2"), 0.8), entries(("r", "3"), 1.5)
     alone = epsilon(two)
@@ -181,6 +182,7 @@ def test_four_disjoint_periods_of_epsilon_1_are_stated_as_epsilon_1(small, tmp_p
         model.fit(drawn(*week(3), period), verbose=0)
 
 
+@pytest.mark.evidence
 def test_an_overlap_is_refused_before_anything_is_trained(small):
     periods = tfdp.data.DisjointPeriods()
     data, ids = week(1)

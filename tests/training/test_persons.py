@@ -58,6 +58,7 @@ def gradients_of_records(base, x, y):
 XLA = {"compile_kwargs": {"run_eagerly": False, "jit_compile": True}}
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("how", [{}, {"microbatch_size": 12}, XLA], ids=["whole", "parts", "xla"])
 def test_a_step_sums_the_records_of_a_person_and_clips_the_sum(small, how):
     data, ids = records([1, 3, 2, 4, 1])
@@ -126,6 +127,7 @@ def test_metrics_and_loss_are_those_of_the_records_that_are_there(small):
     assert history["accuracy"][0] == pytest.approx(np.mean(logits.argmax(1) == data[1]), rel=1e-5)
 
 
+@pytest.mark.evidence
 def test_statement_meter_and_budget_speak_of_persons(small):
     data, ids = records([2] * 300)
     batches = tfdp.data.poisson_batches(data, 60, privacy_ids=ids, max_records_per_unit=2)
@@ -275,6 +277,7 @@ def table_model(rows=30):
     return keras.Model(ids, keras.layers.Dense(1)(h))
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("on_host", [False, True])
 def test_the_contribution_map_is_that_of_persons(monkeypatch, on_host):
     # Person 0: rows 1, 2, 3 by three records; person 1: row 1. Row 0 is a row, and not padding.

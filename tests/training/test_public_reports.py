@@ -56,6 +56,7 @@ class Encoder(keras.Model):
         return {"x": self.decoder(mean + ops.exp(0.5 * log_var) * noise), "kl": kl}
 
 
+@pytest.mark.evidence
 def test_a_variational_autoencoder_trains_with_its_divergence_as_an_output():
     losses = {"x": "mse", "kl": lambda _, kl: kl[:, 0]}
     model = eager_model(Encoder(), losses)
@@ -64,6 +65,7 @@ def test_a_variational_autoencoder_trains_with_its_divergence_as_an_output():
     assert logs["loss"] == pytest.approx(logs["x_loss"] + logs["kl_loss"], rel=1e-5)
 
 
+@pytest.mark.evidence
 def test_a_generator_learns_from_a_private_discriminator(small):
     generator = keras.Sequential([keras.Input((2,)), layers.Dense(3)])
     network = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
@@ -94,6 +96,7 @@ def test_a_generator_learns_from_a_private_discriminator(small):
     assert model.optimizer.steps_taken == 1 and np.isfinite(model.privacy_statement(1e-3).epsilon)
 
 
+@pytest.mark.evidence
 def test_losses_that_padding_makes_infinite_are_shown_as_those_of_the_examples(small):
     base = keras.Sequential(
         [keras.Input((3,), dtype="int32"), layers.Embedding(9, 2, mask_zero=True),

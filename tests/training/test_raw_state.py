@@ -163,6 +163,7 @@ def test_a_weight_that_a_metric_has_too_is_not_written_by_a_loss():
         fit(Writes())
 
 
+@pytest.mark.evidence
 def test_metrics_keep_what_is_shown_in_variables_of_their_own():
     class Shows(Own):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
@@ -213,6 +214,7 @@ def test_what_acts_on_weights_past_the_noise_is_listed():
     assert [s for s in said(plain, keras.optimizers.SGD(cosine)) if "not checked" not in s] == []
 
 
+@pytest.mark.evidence
 def test_what_changed_between_runs_is_checked_again(small):
     class Switched(Own):
         mixes = False
@@ -243,6 +245,7 @@ def test_what_changed_between_runs_is_checked_again(small):
         model.fit(small.poisson(), verbose=0)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("part", ["call", "loss"])
 def test_what_changed_is_traced_again_where_nothing_else_is_checked(small, part):
     class Switched(Own):
@@ -293,6 +296,7 @@ def test_rows_of_unknown_number_are_counted_in_the_step(twice):
         fit(Hides())
 
 
+@pytest.mark.evidence
 def test_a_step_that_looks_like_another_one_is_charged():
     class Raw(Own):
         @functools.wraps(tfdp.models.DPModel.train_step)
@@ -376,6 +380,7 @@ def test_class_weights_are_of_classes(small, weights):
         eager_model().fit(small.poisson(), class_weight=weights, verbose=0)
 
 
+@pytest.mark.evidence
 def test_class_weights_are_listed_as_assumed(small):
     """Weights of classes are often made of their counts, which are raw data."""
     given = {10: 2, np.int64(1): np.float32(0.5), False: 1.0}
@@ -415,6 +420,7 @@ def test_class_weights_are_listed_as_assumed(small):
         assert bool(found) == bool(wanted) and all(s.endswith(wanted) for s in found)
 
 
+@pytest.mark.evidence
 def test_sample_weights_are_listed_as_assumed(small):
     """Those of classes, given to each record, are made of the same counts as class weights."""
     x, y = small.data()

@@ -248,6 +248,7 @@ def test_trainings_about_the_same_persons_add_up_however_they_draw(small):
         model.fit(tfdp.data.poisson_batches(data, 10), verbose=0)
 
 
+@pytest.mark.evidence
 def test_a_budget_is_calibrated_anew_where_another_way_of_drawing_spent_of_it(small):
     """Noise that was enough for whole persons is not what single records need."""
     data, ids = records([3] * 40)
@@ -310,6 +311,7 @@ def sparse(selection, batches):
     return model
 
 
+@pytest.mark.evidence
 def test_selections_of_rows_are_accounted_for_where_a_step_is_gaussian(monkeypatch):
     x = np.random.default_rng(0).integers(0, 30, (60, 2))
     ids = np.repeat(np.arange(20), 3)
@@ -333,6 +335,7 @@ def test_selections_of_rows_are_accounted_for_where_a_step_is_gaussian(monkeypat
         model.fit(batches, verbose=0)
 
 
+@pytest.mark.evidence
 def test_rows_that_are_chosen_on_the_host_are_those_of_records():
     x = np.random.default_rng(0).integers(1, 30, (60, 2))
     batches = drawn((x, np.zeros((60, 1), np.float32)), np.repeat(np.arange(20), 3), 3, 20, seed=1)
@@ -353,6 +356,7 @@ def test_the_mechanism_goes_through_json_and_refuses_what_is_not_gaussian():
         PrivateTraining(1.5, 1.0, sampling, 40)
 
 
+@pytest.mark.evidence
 def test_disjoint_periods_cost_the_largest(small, tmp_path):
     periods = tfdp.data.DisjointPeriods(tmp_path / "periods.npz")
     data, ids = records([3] * 40)

@@ -20,6 +20,7 @@ def made(small, budget=BUDGET, run_eagerly=True, **kwargs):
     return model
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -111,6 +112,7 @@ def test_a_fit_that_was_interrupted_goes_on_within_the_steps_of_the_first(small,
     assert model.optimizer.steps_taken == 3 and model.optimizer.epsilon() <= BUDGET.epsilon
 
 
+@pytest.mark.evidence
 def test_weights_that_are_loaded_go_on_where_they_were(small, tmp_path):
     model = made(small)
     with pytest.raises(KeyboardInterrupt):
@@ -134,6 +136,7 @@ def test_a_fit_that_ends_within_its_last_epoch_says_so(small):
     assert model.optimizer.steps_taken == 3
 
 
+@pytest.mark.evidence
 def test_a_fit_that_was_refused_fixes_no_steps(small):
     model = made(small)
     x, y = small.data()
@@ -146,6 +149,7 @@ def test_a_fit_that_was_refused_fixes_no_steps(small):
     assert model.optimizer.epsilon() <= BUDGET.epsilon
 
 
+@pytest.mark.evidence
 def test_data_that_were_refused_fix_nothing(small):
     model = made(small, expected_batch_size=20)
     with pytest.raises(PrivacyError, match="expected_batch_size=10, but"):

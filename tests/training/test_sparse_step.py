@@ -138,6 +138,7 @@ def brute_force(model, gradients, survivors, clip_norm, mask_first=True):
     return sums
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "shared, batch, jit_compile",
     [(False, 1, False), (False, 8, False), (True, 8, False),
@@ -182,6 +183,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_of_the_rows_that_survived():
     assert np.any(found[TABLE][2]) and not np.any(found[TABLE][[0, 1, 3, 4, 5]])
 
 
+@pytest.mark.evidence
 def test_adafest_survivors_are_those_of_the_contribution_map():
     x, y = make_data(8, rows=6)
     x[0][:], x[1][:] = 0, 0
@@ -196,6 +198,7 @@ def test_adafest_survivors_are_those_of_the_contribution_map():
         np.testing.assert_allclose(a, b / 8, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.evidence
 def test_a_selection_chooses_among_all_rows_of_every_table_the_last_ones_too(monkeypatch):
     seen, select = [], AdaFEST.select
 
@@ -208,6 +211,7 @@ def test_a_selection_chooses_among_all_rows_of_every_table_the_last_ones_too(mon
     assert sorted(seen) == [("first", V), ("second", V)]
 
 
+@pytest.mark.evidence
 def test_padding_of_a_batch_is_in_neither_the_map_nor_the_gradients():
     x, y = one_value(8, 4)
     weight = np.array([1.0] * 2 + [0.0] * 6, "float32")
@@ -221,6 +225,7 @@ def moved(change):
     return np.flatnonzero(np.any(change != 0, axis=1))
 
 
+@pytest.mark.evidence
 def test_only_survivors_are_noised_with_the_gradient_noise_and_dense_parameters_too():
     # All bounds are 5 standard deviations or more.
     rows, sigma, ratio = 20_000, 2.0, 0.5
@@ -243,6 +248,7 @@ def test_only_survivors_are_noised_with_the_gradient_noise_and_dense_parameters_
     assert abs(dense.std() * 8 / 0.5 / sigma_2 - 1) < 5 / np.sqrt(2 * dense.size)
 
 
+@pytest.mark.evidence
 def test_a_keras_embedding_beside_sparse_tables_is_noised_in_every_row():
     model = compiled(make_model(), AdaFEST(50.0), noise_multiplier=1.0)
     x, y = make_data(8)
@@ -251,6 +257,7 @@ def test_a_keras_embedding_beside_sparse_tables_is_noised_in_every_row():
     assert len(moved(plain)) == 5
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "name, kind",
     [
@@ -284,6 +291,7 @@ def step_of(model, rows):
     return tf.function(model.train_step, autograph=False).get_concrete_function(data)
 
 
+@pytest.mark.evidence
 def test_exponential_selection_takes_the_rows_with_the_largest_clipped_gradients():
     x, y = make_data(8, rows=6)
     x[0][:], x[1][:] = 0, 0
@@ -315,6 +323,7 @@ def test_exponential_selection_measures_gradients_by_the_clip_norm():
     assert np.linalg.norm(found[TABLE][4]) * 8 > 50
 
 
+@pytest.mark.evidence
 @pytest.mark.filterwarnings("ignore:AdaFEST's threshold of")
 def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
     x, y = make_data(100)
@@ -364,6 +373,7 @@ def test_the_joint_mechanism_of_exponential_selection_is_what_is_charged():
     assert "chosen by ExponentialSelection" in " ".join(str(statement).split())
 
 
+@pytest.mark.evidence
 def test_the_walk_over_the_graph_sees_a_table_that_is_read_or_densified(outputs_with_rows):
     model = make_private(one_table(3, rows=7919))
     model.compile(
@@ -372,6 +382,7 @@ def test_the_walk_over_the_graph_sees_a_table_that_is_read_or_densified(outputs_
     assert outputs_with_rows(step_of(model, 7919), 7919)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_row_that_no_longer_survives_stands_still(name):
     # Fault 9: slots that move rows which lost their gradient.
@@ -384,6 +395,7 @@ def test_a_row_that_no_longer_survives_stands_still(name):
         np.testing.assert_array_equal(moved(step(model, x, y)[TABLE]), [9])
 
 
+@pytest.mark.evidence
 def test_the_ledger_charges_one_gaussian_of_the_whole_noise_multiplier():
     x, y = one_value(100, 3)
     batches = poisson_batches((x[0], y), 10, steps_per_epoch=2)
@@ -418,6 +430,7 @@ def test_a_private_choice_of_rows_is_charged_and_paid_from_the_budget():
     assert len(model.ledger.entries) == 3
 
 
+@pytest.mark.evidence
 def test_public_frequencies_are_named_in_the_statement():
     fest = FEST(3, frequencies={"first": rows_of(1)})
     model = compiled(one_table(), fest, noise_multiplier=1.0)

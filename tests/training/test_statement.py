@@ -60,6 +60,7 @@ def test_full_batches_have_no_amplification(small):
     assert model.privacy_statement().epsilon == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.evidence
 def test_one_line_of_sampling_changes_the_statement(small):
     # Fault 14: the same optimizer, the same number of steps.
     x, y = small.data()
@@ -148,6 +149,7 @@ def test_passes_that_end_by_an_exception_are_not_begun_anew(
     assert sum(entry.count for entry in model.ledger.entries) == 1
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "at_once, steps_per_epoch",  # more of the latter are refused
     slow.cases(CUTS := [(a, s) for a in (1, 3, 4) for s in (None, 3, 4)],
@@ -161,6 +163,7 @@ def test_passes_that_epochs_cut_elsewhere_go_on(small, at_once, steps_per_epoch)
     assert model.privacy_statement().appearances == -(-model.optimizer.steps_taken // 4)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("how", ["train_on_batch", "train_step"])
 @pytest.mark.parametrize("fit_first", [False, True])
 def test_steps_outside_fit_have_unknown_batches(small, how, fit_first):
@@ -228,6 +231,7 @@ def test_statement_needs_a_private_optimizer_and_a_small_delta(small):
             model.privacy_statement(delta)
 
 
+@pytest.mark.evidence
 def test_drawn_sizes_reach_no_log(small):
     """Raw counts are private: equal-sized logs and histories whatever was drawn."""
     model = small.model(compile_kwargs={"metrics": ["accuracy"]})
@@ -253,6 +257,7 @@ def test_noise_multiplier_zero_states_infinity(small):
     assert np.isinf(model.optimizer.epsilon())
 
 
+@pytest.mark.evidence
 def test_what_was_taken_from_data_is_listed_as_public_for_any_training(small):
     class OwnNormalization(keras.layers.Normalization):
         pass
@@ -314,6 +319,7 @@ def test_numbers_of_each_feature_that_a_layer_scales_by_are_listed_as_public(sca
     assert (listed in str(caveats.of_model(model))) == (scale != 1 / 255)
 
 
+@pytest.mark.evidence
 def test_a_number_of_items_that_was_read_from_the_data_is_listed_as_public():
     sequences = [np.arange(1, 6)] * 30
     texts = []
@@ -404,6 +410,7 @@ def test_arrays_that_a_model_computes_with_are_listed_as_assumed(small, make, ea
         assert "is no function of the records" in text
 
 
+@pytest.mark.evidence
 def test_look_up_tables_that_the_code_of_a_model_reads_are_listed_as_assumed(small):
     """The share of clicks of each item, say; the table of a Keras layer is listed as its state."""
     means = tf.lookup.KeyValueTensorInitializer(tf.range(3, dtype=tf.int64), MEANS)
@@ -417,6 +424,7 @@ def test_look_up_tables_that_the_code_of_a_model_reads_are_listed_as_assumed(sma
         assert ("the look-up table in the code of `<lambda>` (test_statement.py)" in text) == listed
 
 
+@pytest.mark.evidence
 def test_arrays_that_a_loss_computes_with_are_listed_as_assumed(small):
     weights = np.array([0.3, 1.9, 0.7], np.float32)
 

@@ -13,6 +13,7 @@ from epsilon_by_hand import DELTA
 import tfdp
 
 
+@pytest.mark.evidence
 def test_weights_from_elsewhere_are_mentioned(small):
     def mentioned(model):
         return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
@@ -71,6 +72,7 @@ def test_weights_from_elsewhere_that_are_changed_after_training_are_said_to_be_b
     assert f"the values of variable {kernel.path} were changed after private training" in said
 
 
+@pytest.mark.evidence
 def test_values_from_elsewhere_stay_so(small):
     def mentioned(model):
         return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
@@ -90,6 +92,7 @@ def test_values_from_elsewhere_stay_so(small):
         assert mentioned(model)
 
 
+@pytest.mark.evidence
 def test_files_know_which_weights_they_account_for(small, tmp_path):
     model = eager_model()
     fit_steps(model)
@@ -251,6 +254,7 @@ def test_weights_that_a_callback_loads_in_a_run_are_mentioned(small, tmp_path, f
     assert mentioned(loaded)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("backup_kind", BACKUPS)
 def test_a_run_that_goes_on_from_its_backup_knows_its_weights(small, tmp_path, backup_kind):
     for epochs in (1, 2):
@@ -261,6 +265,7 @@ def test_a_run_that_goes_on_from_its_backup_knows_its_weights(small, tmp_path, b
     assert not mentioned(model)
 
 
+@pytest.mark.evidence
 def test_values_of_this_run_that_keras_puts_back_are_known(small):
     stop = keras.callbacks.EarlyStopping("loss", patience=0, restore_best_weights=True)
     averaged = keras.optimizers.SGD(0.1, use_ema=True)
@@ -316,6 +321,7 @@ MORE = [(kind, before, way) for kind, before, way in BUILT if way != "fit"
         and (before or kind is Loads)]  # fmt: skip
 
 
+@pytest.mark.evidence_after(3)
 @pytest.mark.parametrize("kind, before, way", slow.cases(BUILT, slow=MORE))
 def test_weights_that_a_layer_loads_as_it_is_built_are_mentioned(
     small, tmp_path, monkeypatch, kind, before, way

@@ -159,6 +159,7 @@ def test_a_score_on_private_records_is_a_part_of_every_run(small, runs):
     assert any("settings from `hp` alone" in s for s in assumptions)
 
 
+@pytest.mark.evidence
 def test_steps_after_the_tuning_cost_more_and_files_keep_it(small, runs, tmp_path):
     runs(2)
     best = tune(trainer(small), lambda model: 0.0, 5.0)
@@ -456,6 +457,7 @@ def test_the_noise_of_a_private_mean_is_what_is_charged(monkeypatch):
     assert score.event == dp_accounting.GaussianDpEvent(3.0)
 
 
+@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("ids, unit", [(None, None), (["a", "a", "b", "c"], PERSON)])
 def test_a_private_mean_outside_of_a_tuning_run_carries_its_charge(small, ids, unit):
     """Each call is a release of its own; a model that is trained on what is made of it pays."""
