@@ -456,7 +456,6 @@ def model_of_features(first):
     return model
 
 
-@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize("size", [2.0**20, 2.0**40])
 def test_negatives_that_cancel_the_own_item_leave_the_sum_of_the_others(size):
     """Their gradients have the norm 0 together, and the sum adds them up apart."""

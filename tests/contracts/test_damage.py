@@ -184,7 +184,6 @@ def test_a_second_fit_of_a_model_that_trains_is_refused_and_leaves_the_first_alo
     assert made.optimizer.steps_taken == 8 and np.isfinite(made.optimizer.epsilon(1e-3))
 
 
-@pytest.mark.evidence
 def test_threads_that_share_a_source_of_noise_draw_different_noise():
     source, drawn = NoiseSource(), []
     source.normal((4,), 1.0)

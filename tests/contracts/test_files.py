@@ -178,7 +178,6 @@ def with_numbers(release, numbers):
     return dataclasses.replace(release, **parts, details=details)
 
 
-@pytest.mark.evidence
 def test_files_of_a_release_of_transitions_do_not_tell_one_person(tmp_path, names):
     numbers, found = None, []
     for member in (True, False):

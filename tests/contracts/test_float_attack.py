@@ -220,7 +220,6 @@ class OneStep:
         return self.bias.bias.numpy()
 
 
-@pytest.mark.evidence
 def test_membership_is_not_read_from_the_weights_of_one_step():
     # Before, 1,000 of 1,000 were right. σ = 4 allows an advantage of 0.1, which needs all bits.
     coordinates, runs = 100_000, 60

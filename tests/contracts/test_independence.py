@@ -130,7 +130,6 @@ READ_ONCE = {("tiled as rows", "attention"), ("broadcast", "own attention"), ("r
 SLOW = [case for case in LEARNED if case[1] != "dense" and case not in READ_ONCE]
 
 
-@pytest.mark.evidence_after(3)
 @pytest.mark.parametrize("give, read", slow.cases(LEARNED, slow=SLOW))
 def test_queries_that_are_learned_are_proved(give, read):
     inputs = keras.Input((5, D))
@@ -294,7 +293,6 @@ def trained(model):
     return statement_of(model)
 
 
-@pytest.mark.evidence
 def test_the_statement_says_what_was_proved_searched_or_not_looked_at():
     eager = {"run_eagerly": True}  # a trace takes longer than one step
     assert independence.PROVED in trained(compiled(Own(False), **eager))

@@ -105,7 +105,6 @@ def update_by_hand(model, clip_norm):
     return [-(t + np.asarray(b)) / USERS for t, b in zip(total, behind, strict=True)]
 
 
-@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     ("similarity", "num_negatives"),
     slow.cases(

@@ -241,7 +241,6 @@ def test_window_bits_are_not_those_of_the_draw():
         assert stats.spearmanr(window[: len(values)], values).pvalue > 1e-7
 
 
-@pytest.mark.evidence_after(1)
 @pytest.mark.parametrize(
     "how", slow.cases(["eager", "tf.function", "jit", "compiled step"], slow=["jit"])
 )

@@ -289,7 +289,6 @@ def test_each_epoch_of_data_of_unknown_length_may_be_a_pass(small, declared_firs
     assert_one(model, gaussian_epsilon(4.0, DELTA, 5), rel=1e-4)
 
 
-@pytest.mark.evidence
 def test_cut_off_batches_cost_the_same_delta_everywhere(small):
     batches = small.poisson(max_batch_size=24)
     probability = tfdp.data.sampling_of(batches).overflow_probability

@@ -106,7 +106,6 @@ def distilled(teacher):
     return loss
 
 
-@pytest.mark.evidence
 def test_a_teacher_in_the_loss_is_refused_unless_it_is_a_part_of_the_model(small, trained):
     x, _ = make_data()
     data = small.poisson((x, x))
@@ -180,7 +179,6 @@ def student(small, data):
     return small.model(small.base(features=2), noise_multiplier=4.0, **persons)
 
 
-@pytest.mark.evidence_after(2)
 @pytest.mark.parametrize(
     "data",
     [
@@ -256,7 +254,6 @@ def elsewhere(model):
     return [s for s in model.privacy_statement(DELTA).assumptions if "came from elsewhere" in s]
 
 
-@pytest.mark.evidence
 def test_values_of_unknown_origin_that_are_in_no_layer_are_mentioned(small, tmp_path):
     known, unknown = keras.layers.Dense(2), keras.layers.Dense(2)
     for layer in (known, unknown):

@@ -214,7 +214,6 @@ def test_what_acts_on_weights_past_the_noise_is_listed():
     assert [s for s in said(plain, keras.optimizers.SGD(cosine)) if "not checked" not in s] == []
 
 
-@pytest.mark.evidence
 def test_what_changed_between_runs_is_checked_again(small):
     class Switched(Own):
         mixes = False
@@ -380,7 +379,6 @@ def test_class_weights_are_of_classes(small, weights):
         eager_model().fit(small.poisson(), class_weight=weights, verbose=0)
 
 
-@pytest.mark.evidence
 def test_class_weights_are_listed_as_assumed(small):
     """Weights of classes are often made of their counts, which are raw data."""
     given = {10: 2, np.int64(1): np.float32(0.5), False: 1.0}
@@ -420,7 +418,6 @@ def test_class_weights_are_listed_as_assumed(small):
         assert bool(found) == bool(wanted) and all(s.endswith(wanted) for s in found)
 
 
-@pytest.mark.evidence
 def test_sample_weights_are_listed_as_assumed(small):
     """Those of classes, given to each record, are made of the same counts as class weights."""
     x, y = small.data()

@@ -410,7 +410,6 @@ def test_arrays_that_a_model_computes_with_are_listed_as_assumed(small, make, ea
         assert "is no function of the records" in text
 
 
-@pytest.mark.evidence
 def test_look_up_tables_that_the_code_of_a_model_reads_are_listed_as_assumed(small):
     """The share of clicks of each item, say; the table of a Keras layer is listed as its state."""
     means = tf.lookup.KeyValueTensorInitializer(tf.range(3, dtype=tf.int64), MEANS)
@@ -424,7 +423,6 @@ def test_look_up_tables_that_the_code_of_a_model_reads_are_listed_as_assumed(sma
         assert ("the look-up table in the code of `<lambda>` (test_statement.py)" in text) == listed
 
 
-@pytest.mark.evidence
 def test_arrays_that_a_loss_computes_with_are_listed_as_assumed(small):
     weights = np.array([0.3, 1.9, 0.7], np.float32)
 

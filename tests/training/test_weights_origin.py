@@ -13,7 +13,6 @@ from epsilon_by_hand import DELTA
 import tfdp
 
 
-@pytest.mark.evidence
 def test_weights_from_elsewhere_are_mentioned(small):
     def mentioned(model):
         return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
