@@ -9,8 +9,6 @@ DATA ?=
 test test-lowest evidence bench: export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Compiled modules are kept: every worker, and every process that a test starts, imports them.
 test test-lowest evidence: export PYTHONDONTWRITEBYTECODE =
-# Programs of tests are small and run once, so LLVM need not optimize them. In `evidence` it does.
-test: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 
 .PHONY: demo test test-lowest evidence lint bench beam peers tpu docs notebooks retrieval package wheels clean
 

@@ -138,7 +138,7 @@ KEEPING = {
 def test_a_map_that_keeps_something_of_the_batch_is_refused(name):
     data = batches().map(of_x(KEEPING[name]))
     for one in (data, data.map(lambda x, y, w: (x, y, w))):
-        with pytest.raises(PrivacyError, match="A `map` after sampling keeps"):
+        with pytest.raises(PrivacyError, match="A `map` after sampling stores"):
             notes_of_maps(one)
     assert _ASSUMED in notes_of_maps(data, validate=False).assumptions
 
