@@ -163,6 +163,14 @@ def test_batches_that_are_cut_off_cost_their_share_of_delta(small, private_optim
             assert (spent <= delta) == kept
 
 
+def test_a_release_about_other_records_is_refused(small):
+    half = tfdp.data.release_once(np.ones((N // 2, 3), np.float32), np.zeros(N // 2, int), 1.0, 9.0)
+    x = keras.Input((3,))
+    model = compiled(keras.Model(x, network()(x - half.features.mean(0))))
+    with pytest.raises(PrivacyError, match=f"is about num_examples={N // 2}"):
+        model.fit(small.poisson(), verbose=0)
+
+
 def test_replace_one_halves_the_noise_multiplier(shuffled):
     model = compiled(network(DPForwardNoise(1.0, 4.0, "propagate", "replace_one")))
     model.get_layer("enc").trainable = False
