@@ -127,6 +127,8 @@ def test_the_statement_is_that_of_dp_accounting_by_hand(small, runs):
     assert len(trained) == 2 and best.model in trained
     assert best.score == max(map(score, trained))
     assert best.setting["learning_rate"] in RATES
+    # Names go on after the model that is kept.
+    assert keras.layers.Dense(1).name not in {layer.name for layer in best.model.model.layers}
     expected = by_hand(dp_event.RepeatAndSelectDpEvent(poisson(2.0, 0.25, 4), 5.0, 0.5))
     statement = best.model.privacy_statement(DELTA)
     assert statement.epsilon == pytest.approx(expected, rel=1e-6)
