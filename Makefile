@@ -20,7 +20,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 	$(BIN)/ruff check tfdp tests benchmarks examples
 
-# Slow tests. Of what they run, `make test` runs each line too, mostly by two tests or more.
+# Slow tests, and further cases of tests of which `make test` runs some.
 evidence: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m evidence
 

@@ -183,8 +183,9 @@ class OriginArray(np.ndarray):
         super().__setstate__(state)
 
     def get_config(self):
-        """For models that hold one, in Keras' files."""
-        return {"value": self.tolist(), "dtype": self.dtype.name, "origin": self.origin.to_dict()}
+        """For models that hold one, in Keras' files: of the types that plain arrays may have."""
+        dtype = keras.backend.standardize_dtype(self.dtype)
+        return {"value": self.tolist(), "dtype": dtype, "origin": self.origin.to_dict()}
 
     @classmethod
     def from_config(cls, config):

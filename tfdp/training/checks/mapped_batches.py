@@ -139,9 +139,8 @@ def _refuse_to_keep(walk, who):
             raise PrivacyError(
                 f"{who} stores data of the batch, for example in a variable, or sends them "
                 f"somewhere other than its result: operation {op.name!r} ({op.type}). One record "
-                "would change rows of other batches, without noise. Compute statistics "
-                "from public data before training. A count of calls, `calls.assign_add(1)`, may be "
-                "kept."
+                "would change rows of other batches, without noise. Compute statistics from public "
+                "data before training. A count of calls, `calls.assign_add(1)`, may be kept."
             )
 
 

@@ -146,9 +146,8 @@ def _refuse_other_rows(model, given, handed_on):
     found, rows = handed_on.shape[0], given.shape[0]
     wrong = (
         f"The `train_step` of {type(model).__name__} passes on another number of rows than it "
-        "received. A "
-        "record in two rows would count twice. Pass each row on once. Put several views of a "
-        "record into its row, as an extra axis."
+        "received. A record in two rows would count twice. Pass each row on once. Put several "
+        "views of a record into its row, as an extra axis."
     )
     if None in (found, rows):  # known in the step alone
         tf.debugging.assert_equal(tf.shape(handed_on)[0], tf.shape(given)[0], message=wrong)
