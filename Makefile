@@ -6,11 +6,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DATA ?=
 
-test test-lowest evidence bench: export TF_CPP_MIN_LOG_LEVEL ?= 2
+test thorough test-lowest evidence bench: export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Compiled modules are kept: every worker, and every process that a test starts, imports them.
-test test-lowest evidence: export PYTHONDONTWRITEBYTECODE =
+test thorough test-lowest evidence: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-lowest evidence lint bench beam peers tpu docs notebooks retrieval package wheels clean
+.PHONY: demo test thorough test-lowest evidence lint bench beam peers tpu docs notebooks retrieval package wheels clean
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py $(if $(DATA),--data "$(DATA)")
@@ -20,7 +20,11 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 	$(BIN)/ruff check tfdp tests benchmarks examples
 
-# Slow tests, and further cases of tests of which `make test` runs some.
+# Tests and cases of lines that `make test` runs by faster tests. CI runs both.
+thorough: $(STAMP)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "thorough and not evidence"
+
+# Slow tests, and further cases of others.
 evidence: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m evidence
 
@@ -30,7 +34,7 @@ test-lowest:
 	.venv-lowest/bin/python -m pip install --quiet uv
 	.venv-lowest/bin/python -m uv pip install --quiet --python .venv-lowest/bin/python \
 		--resolution lowest-direct -e . "pytest>=8" "pytest-xdist>=3.5" "hypothesis>=6.100"
-	.venv-lowest/bin/python -m pytest -n 3 --dist worksteal
+	.venv-lowest/bin/python -m pytest -n 3 --dist worksteal -m "not evidence"
 
 lint: $(STAMP)
 	$(BIN)/ruff check --fix tfdp tests benchmarks examples

@@ -19,16 +19,16 @@ tf.config.set_logical_device_configuration(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Cases of a test beyond the first n of `evidence_after(n)` are evidence."""
+    """Cases of a test beyond the first n of `thorough_after(n)` are thorough."""
     seen = collections.Counter()
     for item in items:
-        mark = item.get_closest_marker("evidence_after")
+        mark = item.get_closest_marker("thorough_after")
         if mark is None or item.get_closest_marker("evidence") is not None:
             continue
         test = item.nodeid.split("[")[0]
         seen[test] += 1
         if seen[test] > mark.args[0]:
-            item.add_marker(pytest.mark.evidence)
+            item.add_marker(pytest.mark.thorough)
 
 
 def pytest_collection_finish(session):

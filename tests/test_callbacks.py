@@ -21,7 +21,7 @@ def batches():
     return tfdp.data.poisson_batches((x, x[:, :2]), 20)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_epsilon_in_the_logs_is_the_ledgers_and_the_progress_bar_never_shows_less():
     model, shown = private_model(), []
 
@@ -84,6 +84,7 @@ def test_a_limit_must_be_positive_and_finite(limit):
         tfdp.callbacks.PrivacyMeter(max_epsilon=limit)
 
 
+@pytest.mark.thorough
 def test_looking_far_ahead_ends():
     """The distribution of losses of 2^40 steps would fill the memory."""
     assert private_model().optimizer.epsilon_after(1 << 40, 1e-3) > 1e6

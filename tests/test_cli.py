@@ -44,7 +44,7 @@ def _rows(output):
     return [tuple(map(float, line.split()[:2])) for line in table.splitlines() if line[:1] == " "]
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_epsilons_become_noise_multipliers(capsys):
     assert cli.main(["budget", "--epsilon", "1", "2", *_COMMON, "--steps", "3"]) == 0
     rows = _rows(capsys.readouterr().out)

@@ -105,7 +105,7 @@ def test_help_names_every_subpackage():
     assert all(f"tfdp.{name}" in text for name in SUBPACKAGES) and "make_private" in text
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_extras_install_what_is_imported_and_nothing_else():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # Commands and plugins; and what keras_hub reads presets of Hugging Face with.

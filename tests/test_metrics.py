@@ -40,6 +40,7 @@ def example(shape=(6, 5), num_items=40, seed=0, dtype=np.float32):
     return y_true, y_pred.astype(dtype)
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("shape", [(30,), (6, 5)])
 @pytest.mark.parametrize("ignore_class", [0, None, -1, 7])
@@ -62,6 +63,7 @@ def test_sample_weights_weigh_positions(metric, weight_shape):
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("metric", METRICS)
 def test_streaming_equals_one_shot(metric):
     y_true, y_pred = example((32, 5))
@@ -74,6 +76,7 @@ def test_streaming_equals_one_shot(metric):
     assert float(streaming.result()) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_works_in_compiled_functions(metric, jit_compile):
@@ -152,7 +155,7 @@ def test_round_trips_through_its_config(metric):
     assert (copy.k, copy.ignore_class, copy.name) == (7, None, "mine")
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_compiled_model_evaluates_sequences_with_it():
     data = tfdp.data.synthetic_sequences(64, 30, max_length=6, min_length=3)
     model = keras.Sequential([keras.layers.Embedding(31, 8), keras.layers.Dense(31)])

@@ -14,6 +14,7 @@ def compiled(function, *arrays):
     return tf.function(function, jit_compile=True, autograph=False)(*map(tf.constant, arrays))
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("unrolled", [False, True])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 7, 8, 63, 64, 65, 1000])
@@ -30,6 +31,7 @@ def test_searches_find_as_many_as_numpy(size, side, unrolled, monkeypatch):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.thorough
 def test_searches_under_xla_do_not_compare_all_pairs():
     # 10^11 of them, minutes; by halving, less than a second.
     ordered, values = np.arange(0, 3 * 10**5, dtype=np.int64), np.arange(3 * 10**5, dtype=np.int64)
@@ -51,6 +53,7 @@ def test_a_tpu_compares_few_pairs_at_once_and_halves_for_many(many, monkeypatch)
     np.testing.assert_array_equal(find(), np.searchsorted(ordered.numpy(), values.numpy()))
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(0, 20), min_size=1, max_size=40),
@@ -64,6 +67,7 @@ def test_values_are_sorted_with_their_order(values, bound):
     np.testing.assert_array_equal(places, order)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bound", [50, 2**62])
 def test_values_are_sorted_with_their_order_under_xla(bound):
     values = np.random.default_rng(0).integers(0, 50, 300)

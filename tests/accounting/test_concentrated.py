@@ -26,6 +26,7 @@ def divergence(p, q, order):
     return special.logsumexp(log_terms, b=step) / (order - 1)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("q", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("epsilon, sigma", [(0.5, 2.0), (2.0, 1.0), (1.0, 4.0)])
 def test_a_choice_and_noise_on_one_poisson_batch_stay_within_the_curve(q, epsilon, sigma):
@@ -40,7 +41,7 @@ def test_a_choice_and_noise_on_one_poisson_batch_stay_within_the_curve(q, epsilo
             assert divergence(without, with_record, order) <= bound * (1 + 1e-6)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_costs_amplified_one_by_one_would_be_exceeded():
     # A rare large choice and a shift that only matters together with it.
     q, epsilon, sigma, order = 0.01, 6.0, 0.5, 3.0
@@ -119,6 +120,7 @@ def test_ledgers_save_it_and_take_rdp_where_pld_has_no_rule():
     assert gaussian.epsilon(1e-5) == gaussian.epsilon(1e-5, "pld") < ledger.epsilon(1e-5)
 
 
+@pytest.mark.thorough
 def test_noise_is_calibrated_to_the_joint_mechanism():
     budget = PrivacyBudget(3.0, 1e-5)
     sigma = accounting.calibrate_noise_multiplier(

@@ -89,7 +89,7 @@ def test_dots_are_connected_as_dp_accounting_connects_them():
     assert math.isclose(parts_of(ours)[2].sum() + parts_of(ours)[3], 1)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_events_of_every_kind_compose_in_every_order():
     gaussian = dp_accounting.GaussianDpEvent(3.0)
     events = [

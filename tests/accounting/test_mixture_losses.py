@@ -97,6 +97,7 @@ def losses_of(k, q, sigma, interval=INTERVAL, steps=1):
     return losses if steps == 1 else losses.self_compose(steps)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(("setting",), everyday(SETTINGS))
 def test_one_step_is_never_below_the_exact_divergence_and_hardly_above(setting, direction):
@@ -115,6 +116,7 @@ def test_one_step_is_never_below_the_exact_divergence_and_hardly_above(setting, 
     assert np.all(found >= deltas * (1 - 1e-9) - 3e-15)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(("setting",), everyday(SETTINGS[1:4]))
 def test_two_steps_are_never_below_the_exact_divergence_and_hardly_above(setting, direction):
@@ -125,6 +127,7 @@ def test_two_steps_are_never_below_the_exact_divergence_and_hardly_above(setting
         assert delta * (1 - 1e-7) - 1e-14 <= pmf.get_delta_for_epsilon(e) <= delta * 1.001 + 3e-15
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("setting", [(3, 0.1, 1.0), (8, 0.02, 2.0)])
 def test_epsilon_is_that_of_both_directions(setting):
     k, q, sigma = setting
@@ -137,6 +140,7 @@ def test_epsilon_is_that_of_both_directions(setting):
         assert worst > delta
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [1, 200])
 def test_compositions_are_those_of_dp_accounting(steps):
     for k, q, sigma in ((2, 0.3, 1.5), (12, 0.02, 3.0)):
@@ -152,6 +156,7 @@ def test_compositions_are_those_of_dp_accounting(steps):
             assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_one_record_is_the_ordinary_poisson_sampled_gaussian():
     gaussian = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(0.9))
     assert training_event(0.9, 0.05, records=1) == gaussian
@@ -170,6 +175,7 @@ def test_records_that_are_always_drawn_are_one_gaussian_of_k_times_the_sensitivi
     assert isinstance(training_event(0.0, 0.1, records=3), dp_accounting.NonPrivateDpEvent)
 
 
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize(("k", "q"), [(1, 0.3), (4, 0.1), (50, 1e-7), (400, 0.9)])
 def test_weights_are_the_binomial_ones_to_the_last_digit(k, q):
     exact = fractions.Fraction(q)
@@ -179,6 +185,7 @@ def test_weights_are_the_binomial_ones_to_the_last_digit(k, q):
     assert event.sensitivities == tuple(range(k + 1)) and event.sampling_probs == tuple(expected)
 
 
+@pytest.mark.thorough
 def test_a_person_with_fewer_records_costs_less_in_both_directions():
     """So that k may be a bound: what a person with 3 records can cost is below that of 5."""
     few, many = Exact(3, 0.1, 1.1), Exact(5, 0.1, 1.1)
@@ -187,6 +194,7 @@ def test_a_person_with_fewer_records_costs_less_in_both_directions():
             assert few.delta(e, direction) <= many.delta(e, direction) + 1e-15
 
 
+@pytest.mark.thorough
 def test_records_that_do_not_point_the_same_way_cost_less():
     """Two records whose contributions stand at an angle, in the plane: their sum is shorter."""
     q, sigma = 0.3, 1.2
@@ -210,6 +218,7 @@ def test_records_that_do_not_point_the_same_way_cost_less():
             assert added <= aligned.delta(e, "add") + 1e-6
 
 
+@pytest.mark.thorough
 def test_the_cost_lies_between_that_of_one_record_and_of_a_group():
     sigma, q, steps, delta = 2.0, 0.02, 100, 1e-6
     cost = [
@@ -225,6 +234,7 @@ def test_the_cost_lies_between_that_of_one_record_and_of_a_group():
     assert cost[2] < epsilon(dp_accounting.SelfComposedDpEvent(group, steps), delta)
 
 
+@pytest.mark.thorough
 def test_renyi_divergences_are_bounded_in_both_directions():
     event, exact = records_of_unit_event(1.3, 0.2, 4), Exact(4, 0.2, 1.3)
     t = np.linspace(-40, 60, 200_001)
@@ -278,7 +288,7 @@ def test_mixtures_that_are_no_mixture_are_refused_or_not_private():
             training_event(1.0, 0.1, records=wrong)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_sensitivities_in_any_order_and_without_a_zero():
     one = MixtureOfGaussiansDpEvent(1.5, (2.0, 0.5, 1.0), (0.2, 0.5, 0.3))
     theirs = privacy_loss_distribution.from_mixture_gaussian_mechanism(
@@ -325,7 +335,7 @@ def test_the_event_goes_through_json():
     assert again == event and isinstance(again, MixtureOfGaussiansDpEvent)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("k", "q", "steps"), [(2, 0.01, 1000), (10, 0.02, 300), (50, 0.05, 2000)])
 def test_a_calibration_spends_the_budget_and_no_more(k, q, steps):
     budget = tfdp.PrivacyBudget(4.0, 1e-5)

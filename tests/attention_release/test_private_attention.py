@@ -40,6 +40,7 @@ def exact_attention(query, key=None, max_norm=1.0, mask=None):
     return weights / weights.sum(-1, keepdims=True)
 
 
+@pytest.mark.thorough_after(6)
 @pytest.mark.parametrize("mechanism", ["gaussian_noise", "gaussian_sampling"])
 @pytest.mark.parametrize("with_key", [False, True])
 @pytest.mark.parametrize("heads", [None, 3])
@@ -87,6 +88,7 @@ def test_feature_unit_clips_the_columns_of_query_and_key_together(mechanism, wit
     np.testing.assert_allclose(released, exact, atol=0.02)
 
 
+@pytest.mark.thorough
 def test_float32_results_agree_with_float64():
     x = np.random.default_rng(1).normal(size=(3, 8, 16)).astype("float32")
     for activation in ("exp", "cosh"):
@@ -108,7 +110,7 @@ def test_float32_results_agree_with_float64():
             np.testing.assert_allclose(narrow.numpy().sum(-1), 1.0, rtol=1e-6)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("mechanism", ["gaussian_noise", "gaussian_sampling"])
 def test_functional_model_function_and_xla_draw_fresh_noise_at_each_call(mechanism):
     """And at the first call with a seed, XLA and eager compute the same release."""
@@ -189,6 +191,7 @@ def test_a_single_row_attends_to_itself():
         np.testing.assert_array_equal(out.numpy(), np.ones([2, 1, 1]))
 
 
+@pytest.mark.thorough
 def test_nothing_in_the_input_reaches_the_output_beyond_the_clipped_norm():
     bad = np.ones([1, 4, 8], np.float32)
     bad[0, 1, 2], bad[0, 2, 0], bad[0, 3, 1] = np.nan, np.inf, 3e38
@@ -222,6 +225,7 @@ def test_implicit_masks_are_refused_and_explicit_ones_accepted():
     assert np.all(layer(embedded, attention_mask=public).numpy()[0, :, 2:] == 0)
 
 
+@pytest.mark.thorough
 def test_auto_takes_the_mechanism_with_the_smaller_error():
     x = tf.ones([1, 8, 16])
     chosen, other = (
@@ -233,6 +237,7 @@ def test_auto_takes_the_mechanism_with_the_smaller_error():
     assert chosen.release_plan.error().bound < other.release_plan.error().bound
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("mechanism", ["gaussian_noise", "gaussian_sampling"])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_budget_is_per_call_over_all_heads_and_used_up(mechanism, heads):
@@ -324,6 +329,7 @@ def test_releases_that_protect_different_units_have_no_total():
         assert "protect different units" in str(privacy_statement(mixed, delta=1e-5))
 
 
+@pytest.mark.thorough
 def test_a_call_that_a_subclass_overrides_is_listed_as_assumed():
     class Renamed(PrivateAttention):
         def __init__(self, *args, **kwargs):
@@ -343,6 +349,7 @@ def test_a_call_that_a_subclass_overrides_is_listed_as_assumed():
     assert "`call` of Doubled" in further and "one call of PrivateAttention" in further
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "mechanism, factor", [("gaussian_noise", 1), ("gaussian_sampling", 2**0.5)]
 )
@@ -451,6 +458,7 @@ def test_calls_must_match_what_was_built():
         PrivateAttention(BUDGET, 1.0).event()
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16", "float16"])
 def test_no_precision_spreads_neighbours_apart(policy, monkeypatch):
     seen = []
@@ -473,6 +481,7 @@ def test_no_precision_spreads_neighbours_apart(policy, monkeypatch):
         PrivateAttention(BUDGET, 1.0, autocast=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     ["budget", "max_norm", "unit", "neighbor_distance", "ridge", "num_samples", "mechanism"],

@@ -41,7 +41,7 @@ def serve_in_new_processes(path, number):
     return [json.loads(text.split("RESULT")[1]) for text in outputs]
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_exported_model_draws_different_noise_in_each_process_and_at_each_call(model, tmp_path):
     model.export(tmp_path / "served", verbose=False)
     calls = serve_in_new_processes(tmp_path / "served", number=2)
@@ -87,6 +87,7 @@ def test_seed_fixes_a_source_for_tests_only():
         ServingNoiseSource(seed=1.5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_concurrent_calls_never_share_bits(jit_compile):
     source = ServingNoiseSource()

@@ -42,7 +42,7 @@ def k_sample(x, ridge, num_samples, source):
     return tf.matmul(g, g, transpose_b=True) / num_samples
 
 
-@pytest.mark.evidence_after(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "degrees", [(1, 2), (3, 4), (17, 1000), (99_999, 10**6), (10**11, 1)], ids=str
 )
@@ -89,7 +89,7 @@ def test_a_proposal_below_zero_is_never_accepted():
     assert draw == pytest.approx(4 / 3 * (1 + z / np.sqrt(6)) ** 3, rel=1e-12)
 
 
-@pytest.mark.evidence_after(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_samples", [1, 2, 3, 12, 400])
 def test_bartlett_and_k_samples_have_one_distribution(num_samples, source):
     rng = np.random.default_rng(0)
@@ -129,6 +129,7 @@ def test_sample_covariance_is_symmetric_positive_semidefinite_of_rank_k(source):
         assert np.all(np.linalg.matrix_rank(released) == min(num_samples, 9))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "num_samples, factor", [(10_000, 10), pytest.param(100_000, 100, marks=pytest.mark.evidence)]
 )
@@ -150,6 +151,7 @@ def test_bartlett_is_many_times_faster_than_k_samples(source, num_samples, facto
     assert seconds["slow"] > factor * seconds["fast"], seconds
 
 
+@pytest.mark.thorough
 def test_gram_noise_is_isotropic_in_frobenius_norm(source):
     x = np.random.default_rng(3).normal(size=[4, 3])
     stddev, draws = 2.5, 30_000
@@ -164,6 +166,7 @@ def test_gram_noise_is_isotropic_in_frobenius_norm(source):
     assert np.abs(correlation).max() < 6 / np.sqrt(draws)
 
 
+@pytest.mark.thorough
 def test_product_noise_is_independent_on_every_entry(source):
     q, k = np.random.default_rng(4).normal(size=[2, 3, 5])
     stddev, draws = 0.7, 30_000

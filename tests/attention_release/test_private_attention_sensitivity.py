@@ -74,6 +74,7 @@ def bounds_of(unit, form, length, distances):
     return np.array([frobenius_sensitivity(unit, form, length, ALPHA, beta) for beta in known])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("unit", UNITS)
 def test_random_neighbours_stay_within_the_sensitivity(unit, form):
@@ -91,6 +92,7 @@ def test_random_neighbours_stay_within_the_sensitivity(unit, form):
         assert np.all(norms(matrix(first, form) - matrix(second, form)) <= bounds)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("unit", UNITS)
 def test_adversarial_neighbours_come_near_the_sensitivity_and_stay_within(unit, form):
@@ -133,6 +135,7 @@ def test_explicit_pair_reaches_the_sequence_bound(form, length):
     assert moved == pytest.approx(frobenius_sensitivity("sequence", form, length, ALPHA), rel=1e-9)
 
 
+@pytest.mark.thorough_after(6)
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("length", [32, 64])
 @pytest.mark.parametrize("form", FORMS)

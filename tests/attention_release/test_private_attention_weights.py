@@ -76,6 +76,7 @@ def plans():
         yield plan_sampling(setting)
 
 
+@pytest.mark.thorough_after(5)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("plan", list(plans()), ids=lambda p: f"{p.mechanism}-{p.setting.unit}")
 def test_errors_stay_within_what_was_said_before_the_release(plan, activation):

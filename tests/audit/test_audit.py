@@ -49,6 +49,7 @@ def test_rates_by_hand():
     assert epsilon_of_rates(5, 1000, 0, 1000, 0.5) == 0
 
 
+@pytest.mark.thorough
 def test_rates_of_randomized_response_exceed_its_epsilon_as_rarely_as_stated():
     epsilon, trials, repeats = 1.0, 400, 2000
     truth = math.exp(epsilon) / (1 + math.exp(epsilon))
@@ -137,6 +138,7 @@ def test_noise_that_is_missing_is_found(unproved, monkeypatch):
     assert not result.holds and result.bound > result.claim
 
 
+@pytest.mark.thorough
 def test_gradients_that_are_not_clipped_are_found(unproved, monkeypatch):
     monkeypatch.setattr(factors, "_flat", lambda norms, *a: tf.ones_like(norms))
     assert not audit.play("step, full batch", trials=100, delta=LARGE_DELTA).holds
@@ -168,6 +170,7 @@ CHAINS = slow.cases(
 )  # fmt: skip
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("name", CHAINS)
 def test_correlated_noise_stays_below_its_claim(unproved, monkeypatch, name):
     """Of what a game of 300 trials shows of the library, the largest is 1.3 below the claim."""

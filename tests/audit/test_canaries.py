@@ -98,6 +98,7 @@ def test_canaries_stay_below_the_claim_and_score_what_they_should(monkeypatch, n
     assert scores.std() > 0.25  # what is constant is in order, too, and says nothing
 
 
+@pytest.mark.thorough
 def test_scores_of_mixtures_are_those_of_their_densities(monkeypatch):
     score = {}
     monkeypatch.setattr(
@@ -224,6 +225,7 @@ def test_coins_are_fair_and_owe_nothing_to_seeds():
         assert abs(coins.sum() - canaries / 2) < 5 * np.sqrt(canaries) / 2
 
 
+@pytest.mark.thorough_after(7)
 @pytest.mark.parametrize(
     "call, named",
     [

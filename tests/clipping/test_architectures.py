@@ -140,7 +140,7 @@ def check(name):
     assert max(found.values()) <= architecture.tolerance, found
 
 
-@pytest.mark.evidence_after(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name, a in TABLE.items() if a.small])
 def test_small_architectures_are_exact(name):
     check(name)

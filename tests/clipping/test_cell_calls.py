@@ -55,6 +55,7 @@ def rules(model, x):
     return {type(c.rule) for c in plan.calls.values() if c.layer in model.cells}, plan
 
 
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("case", CASES)
 def test_decoders_are_exact(brute_force, case):
     check = brute_force(CASES[case], normal(B, T, P), losses)
@@ -68,6 +69,7 @@ class OwnCell(layers.LSTMCell):
         return 2.0 * output, states
 
 
+@pytest.mark.thorough
 def test_a_cell_of_ones_own_is_left_to_the_fallback():
     model = Decoder(OwnCell(U))
     accepted, plan = rules(model, tf.zeros((B, T, P)))

@@ -78,6 +78,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough_after(8)
 @pytest.mark.parametrize("name", CASES)
 def test_convolutions_are_exact_by_their_rules(brute_force, name):
     build, shape = CASES[name]
@@ -126,7 +127,7 @@ def strided_points(layer):
     )
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("layer", [layers.Conv2D, layers.Conv2DTranspose])
 def test_points_with_strides_train_where_their_derivative_corrupts_memory(layer):
     """TensorFlow's Conv2DBackpropFilter of them does, on CPUs with oneDNN: it is not computed."""

@@ -52,6 +52,7 @@ def features(batch, weighted):
     return (ids, weights) if weighted else ids
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "combiner, batch, weighted", [("sum", 6, True), ("mean", 1, False), ("sqrtn", 6, True)]
 )
@@ -82,6 +83,7 @@ CALLS = {
 }
 
 
+@pytest.mark.thorough_after(25)
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("name", CALLS)
 def test_ids_and_weights_mean_what_they_mean_to_the_layer(name, combiner):
@@ -136,7 +138,7 @@ def test_an_id_out_of_range_is_an_error():
         per_example_gradient_norms(model, (np.array([[V]]),), np.ones((1, 2)), "mse")
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_variables_that_the_rule_does_not_know_take_the_exact_fallback(brute_force, mean_loss):
     # A rule that covered the table alone would leave LoRA's weights unclipped, or untrained.
     class Reweighted(keras_rs.layers.EmbedReduce):

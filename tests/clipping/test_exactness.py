@@ -69,7 +69,7 @@ class Transformer(keras.Model):
         return self.tokens(self.norms[-1](h), reverse=True)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("tied", "run", "blocks"),
     [
@@ -87,7 +87,7 @@ def test_transformer_with_dropout(brute_force, mean_loss, tied, run, blocks):
     brute_force(build, x, loss).check(ALL, **run)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_dropout_masks_are_those_of_the_forward_pass(brute_force, mean_loss):
     # Fault 1 of other libraries; here: another seed gives other norms, the same seed the same.
     x, y = ids(4, LENGTH), ids(4, LENGTH)
@@ -183,6 +183,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough_after(15)
 @pytest.mark.parametrize("name", MODELS)
 def test_layers(brute_force, mean_loss, name):
     make, shape = MODELS[name]
@@ -191,6 +192,7 @@ def test_layers(brute_force, mean_loss, name):
     check.check()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "depthwise", "group_norm", "dense_rank_4"])
 def test_common_layers_have_rules_and_need_no_fallback(name):
     make, shape = MODELS[name]
@@ -219,6 +221,7 @@ EQUATIONS = {
 }
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("shape", EQUATIONS)
 @pytest.mark.filterwarnings("ignore:Layer .* has no clipping rule, and TensorFlow cannot")
 def test_einsum_equations(brute_force, shape):
@@ -233,6 +236,7 @@ def test_einsum_equations(brute_force, shape):
     brute_force(functional(make, shape), normal(3, *shape), losses).check()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("calls", slow.cases([1, 2, 3], slow=[2]))
 def test_shared_layer_adds_up_before_the_norm(brute_force, mean_loss, calls):
     # Fault 11: neither sqrt(k) too large, nor each call by its own norm.
@@ -246,6 +250,7 @@ def test_shared_layer_adds_up_before_the_norm(brute_force, mean_loss, calls):
     brute_force(functional(make, (6,)), x, mean_loss("mse", y)).check(ALL)
 
 
+@pytest.mark.thorough
 def test_table_shared_by_two_lookups_of_different_lengths(brute_force, mean_loss):
     def make(a, b):
         table = layers.Embedding(TOKENS, 4)
@@ -269,6 +274,7 @@ class Mixture(keras.Model):
         return keras.ops.matmul(h, keras.ops.transpose(self.dense.kernel))
 
 
+@pytest.mark.thorough
 def test_variable_read_outside_its_layer(brute_force, mean_loss):
     x, y = normal(4, 3), targets(4, 3)
     brute_force(Mixture, x, mean_loss("mse", y)).check()
@@ -358,7 +364,7 @@ def test_fallback_sees_the_random_numbers_of_the_forward_pass(recurrent):
         assert np.all(np.isfinite(norms)) and np.mean(norms.numpy() > 0) > 0.5
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["dense", "einsum", "embedding"])
 def test_lora(brute_force, mean_loss, kind):
     def build():
@@ -378,6 +384,7 @@ def test_lora(brute_force, mean_loss, kind):
     brute_force(build, x, mean_loss("mse", targets(4, 1))).check()
 
 
+@pytest.mark.thorough
 def test_several_inputs_and_outputs(brute_force):
     def make(a, b):
         h = layers.Concatenate()([layers.Dense(4, "tanh")(a),
@@ -398,7 +405,7 @@ def test_several_inputs_and_outputs(brute_force):
     brute_force(build, x, losses).check()
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("tied", slow.cases([True, False], slow=[False]))
 def test_batch_of_one(brute_force, mean_loss, tied):
     # Fault 2: no axis of size 1 is taken for another.
@@ -406,20 +413,21 @@ def test_batch_of_one(brute_force, mean_loss, tied):
     brute_force(lambda: Transformer(tied), x, mean_loss(crossentropy(), y)).check()
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("name", ["conv1d", "dense_rank_4", "group_norm"])
 def test_batch_of_one_of_other_layers(brute_force, mean_loss, name):
     make, shape = MODELS[name]
     brute_force(functional(make, shape), normal(1, *shape), mean_loss("mse", targets(1, 1))).check()
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_sequences_of_one_position(brute_force, mean_loss):
     x, y = ids(4, 1), ids(4, 1)
     build = lambda: Transformer(True, 0.5, 1)  # noqa: E731
     brute_force(build, x, mean_loss(crossentropy(), y)).check()
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_masked_positions(brute_force, mean_loss):
     def make(x):
         h = layers.Embedding(TOKENS, 4, mask_zero=True)(x)
@@ -453,6 +461,7 @@ def test_mask_of_the_output_divides_by_own_positions(brute_force, mean_loss):
     np.testing.assert_allclose(np.sqrt(norms), true, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_sample_weights_of_positions(brute_force, mean_loss):
     x, y = ids(4, LENGTH), ids(4, LENGTH)
     weight = GENERATOR.uniform(0, 2, (4, LENGTH))
@@ -473,6 +482,7 @@ def test_sample_weights_of_positions(brute_force, mean_loss):
     np.testing.assert_allclose(np.sqrt(norms), true, rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(1, LENGTH), (LENGTH,)])
 def test_positions_shared_by_the_whole_batch(brute_force, mean_loss, shape):
     class Positions(keras.Model):
@@ -493,6 +503,7 @@ def test_positions_shared_by_the_whole_batch(brute_force, mean_loss, shape):
     assert np.all(np.linalg.norm(table.reshape(4, -1), axis=1) > 0)
 
 
+@pytest.mark.thorough
 def test_frozen_layers_are_left_out(brute_force, mean_loss):
     def build():
         model = keras.Sequential([keras.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(4),
@@ -506,6 +517,7 @@ def test_frozen_layers_are_left_out(brute_force, mean_loss):
     assert len(check.model.trainable_variables) == 3
 
 
+@pytest.mark.thorough
 def test_frozen_batch_normalization(brute_force, mean_loss):
     def build():
         model = keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(),
@@ -516,6 +528,7 @@ def test_frozen_batch_normalization(brute_force, mean_loss):
     brute_force(build, normal(4, 3), mean_loss("mse", targets(4, 1))).check()
 
 
+@pytest.mark.thorough
 def test_soft_capped_head_falls_back(brute_force, mean_loss):
     class Capped(keras.Model):
         def __init__(self):
@@ -529,6 +542,7 @@ def test_soft_capped_head_falls_back(brute_force, mean_loss):
     brute_force(Capped, x, mean_loss(crossentropy(), y)).check()
 
 
+@pytest.mark.thorough
 def test_negative_ids_are_read_from_the_end(brute_force, mean_loss):
     def make(x):
         return layers.Dense(1)(layers.Flatten()(layers.Embedding(TOKENS, 3)(x)))
@@ -559,6 +573,7 @@ def test_keras_hub_layers(brute_force, mean_loss):
     assert "exact fallback" not in explain(check.model, check.x)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "given",
     [{"start_index": 1}, {"start_index": 2}, {"positions": tf.constant([3, 0, 3, 1, 5, 7])}, {}],
@@ -581,6 +596,7 @@ def test_keras_hub_positions_that_begin_elsewhere(brute_force, mean_loss, given)
     brute_force(Hub, x, mean_loss("mse", targets(*shape))).check()
 
 
+@pytest.mark.thorough
 def test_layers_without_a_rule_are_given_constants(brute_force, mean_loss):
     class Scaled(keras.Layer):
         def build(self, *shapes):
@@ -606,6 +622,7 @@ def test_layers_without_a_rule_are_given_constants(brute_force, mean_loss):
     brute_force(Constants, x, mean_loss("mse", targets(4, 1))).check()
 
 
+@pytest.mark.thorough
 def test_embeddings_with_lora(brute_force, mean_loss):
     class Lora(keras.Model):
         def __init__(self):
@@ -621,7 +638,7 @@ def test_embeddings_with_lora(brute_force, mean_loss):
     brute_force(Lora, ids(4, LENGTH), mean_loss("mse", targets(4, LENGTH))).check()
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_dpformer(brute_force, mean_loss):
     # Its Re-Attention variances are constants: no gradient flows through them.
     import tfdp
@@ -649,6 +666,7 @@ def test_dpformer(brute_force, mean_loss):
     assert "exact fallback" not in explain(check.model, check.x)
 
 
+@pytest.mark.thorough
 def test_per_layer_clipping(brute_force, mean_loss):
     build = functional(conv(lambda: layers.Dense(4, "tanh"), lambda: layers.Dense(3)), (5,))
     check = brute_force(build, normal(6, 5), mean_loss("mse", targets(6, 1)))
@@ -665,6 +683,7 @@ def test_per_layer_clipping(brute_force, mean_loss):
             np.testing.assert_allclose(s, np.tensordot(factor, g, 1), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_mixed_bfloat16_clips_what_it_sums(brute_force, mean_loss):
     x, y = ids(1, LENGTH), ids(1, LENGTH)
     policy = keras.config.dtype_policy()

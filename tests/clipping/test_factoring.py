@@ -57,6 +57,7 @@ def seen_in(brute, **kwargs):
 VECTORS, SEQUENCES = (IN,), (LENGTH, IN)
 
 
+@pytest.mark.thorough_after(5)
 @pytest.mark.parametrize(
     ("name", "shape"),
     slow.cases(
@@ -77,6 +78,7 @@ def test_products_are_exact_and_never_formed(brute_force, mean_loss, name, shape
     assert len(seen["w"]) == (2 if name in ("twice", "there and back") else 1)
 
 
+@pytest.mark.thorough
 def test_a_weight_of_more_axes_keeps_them(brute_force, mean_loss):
     def way(x, w):
         return ops.matmul(x, ops.reshape(w, (IN, 6)))

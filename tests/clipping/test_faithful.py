@@ -61,6 +61,7 @@ HEADS = {
 }
 
 
+@pytest.mark.thorough_after(8)
 @pytest.mark.parametrize(
     ("name", "graph"),
     slow.cases(
@@ -138,7 +139,7 @@ TWICE = {
 }
 
 
-@pytest.mark.evidence_after(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", TWICE)
 def test_an_output_that_feeds_another_counts_once(brute_force, mean_loss, name):
     build, shape = TWICE[name]
@@ -174,6 +175,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("name", DRAWS)
 def test_random_numbers_that_cannot_be_drawn_again_are_refused(name):
     model = keras.Sequential([keras.Input((3,)), Drawing(DRAWS[name]), layers.Dense(1)])
@@ -209,6 +211,7 @@ class OwnLSTM(layers.LSTM):
         return super().call(sequences, initial_state, mask, training)
 
 
+@pytest.mark.thorough
 def test_seed_generators_are_served_where_loops_draw():
     model = keras.Sequential(
         [keras.Input((4, 3)), OwnLSTM(2, dropout=0.5, recurrent_dropout=0.5), layers.Dense(1)]
@@ -241,6 +244,7 @@ class Transfer(keras.Model):
         return self.head(self.backbone(x, training=False))
 
 
+@pytest.mark.thorough
 def test_a_backbone_that_is_not_in_training_stays_so(brute_force, mean_loss):
     brute_force(Transfer, normal(4, 3), mean_loss("mse", normal(4, 1) + 9)).check()
 
@@ -271,7 +275,7 @@ class CallsTwice(keras.Model):
         return self.layer(self.layer(x))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_calls_that_are_traced_apart_are_seen(brute_force, mean_loss):
     x, losses = normal(4, 3), mean_loss("mse", normal(4, 3) + 9)
     plain = brute_force(lambda: CallsTwice(Traced()), x, losses)
@@ -307,6 +311,7 @@ class Reading(layers.Layer):
         return tf.recompute_grad(self.inner)(x) + self.w
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("how", ["function", "recompute", "recompute a layer"])
 def test_reads_that_cannot_be_followed_are_refused(how):
     model = keras.Sequential([keras.Input((3,)), Reading(how), layers.Dense(1)])
@@ -410,6 +415,7 @@ class HandsOver(keras.Model):
         return self.out(self.layer(x))
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("model", [Physics, ReadsWhatWasKept, ReadsKeptOutput, HandsOver])
 def test_what_leaves_a_layer_past_its_outputs_is_served_by_the_layer_around(
     brute_force, mean_loss, model
@@ -425,6 +431,7 @@ def test_a_plan_sees_derivatives_where_a_step_makes_it():
     assert isinstance(planned.layer, Physics)
 
 
+@pytest.mark.thorough
 def test_a_call_that_was_put_into_an_object_is_what_is_differentiated(brute_force, mean_loss):
     def build():
         layer = layers.Dense(3)
@@ -471,6 +478,7 @@ def test_variables_that_no_example_moves_are_warned_of(small):
         private.train_on_batch(x, y.astype("float32")[:, None])
 
 
+@pytest.mark.thorough
 def test_a_mended_model_is_not_warned_of(small, recwarn):
     private = tfdp.make_private(keras.Sequential([layers.Dense(3), layers.Dense(1)]))
     private.compile(small.optimizer(), loss="mse", run_eagerly=True)

@@ -76,7 +76,7 @@ def plan_of(check):
     return planned
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "graph"),
     slow.cases(
@@ -105,6 +105,7 @@ def test_under_xla_each_example_draws_by_itself(brute_force, mean_loss):
     assert np.all(norms > 1e-4)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "eager"])
 @pytest.mark.filterwarnings("ignore:Layer .* has no clipping rule, and TensorFlow cannot")
 def test_without_a_vectorized_loop_the_same_is_drawn_and_nan_stays_in_its_example(

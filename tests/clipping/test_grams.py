@@ -22,6 +22,7 @@ def grams(x, ids):
     return [g.numpy() for g in both()]
 
 
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("looks_up", [T, 2 * T])
 @pytest.mark.parametrize(("where", "together"), [("CPU", 1), ("TPU", 2), ("TPU", B), ("GPU", 0)])
 def test_grams_and_values_at_ids_are_those_of_each_example(looks_up, where, together, monkeypatch):
@@ -62,7 +63,7 @@ def factors(size, length, positions, kind):
     return rows.astype(np.float32)
 
 
-@pytest.mark.evidence_after(3)
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["random", "aligned"])
 @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ def test_large_vocabularies_raise_norms_by_a_thousandth(width, vocabulary, posit
     assert true <= norm + bound <= 1.002 * true
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("count", [1, 32, 37, 64, 96, 4096])
 def test_sums_of_squares_are_off_by_less_than_their_bound(count, jit):

@@ -170,6 +170,7 @@ def test_crossentropy_under_xla_is_the_one_of_keras(ignore_class, more_axes):
     np.testing.assert_allclose(z[good], wanted, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("ignore_class", [None, 0])
 @pytest.mark.parametrize("static", [True, False])
 def test_crossentropy_of_many_classes_is_the_one_of_keras(ignore_class, static, monkeypatch):

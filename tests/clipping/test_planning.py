@@ -90,6 +90,7 @@ class Reshaper(keras.Model):
         return keras.ops.reshape(self.dense(flat), (-1, 4, 2))
 
 
+@pytest.mark.thorough
 def test_layers_inside_reshapes_fall_back_to_the_model(brute_force, mean_loss):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(5, 4, 3)).astype(np.float32)
@@ -138,6 +139,7 @@ class InAnotherForm(keras.Model):
         return self.layer(form, how=self.how)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("how", ["ragged", "transposed", "flattened", "packed"])
 def test_the_fallback_never_hands_an_example_the_others(brute_force, mean_loss, how):
     # As constants of the call they would enter its gradient.
@@ -272,6 +274,7 @@ class Wide(layers.Layer):
         return keras.ops.matmul(x, self.w)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("width, slow", [(1000, True), (10, False)])
 def test_fallbacks_that_make_a_step_much_longer_are_warned_of_once(small, recwarn, width, slow):
     model = keras.Sequential([keras.Input((width,)), Wide(name="wide"), layers.Dense(1)])
@@ -304,6 +307,7 @@ def test_model_without_inputs_needs_a_batch():
         explain(Squeezed("plain"))
 
 
+@pytest.mark.thorough
 def test_norms_of_single_examples_are_public_api():
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1, use_bias=False)])
     model.set_weights([np.zeros((3, 1))])
@@ -316,7 +320,7 @@ def test_norms_of_single_examples_are_public_api():
     np.testing.assert_allclose(weighted, [10.0, 0.0], rtol=1e-5, atol=1e-15)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @given(
     batch=st.integers(1, 6), time=st.integers(1, 5), width=st.integers(1, 6),
     units=st.integers(1, 6), activation=st.sampled_from(["tanh", None]), bias=st.booleans(),
@@ -406,6 +410,7 @@ def test_what_keeps_the_batch_outside_of_the_model_is_refused(name):
         plan_of(model, 3)
 
 
+@pytest.mark.thorough
 def test_what_reads_or_draws_is_not_refused():
     words = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer([0, 1], [0.5, 2.0], tf.int64, tf.float32), 0.0

@@ -81,6 +81,7 @@ MODELS = {
 }
 
 
+@pytest.mark.thorough
 @given(**MODELS)
 @settings(max_examples=4, deadline=None, derandomize=True)
 def test_some_models(brute_force, mean_loss, steps, loss, seed):

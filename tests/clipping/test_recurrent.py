@@ -102,6 +102,7 @@ SLOW = ["lstm, zero outputs", "lstm, dropout", "lstm, own functions", "gru, no b
         "gru, not in training", "gru, both ways", "one lstm cell"]  # fmt: skip
 
 
+@pytest.mark.thorough_after(5)
 @pytest.mark.parametrize("name", slow.cases(CASES, slow=SLOW))
 def test_recurrent_layers_compute_what_they_did_and_are_exact(brute_force, name):
     assert_same_and_exact(brute_force(CASES[name], normal(B, T, P), losses))
@@ -164,6 +165,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_the_rule_does_not_cover_is_left_to_the_fallback(name):
     model = Reads(OTHERS[name]())
@@ -217,7 +219,7 @@ def test_only_what_is_covered_is_accepted(name):
     assert RecurrentRule().accepts(layer, (x,), kwargs) == accepted
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     slow.cases(
@@ -256,6 +258,7 @@ class Derivative(keras.Model):
         return tf.reduce_sum(tape.gradient(outputs, x), [1, 2])[:, None]
 
 
+@pytest.mark.thorough
 def test_derivatives_of_a_recurrent_layer_are_left_to_the_model_around():
     model = Derivative()
     model(X)

@@ -138,6 +138,7 @@ def factor_kinds(generator, batch, t, p, r, only=None):
 WORST = ("constant", "rank one", "nearly cancelling")
 
 
+@pytest.mark.thorough_after(12)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
     ("t", "p", "r"),
@@ -154,7 +155,7 @@ def test_outer_products(t, p, r, jit_compile):
         assert excess(*outer(*factors), jit_compile=jit_compile) <= EXCESS, name
 
 
-@pytest.mark.evidence_after(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
     ("t", "d", "items"),
@@ -177,7 +178,7 @@ def test_tied_table(t, d, items, jit_compile):
         assert excess(*case, jit_compile=jit_compile) <= EXCESS, f"{name}, taken back"
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @given(
     t=st.integers(1, 6),
     d=st.integers(1, 5),
@@ -206,7 +207,7 @@ def test_adversarial_search_over_tied_tables(t, d, items, kind, clipping, scale,
     assert excess(*tied(ids, values, z, h), clipping) <= EXCESS
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     ("clipping", "jit_compile"),
     slow.cases(
@@ -234,6 +235,7 @@ def test_squares_that_underflow(clipping, jit_compile):
         assert excess(contributions, true, clipping, jit_compile) <= EXCESS, i
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_long_positive_sums(jit_compile):
     for value in (0.1, 1 / 3, 1.2345, 1.9999):
@@ -312,7 +314,7 @@ def model_and_data(name):
 NOT_FINITE = [("tied", False), ("gru", False), ("conv", False), ("tied", True), ("conv", True)]
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "jit_compile"), slow.cases(NOT_FINITE, slow=[("conv", True)]))
 def test_examples_that_are_not_finite_contribute_zero(brute_force, name, jit_compile):
     model, x = model_and_data(name)
@@ -336,6 +338,7 @@ def test_examples_that_are_not_finite_contribute_zero(brute_force, name, jit_com
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=3e-6 * np.abs(b).max())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["conv"])
 def test_absent_examples_contribute_nothing_even_if_nan(brute_force, name):
     model, x = model_and_data(name)
@@ -355,6 +358,7 @@ def test_absent_examples_contribute_nothing_even_if_nan(brute_force, name):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.thorough_after(7)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize(
     ("t", "items", "width", "way"),
@@ -396,6 +400,7 @@ def test_ids_of_no_row_add_nothing_to_the_gradient_before(kind):
     assert not np.any(found[[0, 2], 4]) and np.isnan(found[1]).any()
 
 
+@pytest.mark.thorough
 def test_zero_gradients_stay_zero(brute_force):
     model, x = model_and_data("tied")
     check = brute_force(lambda: model, x, lambda out: tf.reduce_sum(0.0 * out, [1, 2]), False)
@@ -413,6 +418,7 @@ def moved_by_first(gradient, raised, clipping):
     return np.linalg.norm(sums[0] - sums[1]) / CLIP_NORM
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(("left", "right"), [(2.0**-66, 2.0**50), (2.0**20, 2.0**20)])
 def test_large_products_that_cancel_leave_the_sum_of_the_others(left, right):
     """They are rounded in the sum; so are they where the squares of their factors underflow."""
@@ -486,6 +492,7 @@ SUMS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("form", SUMS)
 def test_no_example_decides_how_a_sum_rounds_many_others(form, jit_compile):
@@ -506,6 +513,7 @@ def test_no_example_decides_how_a_sum_rounds_many_others(form, jit_compile):
     assert np.linalg.norm(sums[1] - sums[0]) <= 1 + sum_rounding(size)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_float32_sums_of_many_aligned_examples_move_by_what_is_charged(form):
     def clipped_sum(g):

@@ -185,7 +185,7 @@ DRAWS = {
 }
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", slow.cases(DRAWS, slow=list(DRAWS)[4:]))
 def test_draws_of_any_kind_equal_brute_force(brute_force, name):
     tower, settings = DRAWS[name]
@@ -193,6 +193,7 @@ def test_draws_of_any_kind_equal_brute_force(brute_force, name):
     brute_force(model_of(tower, True, **settings), x, first_label).check(tolerance=2e-5)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(("activation", "in_parts"), [(None, 0), ("tanh", 2)])
 def test_features_side_by_side_equal_brute_force(brute_force, activation, in_parts):
     x, tower = batch(), lambda: features(activation)
@@ -228,7 +229,7 @@ def test_a_step_compiled_by_xla_gives_the_same(brute_force, make_tower, history)
     check.check(tolerance=2e-5, jit_compile=True)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make_tower", "width"), slow.cases([(short, 4), (deep, 7)], slow=[(deep, 7)])
 )
@@ -295,6 +296,7 @@ class Others(layers.Layer):
         return self.scores(users, self.table(tf.constant([3, 1, 4, 1])))
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("make", [SquaredVectors, TwoWays, lambda: Others(OwnScores())])
 def test_other_uses_of_what_is_shared_take_the_fallback(brute_force, make):
     def build():
@@ -307,6 +309,7 @@ def test_other_uses_of_what_is_shared_take_the_fallback(brute_force, make):
     check.check(tolerance=2e-5)
 
 
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("positions", [1, 3])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_no_example_is_clipped_to_more_than_the_norm(positions, jit_compile):
@@ -456,6 +459,7 @@ def model_of_features(first):
     return model
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("size", [2.0**20, 2.0**40])
 def test_negatives_that_cancel_the_own_item_leave_the_sum_of_the_others(size):
     """Their gradients have the norm 0 together, and the sum adds them up apart."""

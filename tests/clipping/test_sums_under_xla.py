@@ -20,6 +20,7 @@ def compiled(function):
     return [x.numpy() for x in tf.function(compute, jit_compile=True, autograph=False)()]
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 12, 100, 130, 4096])
 def test_sums_of_squares(count):
     x = np.random.default_rng(count).normal(size=(5, count)).astype("float32") * 1e3
@@ -28,7 +29,7 @@ def test_sums_of_squares(count):
     np.testing.assert_allclose(found, np.sum(x.astype("float64") ** 2, 1), rtol=POSITIVE)
 
 
-@pytest.mark.evidence_after(13)
+@pytest.mark.thorough
 @pytest.mark.parametrize("examples", [3, 256, 257, 320, 333])
 @pytest.mark.parametrize("p, r", [(8, 1), (1, 8), (1, 1), (3, 4)])
 @pytest.mark.parametrize("length", [1, 2])
@@ -80,6 +81,7 @@ def test_gradients_of_every_example(examples):
     np.testing.assert_allclose(total, expected, rtol=1e-5, atol=2e-5 * np.sqrt(examples))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_ids_out_of_range_mean_the_row_that_is_looked_up(dtype):
     layer = keras.layers.Embedding(5, 3)

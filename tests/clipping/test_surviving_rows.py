@@ -42,6 +42,7 @@ def found(kind, values, jit_compile, ids=IDS):
     return [x.numpy() for x in compute()]
 
 
+@pytest.mark.thorough
 def test_sequences_of_lengths_that_are_not_known_compile():
     table = tf.Variable(tf.zeros((10, 8)))
     unknown = [tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None, None, 8], tf.float32)]
@@ -59,6 +60,7 @@ def test_sequences_of_lengths_that_are_not_known_compile():
 CASES = [(_KeptRows, False), (_MaskedRows, False), (_MaskedRows, True)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind, jit_compile", CASES)
 def test_norms_and_sums_are_those_of_the_rows_that_survived(kind, jit_compile):
     norms, sums = expected()
@@ -80,6 +82,7 @@ def test_what_is_not_finite_in_other_rows_does_not_count(kind, jit_compile):
     np.testing.assert_array_equal(of_rows[[0, 3]], 0.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind, jit_compile", CASES)
 def test_an_example_that_is_not_finite_in_a_row_that_survived_is_left_out(kind, jit_compile):
     values = VALUES.copy()

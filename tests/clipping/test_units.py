@@ -41,6 +41,7 @@ def contributions():
     }  # fmt: skip
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("kind", contributions())
 def test_a_person_contributes_the_sum_of_its_records(kind, known):
@@ -81,6 +82,7 @@ def test_ids_of_padding_are_no_rows_where_rows_are_selected():
     np.testing.assert_array_equal(kept.ids, IDS.reshape(2, -1))
 
 
+@pytest.mark.thorough
 def test_a_person_is_there_if_any_of_its_records_is():
     np.testing.assert_array_equal(unit_mask(tf.constant(MASK), K), [True, True])
     np.testing.assert_array_equal(unit_mask(tf.constant(MASK), 2), [True, True, False])
@@ -95,6 +97,7 @@ def test_a_person_is_there_if_any_of_its_records_is():
         unknown(tf.constant(MASK))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [forms._MANY_IDS - 1, forms._MANY_IDS])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_many_look_ups_are_merged_as_few_are(count, jit_compile):

@@ -75,6 +75,7 @@ def nested():
     return keras.Model(x, keras.layers.Dense(1, name="outer")(inner(x)))
 
 
+@pytest.mark.thorough
 def test_all_layers_lists_the_model_and_what_is_nested():
     model = nested()
     found = compat.all_layers(model)
@@ -157,6 +158,7 @@ def test_optimizers_know_the_places_of_their_variables():
     assert compat.is_decayed(optimizer, a) and not compat.is_decayed(optimizer, b)
 
 
+@pytest.mark.thorough
 def test_hooks_of_models_are_called_by_keras(tmp_path):
     class Model(compat.ModelHooks):
         not_exported = ("state",)
@@ -199,7 +201,7 @@ def test_datasets_know_whether_their_order_matters(deterministic):
     assert not may_reorder(tf.data.Dataset.range(3))
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("kind", ["rdp", "pld"])
 def test_accountants_take_further_events(kind):
     class Mine(dp_accounting.DpEvent):
@@ -235,7 +237,7 @@ def test_accountants_take_further_events(kind):
     assert accountant.get_epsilon(1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-3)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "order",
     [

@@ -70,6 +70,7 @@ def test_no_value_of_a_record_shows_in_the_weights(trained):
     assert made.optimizer.steps_taken == 12 and made.optimizer.epsilon(1e-3) > expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["Embedding", "SparseEmbedding"])
 def test_ids_out_of_range_are_refused_or_harmless(name):
     layer = getattr(keras.layers if name == "Embedding" else tfdp.layers, name)(10, 3)
@@ -92,7 +93,7 @@ def test_ids_out_of_range_are_refused_or_harmless(name):
     assert made.optimizer.steps_taken == 0
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_file_that_is_cut_or_altered_does_not_load(trained, tmp_path):
     trained.save(tmp_path / "whole.keras")
     raw = (tmp_path / "whole.keras").read_bytes()
@@ -112,6 +113,7 @@ def test_a_file_that_is_cut_or_altered_does_not_load(trained, tmp_path):
         assert loaded.ledger == trained.ledger
 
 
+@pytest.mark.thorough
 def test_a_file_without_its_charges_is_no_private_model(trained, tmp_path):
     """Whoever strips the charges from a file gets weights of unknown origin, not free ones."""
     trained.save_weights(tmp_path / "m.weights.h5")
@@ -132,6 +134,7 @@ def test_a_file_without_its_charges_is_no_private_model(trained, tmp_path):
     assert statement.epsilon >= trained.privacy_statement(1e-3).epsilon or statement.assumptions
 
 
+@pytest.mark.thorough
 def test_threads_that_fit_one_model_are_all_charged():
     made, errors = model(), []
 

@@ -104,7 +104,7 @@ EVERY_DAY = {
 SLOW = [case for case in STRUCTURES if case[1:] not in EVERY_DAY[case[0]]]
 
 
-@pytest.mark.evidence_after(8)
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampler, y, weights", slow.cases(STRUCTURES, slow=SLOW))
 def test_batches_have_the_structure_of_the_data_and_padding_has_no_weight(sampler, y, weights):
     x = list(X_KINDS.values())[list(Y_KINDS).index(y)]
@@ -125,6 +125,7 @@ def test_batches_have_the_structure_of_the_data_and_padding_has_no_weight(sample
             np.testing.assert_allclose(t.numpy()[mask], W[rows] if given else 1.0)
 
 
+@pytest.mark.thorough
 def test_workers_draw_what_each_output_weighs():
     data = (X, {"u": Y, "v": Y}, {"u": W, "v": W})
     batches = tfdp.distribution.poisson_batches(tf.distribute.MirroredStrategy(["CPU:0"]), data, B)
@@ -138,7 +139,7 @@ def two_outputs():
     return keras.Model(x, {"u": a(x), "v": b(x)})
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("microbatch_size", [None, 4])
 def test_weights_of_each_output_weigh_its_loss(microbatch_size):
     model = tfdp.make_private(two_outputs(), validate=False)

@@ -50,7 +50,7 @@ def model(small):
     return small.model(small.base(), noise_multiplier=4.0)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_every_detail_that_is_read_is_known():
     found = names_read()
     assert {"period", "covers", "adjacency", "sampling", "release", "unit"} <= found

@@ -23,7 +23,7 @@ def in_batch_negatives(y_true, y_pred):
     return keras.losses.sparse_categorical_crossentropy(labels, scores, from_logits=True)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_in_batch_negatives_are_found_at_the_first_fit(small):
     model = tfdp.make_private(small.base())
     model.compile(small.optimizer(), loss=in_batch_negatives)
@@ -36,6 +36,7 @@ def test_in_batch_negatives_are_found_at_the_first_fit(small):
     assert model.optimizer.steps_taken == 4
 
 
+@pytest.mark.thorough
 def test_subclassed_models_are_checked_at_the_first_fit(small):
     class Mixing(keras.Model):
         def __init__(self):
@@ -57,6 +58,7 @@ def fit(small, base=None, loss=None, **kwargs):
     return model
 
 
+@pytest.mark.thorough_after(6)
 @pytest.mark.parametrize(
     "loss",
     [
@@ -73,6 +75,7 @@ def test_losses_without_the_batch_axis_are_refused(small, loss, run_eagerly):
         fit(small, None, loss, compile_kwargs={"run_eagerly": run_eagerly})
 
 
+@pytest.mark.thorough
 def test_losses_whose_shape_is_a_coincidence_are_refused(small):
     # Two features and batches of two: the shape alone looks right.
     model = small.model(loss=keras.losses.CosineSimilarity(axis=0), expected_batch_size=2)
@@ -92,6 +95,7 @@ def test_mixed_float16_is_refused(small):
         small.model(base)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("name", ["auto_mixed_precision", "auto_mixed_precision_onednn_bfloat16",
                                   "auto_mixed_precision_mkl"])  # fmt: skip
 def test_graph_rewrites_to_16_bits_are_refused(small, name):
@@ -110,6 +114,7 @@ def test_graph_rewrites_to_16_bits_are_refused(small, name):
         tf.config.optimizer.set_experimental_options({name: False})
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("name", ["ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
                                   "TF_SET_ONEDNN_FPMATH_MODE"])  # fmt: skip
 def test_products_of_fewer_bits_are_refused(small, monkeypatch, name):
@@ -121,6 +126,7 @@ def test_products_of_fewer_bits_are_refused(small, monkeypatch, name):
     small.model()
 
 
+@pytest.mark.thorough
 def test_added_losses_are_refused_at_the_first_step(small):
     class Adds(layers.Layer):
         def call(self, x):
@@ -138,7 +144,7 @@ def test_activity_regularizers_are_refused(small):
         tfdp.make_private(base)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_layers_made_trainable_later_are_seen(small):
     # The plan belongs to the set of trainable variables.
     base = keras.Sequential([keras.Input((3,)), layers.Dense(4), layers.Dense(2)])
@@ -159,7 +165,7 @@ def test_layers_made_trainable_later_are_seen(small):
     assert np.sqrt(sum(np.sum(m**2) for m in moved)) <= 0.01 * (1 + 1e-5)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_other_input_shapes_get_a_plan_of_their_own(small):
     inputs = keras.Input((None, 3))
     base = keras.Model(inputs, layers.GlobalAveragePooling1D()(layers.Dense(2)(inputs)))
@@ -172,7 +178,7 @@ def test_other_input_shapes_get_a_plan_of_their_own(small):
     assert model.optimizer.steps_taken == 2
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_variables_used_only_by_the_loss_are_reported(small):
     class Model(tfdp.models.DPModel):
         def __init__(self):

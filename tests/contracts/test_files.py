@@ -190,6 +190,7 @@ def test_files_of_a_release_of_transitions_do_not_tell_one_person(tmp_path, name
     assert not differing(*found)
 
 
+@pytest.mark.thorough
 def test_a_file_of_released_representations_does_not_tell_one_record(tmp_path, names):
     found, numbers = [], None
     for record in (0.0, 1e6):

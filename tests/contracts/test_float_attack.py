@@ -170,7 +170,7 @@ PLACES = {
 }
 
 
-@pytest.mark.evidence_after(5)
+@pytest.mark.thorough_after(5)
 @pytest.mark.parametrize("place", PLACES)
 def test_the_bits_of_a_release_do_not_tell_who_contributed(place):
     without, with_one = PLACES[place](DRAWS)
@@ -181,7 +181,7 @@ def test_the_bits_of_a_release_do_not_tell_who_contributed(place):
     assert leaked_delta(without, with_one, epsilon) <= true
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_the_bits_of_a_sampled_covariance_do_not_tell_the_input():
     # Relative sensitivity 1/64: the densities differ little within one exponent.
     source = ServingNoiseSource()

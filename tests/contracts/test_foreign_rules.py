@@ -92,7 +92,7 @@ def train(small):
     _RULES.pop(Scale, None)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:There are values that are not a number")
 def test_examples_that_are_not_finite_are_no_fault_of_the_rule(small):
     register_rule(Scale)(Right)
@@ -127,20 +127,24 @@ def assumed(model, rule):
     )
 
 
+@pytest.mark.thorough
 def test_a_right_rule_trains_and_the_statement_assumes_nothing_of_it(train):
     assert not assumed(train(Right), Right)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", [AddsTheMean, TooSmall])
 def test_a_rule_that_gives_other_gradients_is_refused(train, rule):
     with pytest.raises(tfdp.PrivacyError, match=rf"scale.*\n?.*{rule.__name__}"):
         train(rule)
 
 
+@pytest.mark.thorough
 def test_without_the_check_the_statement_says_that_the_rule_is_trusted(train):
     assert assumed(train(AddsTheMean, validate_independence=False), AddsTheMean)
 
 
+@pytest.mark.thorough_after(5)
 @pytest.mark.parametrize(
     "rule, message",
     [

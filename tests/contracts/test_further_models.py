@@ -42,6 +42,7 @@ def prove(name):
         assert notes.remarks == (independence.PROVED,) and not notes.assumptions, notes
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("name", QUICK)
 def test_some_further_models_are_proved(name):
     prove(name)

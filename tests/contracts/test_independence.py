@@ -96,6 +96,7 @@ DRAWING = "dropout", "noise", "own noise", "drawn once", "drawn branch"
 STACKED = [made for name, made in APART.items() if name not in DRAWING]
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("first", range(3))
 def test_layers_that_treat_each_example_by_itself_are_proved(first):
     """A stack of such layers is one, and it is planned and traced once for all of them."""
@@ -103,6 +104,7 @@ def test_layers_that_treat_each_example_by_itself_are_proved(first):
 
 
 # Not in a stack: where a seed was set for all of TensorFlow, two layers may share one of theirs.
+@pytest.mark.thorough_after(16)
 @pytest.mark.parametrize("name", [*DRAWING, *DRAWN_APART])
 def test_layers_that_draw_for_each_example_by_itself_are_proved(name):
     assert proved((APART | DRAWN_APART)[name])
@@ -130,6 +132,7 @@ READ_ONCE = {("tiled as rows", "attention"), ("broadcast", "own attention"), ("r
 SLOW = [case for case in LEARNED if case[1] != "dense" and case not in READ_ONCE]
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("give, read", slow.cases(LEARNED, slow=SLOW))
 def test_queries_that_are_learned_are_proved(give, read):
     inputs = keras.Input((5, D))
@@ -155,6 +158,7 @@ def test_a_second_output_divided_by_the_batch_is_refused():
     refused(base, {"a": "mse", "b": loss}, "loss", y={"a": Y, "b": Y})
 
 
+@pytest.mark.thorough
 def test_the_same_refusal_whatever_the_data_hold():
     base = sequential(layers.Dense(1), Function(lambda x: x - mean(x)))
     found = set()
@@ -165,6 +169,7 @@ def test_the_same_refusal_whatever_the_data_hold():
     assert len(found) == 1
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("shape, axis", [((3, 4, 5), [1, 3]), ((3, 4), -1), ((8, 16), -1)])
 def test_normalized_outputs_and_their_mean_are_proved(shape, axis):
     inputs = keras.Input(shape)
@@ -200,6 +205,7 @@ ENGINES = {
 REFUSED = list(itertools.product(ENGINES, ["layer", "loss"]))
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "engine, mixes", slow.cases(REFUSED, slow=[(e, "loss") for e in ENGINES if e != "tf.function"])
 )
@@ -211,11 +217,13 @@ def test_fit_refuses_before_a_step(engine, mixes):
     assert model.optimizer.charging.steps == 0
 
 
+@pytest.mark.thorough
 def test_steps_outside_of_fit_are_examined_too():
     with pytest.raises(PrivacyError, match="mixes the examples"):
         compiled(Own(), batch=N).train_on_batch(X, Y[:, :1])
 
 
+@pytest.mark.thorough
 def test_micro_batches_are_examined_as_they_run():
     optimizer = tfdp.optimizers.DPOptimizer(
         keras.optimizers.SGD(0.1), noise_multiplier=1.0, num_examples=N, expected_batch_size=32,
@@ -230,6 +238,7 @@ def test_micro_batches_are_examined_as_they_run():
     assert model.optimizer.charging.steps == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["tf.function", "executions"])
 def test_what_python_changes_after_the_check_is_seen_where_the_step_is_traced(engine):
     class Begins(keras.callbacks.Callback):
@@ -243,7 +252,7 @@ def test_what_python_changes_after_the_check_is_seen_where_the_step_is_traced(en
 
 
 # Traces: two for the plan, one on paper, one of the step. More of them are for versions to come.
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("last", slow.cases([0, 2, 3, 4, 5, 99], slow=[5, 99]))
 def test_what_python_does_anew_at_each_trace_is_seen_in_the_step_that_runs(last):
     calls = []
@@ -263,6 +272,7 @@ def test_what_python_does_anew_at_each_trace_is_seen_in_the_step_that_runs(last)
     assert any(calls) or last == 99 or len(calls) <= last
 
 
+@pytest.mark.thorough
 def test_tensors_that_were_there_before_the_forward_pass_may_hold_of_any_example():
     class Centred(Own):
         def train_step(self, data):
@@ -277,7 +287,7 @@ def test_tensors_that_were_there_before_the_forward_pass_may_hold_of_any_example
 
 
 # The step of several executions is that of tf.function, in a loop.
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", slow.cases(ENGINES, slow=["executions"]))
 def test_a_step_that_is_compiled_keeps_its_gradients_of_its_own(engine):
     silu = sequential(layers.Dense(1, "silu"))
@@ -313,7 +323,7 @@ def test_the_statement_says_what_was_proved_searched_or_not_looked_at():
     assert independence.NOT_CHECKED in trained(compiled(Unchecked(), **eager))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_what_was_not_checked_in_a_step_that_ran_stays_in_the_statement():
     class Checks(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -329,6 +339,7 @@ def test_what_was_not_checked_in_a_step_that_ran_stays_in_the_statement():
     assert independence.NOT_CHECKED in said and independence.PROVED not in said
 
 
+@pytest.mark.thorough
 def test_an_operation_that_no_search_can_tell_is_refused_with_the_way_out():
     def without_rule(x):
         return x + tf.reduce_sum(tf.cast(tf.where(x > 0), tf.float32))
@@ -336,6 +347,7 @@ def test_an_operation_that_no_search_can_tell_is_refused_with_the_way_out():
     refused(sequential(Function(without_rule), layers.Dense(1)), match="validate=False")
 
 
+@pytest.mark.thorough
 def test_weights_that_a_loss_reads_are_refused():
     assert examine(sequential(layers.Dense(1, kernel_regularizer="l2")))  # a penalty is no part
     dense = layers.Dense(1)
@@ -367,6 +379,7 @@ class Towers(keras.Model):
         return tf.matmul(self.query(x[:, :2]), self.candidate(x[:, 2:]), transpose_b=True)
 
 
+@pytest.mark.thorough
 def test_two_towers_with_in_batch_negatives_are_refused():
     def softmax(y, scores):
         return keras.losses.sparse_categorical_crossentropy(
@@ -436,6 +449,7 @@ def test_rows_that_other_examples_use_are_refused(name, engine):
     assert model.optimizer.charging.steps_of_run == 0
 
 
+@pytest.mark.thorough
 def test_rows_that_other_examples_use_would_move_the_sum_by_more_than_the_clip_norm():
     model = Rows(ones, lambda x, rows: x + keras.ops.mean(rows, axis=0))
     x = tf.constant(X[:32])
@@ -453,12 +467,14 @@ def test_rows_that_other_examples_use_would_move_the_sum_by_more_than_the_clip_n
     assert moved > 5.0  # so the refusal is needed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("makes", [ones, drawn])
 def test_rows_that_their_own_examples_use_are_proved(makes):
     notes = examine(Rows(makes, lambda x, rows: x + rows))
     assert notes.remarks == (independence.PROVED,) and not notes.assumptions
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:These variables do not affect")
 def test_xlnet_mixes_examples_of_which_some_are_padded():
     hub = pytest.importorskip("keras_hub")
@@ -472,7 +488,7 @@ def test_xlnet_mixes_examples_of_which_some_are_padded():
     refused(base, x=x, y=Y[:, :1])
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps", slow.cases([3, 60], slow=[3]))
 def test_recurrent_models_are_proved(steps):
     x = np.random.default_rng(0).normal(size=(N, steps, 2)).astype(np.float32)
@@ -491,6 +507,7 @@ def test_recurrent_layers_whose_gates_share_are_proved_in_the_step_that_runs():
     assert independence.PROVED in model.privacy_statement(1e-3).remarks
 
 
+@pytest.mark.thorough
 def test_the_check_changes_nothing_of_the_model():
     base = sequential(layers.Dense(3, kernel_regularizer="l2"), layers.Dropout(0.5),
                       layers.Dense(1))  # fmt: skip

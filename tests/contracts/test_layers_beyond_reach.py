@@ -84,6 +84,7 @@ def dp_optimizer():
     )
 
 
+@pytest.mark.thorough
 def test_the_stand_in_has_the_trap(sparse_core, monkeypatch):
     model = model_of(distributed_embedding())
     model.compile("sgd", "mse", run_eagerly=True)
@@ -98,6 +99,7 @@ def test_the_stand_in_has_the_trap(sparse_core, monkeypatch):
     assert {"ids": (1, 4)} in sparse_core
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("placement", ["sparsecore", "auto"])
 def test_tables_on_the_sparse_core_are_refused_wherever_they_show(sparse_core, placement):
     with pytest.raises(PrivacyError, match=rf"'tables' \(DistributedEmbedding\).*{WAY_OUT}"):

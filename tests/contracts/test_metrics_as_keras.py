@@ -134,6 +134,7 @@ SLOW = [case for case in WEIGHED if case[1] == "none" and case[0] not in ("numbe
 SLOW += [("positions", "example")]  # those with a mask are weighed like them
 
 
+@pytest.mark.thorough_after(7)
 @pytest.mark.parametrize("kind, weights", slow.cases(WEIGHED, slow=SLOW))
 def test_metrics_are_those_of_keras_on_the_rows_that_are_present(kind, weights):
     network, x, y, loss, metrics, weighted = KINDS[kind]
@@ -181,6 +182,7 @@ EXECUTIONS = {"jit_compile": True, "steps_per_execution": 2}
 
 
 # Below are steps that are compiled, and of micro-batches; eager ones weigh classes.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "settings",
     [{"jit_compile": False},
@@ -197,6 +199,7 @@ def test_fit_and_evaluate_show_what_keras_shows_however_steps_are_made(settings)
     same(model.evaluate(drawn, verbose=0, return_dict=True), wanted)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("settings", [{"microbatch_size": 4}, EXECUTIONS], ids=str)
 def test_fit_shows_what_keras_shows_in_compiled_executions_and_of_micro_batches(settings):
     # XLA compiles these metrics in half of the time that others take. Padding is a true negative.
@@ -214,7 +217,7 @@ def dataset_of(batches):
     return tfdp.data.declare_sampling(drawn, "poisson", N, B)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_class_weights_move_weighted_metrics_alone():
     network = dense(1, "sigmoid")
     metrics = [m.TruePositives], [m.TruePositives]
@@ -227,6 +230,7 @@ def test_class_weights_move_weighted_metrics_alone():
     same({name: values[-1] for name, values in shown.items()}, wanted)
 
 
+@pytest.mark.thorough
 def test_a_batch_without_examples_changes_no_metric():
     model = compiled(dense(C, "softmax"), "categorical_crossentropy", [m.F1Score], [m.R2Score])
     batch = NUMBERS[:4], np.eye(C, dtype="float32")[[0, 1, 2, 0]]

@@ -309,7 +309,7 @@ def test_every_rule_is_compared_or_said_not_to_be(run_types):
     assert not set(RULES) - run_types - NOT_RUN
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_layers_that_are_proved_keep_their_examples_apart():
     drawn = {"dropout", "noise", "own noise", "drawn branch"}
     for name, made in APART.items():
@@ -320,6 +320,7 @@ def test_layers_that_are_proved_keep_their_examples_apart():
             check(calls)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("name", ["mean", "roll", "sort", "reverse", "parity", "places", "pairs"])
 def test_layers_that_mix_are_found_by_values_too(name):
     layer = Function(MIXING[name][0])

@@ -70,6 +70,7 @@ def test_every_kind_has_a_row_and_an_event_that_exists():
     assert {rule.event for rule in RULES.values()} == set(EVENTS)
 
 
+@pytest.mark.thorough_after(6)
 @pytest.mark.parametrize("kind", TRAINED)
 def test_a_kind_costs_and_says_what_is_listed(kind):
     (entry,) = trained(kind).entries(STEPS, "a run")
@@ -89,6 +90,7 @@ def test_noisy_copies_cost_what_is_listed(kind):
     assert (entry.event, entry.count) == ROWS[kind][4:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TRAINED)
 def test_a_kind_is_calibrated_to_what_it_is_charged(kind):
     setting, budget = trained(kind), PrivacyBudget(2.0, 1e-3)
@@ -111,6 +113,7 @@ def test_only_draws_of_random_size_are_cut(kind):
     assert (cut > 0) == (kind.removeprefix("declared_") in vary)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ROWS)
 def test_only_what_the_user_declared_is_assumed(kind):
     statement = privacy_statement(

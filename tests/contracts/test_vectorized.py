@@ -89,6 +89,7 @@ def of_loop(rows):
     return tape.gradient(last, rows)
 
 
+@pytest.mark.thorough
 def test_gradients_of_loops_are_those_of_each_element():
     x = tf.constant(normal(4, 3, 5))
     found = tf.function(lambda: vectorized_map(of_loop, x))()
@@ -103,6 +104,7 @@ def test_tensorflow_cannot_vectorize_gradients_of_loops():
         tf.function(lambda: tf.vectorized_map(of_loop, x, fallback_to_while_loop=False))()
 
 
+@pytest.mark.thorough
 def test_other_vectorized_maps_are_left_alone():
     ones = tf.ones((3, 2, 4))
     graph = (
@@ -115,6 +117,7 @@ def test_other_vectorized_maps_are_left_alone():
     assert [op for op in graph.get_operations() if op.type == "BatchMatMulV2"]
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.skipif(tf.__version__ >= "2.22", reason="TensorFlow computes these products rightly")
 @pytest.mark.parametrize("axes, refused", [((1, 5), True), ((2, 5), False), ((5,), False)])
 def test_layers_that_make_the_product_are_refused(small, axes, refused, monkeypatch):
@@ -142,6 +145,7 @@ LAWS = {
 }
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("law", LAWS)
 def test_elements_draw_the_rows_of_their_batch(law):
     draw, seeds = LAWS[law], tf.tile([[3, 4]], [5, 1])
@@ -152,6 +156,7 @@ def test_elements_draw_the_rows_of_their_batch(law):
     np.testing.assert_array_equal(apart, [draw([1, 2, 3], [3, 4])] * 5)
 
 
+@pytest.mark.thorough
 def test_every_law_that_is_drawn_at_once_is_compared():
     graph = tf.function(lambda: [draw([1], [3, 4]) for draw in LAWS.values()])
     operations = graph.get_concrete_function().graph.get_operations()

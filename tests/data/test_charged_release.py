@@ -36,7 +36,7 @@ def arrays(release):
             yield from value.values() if isinstance(value, dict) else [value]
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("name", RELEASES)
 def test_every_array_of_a_release_carries_its_charge(name):
     release = RELEASES[name]((X, Y))
@@ -144,6 +144,7 @@ def model_with(frequencies):
     return tfdp.models.DPFormer(4, 3, dim=4, num_blocks=1, item_frequency=frequencies)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("as_array", [False, True])
 def test_a_model_is_charged_for_a_release_and_for_its_numbers_alone(as_array, tmp_path):
     origin = Origin(assumptions=("the catalogue is public",))
@@ -205,6 +206,7 @@ def test_a_private_number_of_examples_is_in_no_statement():
     assert "Unit of privacy: one example.\n" in str(statement)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "made",
     [

@@ -105,6 +105,7 @@ def test_how_many_records_persons_have_is_not_used(monkeypatch):
     assert used == [400, 200, None]  # the numbers of records and of persons are public
 
 
+@pytest.mark.thorough
 def test_noise_is_gaussian_everywhere_and_new_each_time():
     x, y = clicks()
     sizes = {"a": 5, "b": 20_000}
@@ -129,6 +130,7 @@ def test_the_guarantee_is_the_one_asked_for(delta):
     assert found.details["noise_stddev"] == pytest.approx(sigma * (2 * K) ** 0.5)
 
 
+@pytest.mark.thorough
 def test_hardly_any_noise_is_asked_for_by_a_large_epsilon():
     """Privacy losses of 10,000 are too many numbers for a distribution of losses."""
     found = private_click_statistics(clicks(), SIZES, epsilon=1e4, delta=1e-6)
@@ -239,6 +241,7 @@ def test_noise_does_not_depend_on_tensorflows_seed():
     assert (first.shows["b"] != second.shows["b"]).all()
 
 
+@pytest.mark.thorough
 def test_large_sums_are_not_cut():
     # 2^20 values that nobody has must not make the grid of those that all have too fine.
     n = 1_500_000
@@ -250,6 +253,7 @@ def test_large_sums_are_not_cut():
     assert found.clicks["large"][0] == pytest.approx(n / 4, abs=50)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("largest", [1, 10**6, 10**9, 10**12, 2**50])
 @pytest.mark.parametrize("moved", [1, 78, 10**6])
 def test_no_count_is_cut_or_rounded(largest, moved):

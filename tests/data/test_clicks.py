@@ -95,6 +95,7 @@ def test_malformed_files_are_named(tmp_path, content, message):
         load_criteo(written(tmp_path / "a", content), hash_buckets=3)
 
 
+@pytest.mark.thorough
 def test_real_clicks(shared_data):
     path = shared_data / "criteo" / "dac_first80k_decoded.tsv.gz"
     data = load_criteo(path, hash_buckets=CRITEO_VOCABULARY_SIZES, num_rows=5000)

@@ -31,7 +31,7 @@ print("end of the program", flush=True)
 """
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_iterators_that_are_open_do_not_keep_the_program():
     # What a thread is doing when the program ends is chance: of three, one is caught at work.
     run = [sys.executable, "-c", PROGRAM]

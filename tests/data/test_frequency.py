@@ -54,6 +54,7 @@ def test_no_record_moves_the_counts_by_more_than_the_stated_sensitivity():
     assert max(l1) == release.details["sensitivity"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_the_measured_noise_has_the_stated_mean_spread_and_shape(mechanism):
     n, length, num_items, epsilon = 2000, 400, 500, 20.0
@@ -108,6 +109,7 @@ def test_the_grid_of_the_noise_is_that_of_all_counts_of_a_record(mechanism, monk
     assert asked == [(pytest.approx(scale), 4, 5)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 3.0])
 def test_the_event_costs_the_epsilon_and_delta_asked_for(epsilon):
     train = tfdp.data.synthetic_sequences(500, 20, max_length=5, min_length=2).train

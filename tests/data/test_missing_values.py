@@ -22,6 +22,7 @@ def test_a_missing_string_is_refused_by_column_and_record(gap, said):
         tfdp.data.poisson_batches((data, Y), 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_nan_is_warned_of_by_column_once(place):
     parts = [np.ones((6, 2)), np.ones(6), np.ones(6)]
@@ -32,6 +33,7 @@ def test_nan_is_warned_of_by_column_once(place):
         tfdp.data.poisson_batches(({"a": Y, "b": x}, y, weights), 2)
 
 
+@pytest.mark.thorough
 def test_fit_warns_of_nan_in_arrays():
     x = np.ones((40, 3), np.float32)
     x[5] = np.nan
@@ -53,6 +55,7 @@ def with_a_gap(n=6):
     return x
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("together", [False, True])
 def test_nan_of_a_source_is_warned_of_when_it_is_read_and_once(together):
     def parse(record):

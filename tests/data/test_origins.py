@@ -149,6 +149,7 @@ def test_what_carries_a_charge_cannot_be_masked(release, mask):
         mask(release.features)
 
 
+@pytest.mark.thorough
 def test_pairs_that_are_made_anew_carry_what_their_arrays_do():
     data = tfdp.data.leave_one_out_split([[1, 2, 3, 1, 2]] * 9, 4, num_items=3)
     frequency = tfdp.data.private_frequency(data.train, epsilon=0.5)
@@ -170,6 +171,7 @@ def test_assumptions_stay_with_pairs_that_are_made_anew():
     assert Origin.of(again).assumptions == Origin.of(data.train).assumptions != ()
 
 
+@pytest.mark.thorough
 def test_datasets_of_a_release_carry_it_when_they_are_sampled(release):
     records = release.batches(8).unbatch()
     assert len(releases_of(tfdp.data.poisson_batches(records, 10))) == 1
@@ -177,6 +179,7 @@ def test_datasets_of_a_release_carry_it_when_they_are_sampled(release):
     assert releases_of(declared) == tuple(release.privacy_releases)
 
 
+@pytest.mark.thorough
 def test_parsed_records_of_a_release_carry_it(release):
     rows = [(release.features[i], Y[i]) for i in range(N)]
     assert len(releases_of(tfdp.data.poisson_batches(rows, 10, parse=lambda row: row))) == 1
@@ -186,6 +189,7 @@ def test_parsed_records_of_a_release_carry_it(release):
     assert not releases_of(tfdp.data.poisson_batches(chosen, 10, parse=lambda i: (X[i], Y[i])))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("private", [True, False])
 def test_weights_of_a_release_are_charged(small, release, private):
     model = tfdp.make_private(small.base(), validate=False)

@@ -20,6 +20,7 @@ Y = np.concatenate([X[:, 1:], np.ones((600, 1), int)], axis=1)
 PERSONS = {"privacy_ids": IDS, "max_records_per_unit": 3}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_frequencies_are_those_of_persons(mechanism):
     of = {"gaussian": np.sqrt, "laplace": lambda count: count}[mechanism]
@@ -90,6 +91,7 @@ def test_a_person_of_many_sequences_gives_norm_1_to_the_transitions():
     assert statement.unit == "one person with all of its records" and statement.num_examples == 200
 
 
+@pytest.mark.thorough
 def test_items_of_different_sequences_of_a_person_do_not_follow_each_other():
     x, y = np.array([[1], [3]]), np.array([[2], [4]])
     release = tfdp.data.private_transitions(
@@ -111,6 +113,7 @@ def test_transitions_of_persons_know_their_period():
         periods.claim("two", IDS)
 
 
+@pytest.mark.thorough
 def test_a_release_about_persons_goes_with_batches_of_persons_alone():
     frequency = tfdp.data.private_frequency((X, Y), 1.0, num_items=3, **PERSONS)
     model = tfdp.models.DPFormer(3, 2, item_frequency=frequency, dim=4, num_blocks=1)

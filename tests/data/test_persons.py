@@ -28,6 +28,7 @@ def batches(k=3, size=3, capacity=4, ids=IDS, **kwargs):
     )
 
 
+@pytest.mark.thorough
 def test_a_batch_has_k_rows_for_each_person_and_no_other_row():
     data = batches(steps_per_epoch=200)
     sampling = tfdp.data.sampling_of(data)
@@ -50,6 +51,7 @@ def test_a_batch_has_k_rows_for_each_person_and_no_other_row():
         assert len(set(owners)) == len(owners)
 
 
+@pytest.mark.thorough
 def test_records_of_a_person_are_chosen_anew_in_every_pass():
     data = batches(k=1, size=4, capacity=5, steps_per_epoch=1)  # all persons, a record of each
     passes = [next(data.as_numpy_iterator())[0].tobytes() for _ in range(20)]
@@ -76,6 +78,7 @@ def test_records_that_are_drawn_one_by_one_need_no_cap():
     assert len(x) == 12 and np.all((x[:, 0] > 0) == (weight == 1))
 
 
+@pytest.mark.thorough
 def test_persons_are_drawn_alike_whatever_they_have_and_subsets_uniformly():
     ids = np.repeat(np.arange(4), [1, 2, 3, 5])
     data = tfdp.data.poisson_batches(
@@ -94,6 +97,7 @@ def test_persons_are_drawn_alike_whatever_they_have_and_subsets_uniformly():
     assert stats.chisquare(list(subsets.values())).pvalue > FALSE_ALARM
 
 
+@pytest.mark.thorough
 def test_floyds_subsets_are_those_of_the_size_that_was_asked_for():
     persons = Persons(np.zeros(1000, int), 1000, 20)
     generator = np.random.default_rng(0)
@@ -120,6 +124,7 @@ def mixed(x, y, weight):
     return x[::-1] + tf.reduce_sum(x), y[::-1], weight[::-1]
 
 
+@pytest.mark.thorough
 def test_a_map_cannot_bring_a_record_to_another_person():
     plain = batches(seed=3, steps_per_epoch=20)
     mapped = batches(seed=3, steps_per_epoch=20).map(mixed).prefetch(1)
@@ -132,11 +137,13 @@ def test_a_map_cannot_bring_a_record_to_another_person():
         assert weight.shape == 12
 
 
+@pytest.mark.thorough
 def test_a_map_that_gives_back_other_rows_is_no_batch_of_persons():
     doubled = batches().map(lambda x, y, w: (tf.repeat(x, 2, 0), tf.repeat(y, 2), tf.repeat(w, 2)))
     assert {s.shape[0] for s in tf.nest.flatten(doubled.element_spec)} == {4}
 
 
+@pytest.mark.thorough
 def test_a_map_may_give_no_targets():
     def without(x, y, weight):
         return x, None, weight

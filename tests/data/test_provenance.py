@@ -23,6 +23,7 @@ def test_batches_know_how_they_were_drawn(batches):
     assert sampling.max_batch_size == batches.element_spec[2].shape[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "transform",
     [
@@ -92,6 +93,7 @@ HIDING = [
 ]
 
 
+@pytest.mark.thorough_after(6)
 @pytest.mark.parametrize("transform", LOSING)
 def test_transformations_that_replay_or_regroup_draws_lose_the_tag(batches, transform):
     assert tfdp.data.sampling_of(transform(batches)) is None
@@ -112,6 +114,7 @@ def test_a_declared_sampling_is_marked_as_declared(kind):
     assert sampling.sampling_probability == 0.25
 
 
+@pytest.mark.thorough_after(17)
 @pytest.mark.parametrize("transform", [lambda d: d, lambda d: d.take(2), *LOSING, *HIDING])
 def test_what_tfdp_drew_cannot_be_declared_otherwise(batches, transform):
     for kind in ("poisson", "shuffled"):

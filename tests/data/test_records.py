@@ -38,6 +38,7 @@ nestings = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(x=nestings, y=nestings)
 def test_any_nesting_of_arrays_keeps_its_records_together(x, y):

@@ -45,12 +45,14 @@ def test_what_the_data_say_of_themselves():
     assert sampling.steps_per_epoch == 2
 
 
+@pytest.mark.thorough
 def test_of_each_person_at_most_k_records_are_ever_drawn_and_the_same_in_all_epochs():
     seen = draws(batches(size=9, steps_per_epoch=2), epochs=3).any(axis=0)
     for person, count in zip(*np.unique(IDS, return_counts=True), strict=True):
         assert seen[person == IDS].sum() == min(3, count)
 
 
+@pytest.mark.thorough
 def test_the_records_that_are_kept_are_a_uniform_subset():
     persons = Persons(IDS, 12, 3)
     kept = np.zeros(12)
@@ -65,12 +67,14 @@ def test_the_records_that_are_kept_are_a_uniform_subset():
     assert len(set(calls)) > 1  # each call chooses anew; all alike with a chance of 20^-7
 
 
+@pytest.mark.thorough
 def test_a_seed_chooses_the_same_records_and_draws():
     first, second = (draws(batches(seed=5, steps_per_epoch=20)) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert tfdp.data.sampling_of(batches(seed=5)).seeded
 
 
+@pytest.mark.thorough
 def test_every_record_is_drawn_with_probability_q_and_of_a_person_a_binomial_number():
     steps, q = 2000, 4 / 9
     held = draws(batches(steps_per_epoch=steps))
@@ -100,6 +104,7 @@ def test_a_public_number_of_records_fixes_the_probability():
         batches(num_records=13)
 
 
+@pytest.mark.thorough
 def test_a_batch_that_is_cut_off_counts_the_records_of_a_person_more():
     n, k, q = 3000, 4, 0.1
     ids = np.repeat(np.arange(n // 3), 3)
@@ -116,6 +121,7 @@ def test_a_batch_that_is_cut_off_counts_the_records_of_a_person_more():
     assert capped.max() == 6 and np.mean(capped == 6) > 0.3
 
 
+@pytest.mark.thorough
 def test_a_map_sees_rows_as_it_does_of_records():
     data = batches(capacity=11).map(lambda x, y, w: (x * 2, y, w))
     assert tfdp.data.sampling_of(data).num_records == 9

@@ -49,6 +49,7 @@ def test_rows_that_are_not_finite_become_zeros_and_short_ones_stay():
     np.testing.assert_allclose(release.features, clipped, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_any_number_of_epochs_costs_one_gaussian_and_a_second_release_another(data, tmp_path):
     release = tfdp.data.release_once(
         *data, clip_norm=1.0, budget=PrivacyBudget(3.0, 1e-3), path=tmp_path / "r.npz"
@@ -115,6 +116,7 @@ def test_it_is_said_that_representations_from_elsewhere_are_taken_to_be_of_one_e
         assert "computed from one example alone" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mixtures", [False, True])
 def test_what_the_representations_were_made_with_is_charged_and_said(data, tmp_path, mixtures):
     before = tfdp.data.release_once(*data, 1.0, noise_multiplier=3.0).entry
@@ -141,6 +143,7 @@ def test_what_the_representations_were_made_with_is_charged_and_said(data, tmp_p
     assert "the words are public" in model.privacy_statement(1e-3).assumptions
 
 
+@pytest.mark.thorough
 def test_raw_data_beside_a_release_is_no_release(data):
     import tensorflow as tf
 
@@ -151,7 +154,7 @@ def test_raw_data_beside_a_release_is_no_release(data):
         assert released_by(mixed) is None
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_mixtures_have_the_moments_of_noisy_poisson_sums(data):
     # Rows beyond C = 0.5 and within it, and one that is not finite: its label alone is counted.
     x, y = data[0].copy(), data[1]
@@ -178,6 +181,7 @@ def test_mixtures_have_the_moments_of_noisy_poisson_sums(data):
     assert np.linalg.norm(shift, axis=1).max() <= 1 / 2.0 + 1e-6
 
 
+@pytest.mark.thorough
 def test_mixtures_are_amplified_and_cover_the_labels(data):
     budget = PrivacyBudget(2.0, 1e-3)
     release = tfdp.data.release_mixtures(*data, 2, 1.0, 10, 50, budget=budget)

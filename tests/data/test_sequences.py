@@ -148,6 +148,7 @@ def test_a_missing_file_is_reported_as_missing(tmp_path):
         tfdp.data.load_sequences(tmp_path / "none.txt")
 
 
+@pytest.mark.thorough
 def test_movielens_loads_whole(shared_data):
     path = shared_data / "ml-1m" / "ml-1m.txt"
     if not path.exists():
@@ -160,6 +161,7 @@ def test_movielens_loads_whole(shared_data):
     assert np.count_nonzero(data.test[1]) == 6040
 
 
+@pytest.mark.thorough
 def test_what_was_taken_to_be_public_is_known_of_the_arrays_by_themselves():
     data = tfdp.data.leave_one_out_split([[1, 2, 3], [2, 3, 1, 4]], 3)
     x, y = data.train

@@ -66,6 +66,7 @@ def arrays():
     return x, (i % 3).astype(np.int32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [Source, ManyAtOnce])
 def test_batches_are_those_of_the_same_arrays(make):
     kwargs = {"steps_per_epoch": 4, "seed": 3}
@@ -190,6 +191,7 @@ def test_rows_of_a_disk_are_asked_for_ahead(tmp_path, monkeypatch, on_disk, larg
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at_once", [1, 3, 16])
 @pytest.mark.parametrize("steps", [1, 2, 7])
 def test_no_draw_is_lost_however_many_are_read_at_once(monkeypatch, at_once, steps):
@@ -245,6 +247,7 @@ def test_one_thread_reads_at_a_time():
     assert source.together == 1 and len(source.read) == 4 * N + 1
 
 
+@pytest.mark.thorough
 def test_a_model_trains_from_a_source(small):
     x, y = small.data()
     source = np.concatenate([x, y[:, None]], axis=1)
@@ -315,6 +318,7 @@ def test_a_record_of_another_form_is_refused(other):
         records.batch(np.arange(6), 6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "other", [np.zeros((3, 2), np.float32), np.zeros((2, 3), ">f4"), np.float32(0), "text"]
 )
@@ -328,6 +332,7 @@ def test_a_record_of_as_many_bytes_is_refused_in_any_part(other):
             records.batch(np.arange(many), many)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("first", "other"),
     [(np.zeros(outside_memory._PARSED_AT_ONCE, np.float32), np.float32(1)), (np.float32(0), 1.0),
@@ -388,6 +393,7 @@ def test_records_are_parsed_in_parts_and_lie_in_memory_as_they_like():
         assert not array[many:].any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("others", [b"a", b"a\0b", b"\0"])
 def test_bytes_keep_zeros_at_their_end(others):
     def parse(i):
@@ -419,6 +425,7 @@ def test_one_record_never_takes_several_places():
         SourceRecords(Source(), lambda i: (i, i)).batch([3], 4, np.arange(3))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", [lambda row: (row, 0), tfdp.data.batched(lambda r: (r, r[:, 0]))])
 def test_a_source_may_read_into_one_place_of_memory(how, monkeypatch):
     """What is read for another iterator must not overwrite what was not yet copied."""
@@ -468,6 +475,7 @@ def test_a_source_that_loses_records_is_refused(short):
         SourceRecords(Short(), lambda i: (i, i)).batch(np.arange(2), 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [Source, ManyAtOnce])
 def test_parsing_that_stops_is_not_the_end_of_the_batch(make):
     def stops_after_the_first(i):
@@ -505,6 +513,7 @@ def parse_together(indices):
     return {"b": (i, i.astype(np.float32)), "a": i[:, None] * np.ones(3)}, i
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [Source, ManyAtOnce])
 def test_records_that_are_parsed_together_are_those_that_are_parsed_one_by_one(make):
     def one(index):

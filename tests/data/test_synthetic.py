@@ -25,6 +25,7 @@ def test_popularity_is_long_tailed(data):
     assert np.count_nonzero(counts) > 0.95 * data.num_items
 
 
+@pytest.mark.thorough
 def test_the_last_item_predicts_the_next_at_least_three_times_as_well_as_popularity(data):
     x, y = data.train
     bigrams = np.zeros((data.num_items + 1, data.num_items + 1))

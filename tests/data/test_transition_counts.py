@@ -42,6 +42,7 @@ def brute_force(histories, num_items, window, power, symmetric=False, within=Non
 histories_of_items = st.lists(st.lists(st.integers(1, 7), max_size=12), min_size=1, max_size=6)
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(
     histories_of_items,
@@ -81,6 +82,7 @@ def some():
     return np.sort(np.random.default_rng(2).choice(3000**2, 2_000_000, replace=False))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("history", ADVERSARIAL.values(), ids=ADVERSARIAL.keys())
 @pytest.mark.parametrize("power", [0.0, 0.7, 30.0])
 def test_no_history_moves_the_sums_by_more_than_norm_1(history, power, some):

@@ -81,6 +81,7 @@ def test_one_round_is_the_naive_dense_mechanism_and_a_threshold(train):
     assert made[0].details["noise_stddev"] == pytest.approx(stddev, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_rounds_add_noise_of_their_share_to_what_is_summed(train, monkeypatch):
     # Every Gaussian of a release is seen: what goes in, what comes out.
     seen = []
@@ -111,7 +112,7 @@ def test_rounds_add_noise_of_their_share_to_what_is_summed(train, monkeypatch):
         assert stats.kstest(drawn / stddev, "norm").pvalue > FALSE_ALARM
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_what_the_surviving_pairs_add_up_to_is_known_with_the_noise_of_its_round(
     train, monkeypatch
 ):
@@ -139,7 +140,7 @@ def test_what_the_surviving_pairs_add_up_to_is_known_with_the_noise_of_its_round
     assert stats.kstest(noise, "norm").pvalue > FALSE_ALARM
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_every_pair_can_survive_by_noise_alone_the_last_one_too():
     x, seen = np.array([[0, 1]]), set()
     for _ in range(40):  # each of them in half of the releases
@@ -150,6 +151,7 @@ def test_every_pair_can_survive_by_noise_alone_the_last_one_too():
     assert seen == {(1, 1), (1, 2), (2, 1), (2, 2)}
 
 
+@pytest.mark.thorough
 def test_later_rounds_measure_better_and_in_the_same_scale():
     # Half of the users have one pair, half have three rare ones, too, on which they spend most.
     rare = [(3 + np.arange(3 * i, 3 * i + 3) % 900).tolist() for i in range(4000)]
@@ -174,6 +176,7 @@ def test_later_rounds_measure_better_and_in_the_same_scale():
     assert len(made[0].values) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epsilon, delta", [(0.5, None), (8.0, 1e-3)])
 def test_it_is_charged_as_one_gaussian_of_the_epsilon_asked_for(train, epsilon, delta):
     release = private_transitions(train, epsilon=epsilon, delta=delta)
@@ -250,6 +253,7 @@ def test_symmetric_pairs_stand_in_both_orders(train):
     np.testing.assert_allclose(np.triu(matrix), np.where(truth > 1e-3, truth, 0), rtol=1e-2)
 
 
+@pytest.mark.thorough
 def test_a_million_items_cost_what_is_touched():
     num_items, n, length = 10**6, 3_000, 9
     rng = np.random.default_rng(0)

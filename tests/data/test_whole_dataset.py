@@ -16,6 +16,7 @@ def records():
     return tf.data.Dataset.from_tensor_slices((X, Y))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampler", [tfdp.data.poisson_batches, tfdp.data.shuffled_epochs])
 def test_its_records_are_those_of_the_arrays(sampler):
     for dataset in (records(), records().batch(4).unbatch(), records().shuffle(6).prefetch(1)):
@@ -68,6 +69,7 @@ def _freely(dataset):
     return dataset.with_options(options)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "made",
     [

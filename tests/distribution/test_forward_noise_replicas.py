@@ -41,7 +41,7 @@ def data(n=N):
     return generator.normal(size=(n, 3)).astype("float32"), generator.integers(0, 2, n)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("several, padding", slow.cases([(2, 43), (4, 11)], slow=[(4, 11)]))
 def test_losses_and_updates_are_those_of_one_replica(replicas, several, padding):
     # Rows of padding stand at the end: the last replicas have fewer examples, or none.
@@ -59,6 +59,7 @@ def test_losses_and_updates_are_those_of_one_replica(replicas, several, padding)
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_noise_differs_between_replicas_and_steps_and_a_step_is_charged_once(replicas):
     # Representations, and so logits, are zero: a step moves the head by Σ_i z_i·(±1/2)/n, which
     # has variance σ²/(4n) if the noise of all n examples is independent, and twice that if both
@@ -103,7 +104,7 @@ def test_batches_from_shares_of_the_records_are_charged_as_poisson_batches(repli
     assert entry.count == 4
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("private, count", [(True, None), (True, 2), (False, None), (False, 2)])
 def test_evaluate_shows_the_mean_over_all_examples(replicas, private, count):
     # Two batches of 19 and a last one of 1: of two replicas one has no row of it.

@@ -71,9 +71,9 @@ def trained(replicas):
     return functools.cache(train)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "count, jit_compile", [pytest.param(None, True, marks=pytest.mark.evidence), (2, "auto")]
+    "count, jit_compile", [pytest.param(None, True, marks=pytest.mark.thorough), (2, "auto")]
 )
 def test_without_noise_the_numbers_are_those_of_the_step(trained, in_step, count, jit_compile):
     expected, shown = in_step
@@ -88,7 +88,7 @@ def test_without_noise_the_numbers_are_those_of_the_step(trained, in_step, count
         np.testing.assert_allclose(history[name], value, rtol=1e-6)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("count, jit_compile", [(None, True), (2, "auto")])
 def test_batches_with_rows_are_validated(trained, count, jit_compile):
     model, _, _ = trained(count, jit_compile, validate=True)
@@ -102,7 +102,7 @@ def drawn_rows(batch):
     return found[found < NO_ROW]
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("capacity", [2 * V, 5])
 def test_rows_and_their_number_are_those_of_the_examples_that_are_present(replicas, capacity):
     # The noise is that of σ and not of σ·clip_norm, which would be 250 times the margin.
@@ -138,7 +138,7 @@ def survivors_of(chosen, steps):
     return next(iter(chosen.map(lambda x, y, weight: x.survivors).batch(steps))).numpy()
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_rows_survive_as_often_as_in_the_step_and_every_pipeline_draws_its_own(replicas):
     # False-alarm rate 1e-6 each.
     steps = 800
@@ -180,7 +180,7 @@ def test_rows_survive_as_often_as_in_the_step_and_every_pipeline_draws_its_own(r
     assert len(z) > V and stats.chi2.sf(np.sum(z**2), len(z)) > 1e-6
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:No row of any sparse table survived")
 def test_no_row_of_a_step_beyond_the_budget_survives(replicas):
     with pytest.MonkeyPatch.context() as patch:
@@ -191,7 +191,7 @@ def test_no_row_of_a_step_beyond_the_budget_survives(replicas):
     assert not one.any() and not two.any()
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_what_is_shown_is_of_all_four_replicas(replicas):
     shown = []
     for count in (None, 4):  # the last replica has fewer examples
@@ -201,6 +201,7 @@ def test_what_is_shown_is_of_all_four_replicas(replicas):
         np.testing.assert_allclose(shown[1][name], value, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_rows_chosen_for_another_optimizer_are_refused(replicas):
     model, other = compiled(replicas, None), compiled(replicas, None)
     with pytest.raises(PrivacyError, match="selected with another optimizer"):

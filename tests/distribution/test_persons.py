@@ -15,7 +15,7 @@ def build():
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_persons_are_whole_on_1_and_2_replicas(replicas):
     generator = np.random.default_rng(0)
     ids = np.repeat(np.arange(7), [1, 2, 3, 3, 1, 3, 2])

@@ -104,7 +104,7 @@ def on_one_replica(replicas):
     return train_dense(replicas, 1, {"run_eagerly": True})  # sooner than a trace
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("several", slow.cases([2, 4], slow=[4]))
 def test_dense_updates_and_losses_are_those_of_one_replica(replicas, on_one_replica, several):
     expected, history_of_one, ledger_of_one = on_one_replica
@@ -116,7 +116,7 @@ def test_dense_updates_and_losses_are_those_of_one_replica(replicas, on_one_repl
     assert ledger == ledger_of_one
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", slow.cases(ROWS, slow=[r for r in ROWS if r != "RowSGD"]))
 def test_sparse_updates_are_equal_without_and_on_2_and_4_replicas(replicas, rows):
     found = []
@@ -152,7 +152,7 @@ def test_a_strategy_gives_what_no_strategy_gives(replicas, several):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", slow.cases([1, 2, 4], slow=[1, 4]))
 def test_fault_05_noise_is_added_once_and_every_replica_agrees(replicas, count):
     # Contracts: fault 5 of other libraries. No example takes part: what moves is noise alone.
@@ -171,7 +171,7 @@ def test_fault_05_noise_is_added_once_and_every_replica_agrees(replicas, count):
     assert replicas.in_agreement(model.trainable_variables)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_noise_and_charge_are_once_where_only_the_inner_optimizers_are_replicated(replicas):
     # The noise key and the step counter of this DPOptimizer exist once, not on each replica.
     with replicas.strategy(2).scope():
@@ -190,7 +190,7 @@ def test_noise_and_charge_are_once_where_only_the_inner_optimizers_are_replicate
     assert "shuffled" in str(model.privacy_statement())
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", slow.cases([1, 2, 4], slow=[1, 4]))
 @pytest.mark.filterwarnings("ignore:AdaFEST's threshold of")
 def test_surviving_rows_are_noised_once_and_every_replica_agrees(replicas, count):
@@ -214,7 +214,7 @@ def test_surviving_rows_are_noised_once_and_every_replica_agrees(replicas, count
     assert replicas.in_agreement(model.trainable_variables + model.optimizer.variables)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_microbatches_and_steps_per_execution_work_on_replicas(replicas, on_one_replica):
     settings = {"microbatch_size": 5, "compile_kwargs": {"steps_per_execution": 2}}
     changes, _, _ = train_dense(replicas, 2, **settings)
@@ -222,7 +222,7 @@ def test_microbatches_and_steps_per_execution_work_on_replicas(replicas, on_one_
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_the_budget_ends_after_as_many_steps_as_on_one_replica(replicas):
     # Of a model that is built by its data, on all replicas.
     model = replicas.model(
@@ -236,6 +236,7 @@ def test_the_budget_ends_after_as_many_steps_as_on_one_replica(replicas):
     assert len(model.weights[0].value.values) == 2 and replicas.in_agreement(model.weights)
 
 
+@pytest.mark.thorough
 def test_a_batch_given_whole_to_each_replica_is_refused(replicas):
     model = replicas.model(2, dense, **SETTINGS)
     x, y = dense_data()
@@ -253,6 +254,7 @@ def test_an_optimizer_made_outside_the_scope_is_refused(replicas):
         model.compile(optimizer, loss="mse")
 
 
+@pytest.mark.thorough
 def test_xla_over_several_replicas_is_refused(replicas):
     with pytest.raises(PrivacyError, match="jit_compile"):
         replicas.model(2, dense, compile_kwargs={"jit_compile": True}, **SETTINGS)
@@ -267,7 +269,7 @@ def test_a_keras_that_sums_gradients_in_another_way_is_refused(replicas, monkeyp
         model.fit(batches(dense_data()), verbose=0)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_rows_chosen_by_gradients_are_chosen_from_all_of_them(replicas):
     # With hardly any noise the three rows with the largest sums of norms win: they must be those
     # of the whole batch, and equal without replicas and on two.
@@ -283,7 +285,7 @@ def test_rows_chosen_by_gradients_are_chosen_from_all_of_them(replicas):
     np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_fest_trains_on_replicas(replicas):
     model = replicas.model(
         2, one_table, selection=FEST(3, frequencies={"one": np.eye(V)[1]}),

@@ -157,24 +157,25 @@ def step_without_noise(patch):
     patch.setattr(logical_step, "charged_and_noised", charged_only)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "faults, found",
     [
         pytest.param(
             [short_tails, counter_twice, total_doubled, parts_in_another_order, charged_twice],
             ["tails", "counter", "total", "ids", "flags", "charged", "stepped"],
-            marks=pytest.mark.evidence,
+            marks=pytest.mark.thorough,
         ),
         pytest.param(
             [noise_of_each_replica, carry_lost, total_of_own_part, ids_cut_to_32_bits],
             ["drawn", "counter", "total", "ids", "stepped"],
-            marks=pytest.mark.evidence,
+            marks=pytest.mark.thorough,
         ),
         (
             [counter_of_first_replica_only, flags_lost, step_without_noise, short_tails_of_pairs],
             ["tails", "counter", "flags", "stepped"],
         ),
-        pytest.param([totals_summed_again], ["applied", "stepped"], marks=pytest.mark.evidence),
+        pytest.param([totals_summed_again], ["applied", "stepped"], marks=pytest.mark.thorough),
         (
             [short_tails, total_doubled, parts_in_another_order, called_twice],
             ["tails", "drawn", "counter", "total", "ids", "flags", "calls", "charged", "stepped"],

@@ -98,6 +98,7 @@ def records_of(datasets):
     return [x.numpy()[weight.numpy() > 0] - 1 for x, _, weight in first]
 
 
+@pytest.mark.thorough
 def test_each_worker_draws_from_its_own_share_by_its_own_entropy():
     batches = tfdp.distribution.poisson_batches(three_workers(), DATA, EXPECTED, seed=1)
     found = records_of(batches.datasets)

@@ -67,7 +67,7 @@ def one_piece(replicas):
 OF_SUMS = [(None, "auto"), (None, True), (2, "auto")]
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("count, jit_compile", slow.cases(OF_SUMS, slow=OF_SUMS[1:]))
 def test_sums_and_survivors_are_those_of_one_piece(replicas, one_piece, count, jit_compile):
     assert all(0 < np.any(table, axis=1).sum() < 12 for table in one_piece[:2])
@@ -79,7 +79,7 @@ def test_sums_and_survivors_are_those_of_one_piece(replicas, one_piece, count, j
     assert model.optimizer.steps_taken == 2
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", slow.cases([None, 2], slow=[2]))
 @pytest.mark.filterwarnings("ignore:AdaFEST's threshold of")
 def test_survivors_are_noised_once_and_the_step_is_charged_once(replicas, count):

@@ -41,7 +41,7 @@ def train(replicas, count, *args):
     return model, changes
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise_at", ["weights", "vectors"])
 def test_two_replicas_make_the_update_of_one(replicas, noise_at):
     _, expected = train(replicas, None, noise_at)
@@ -52,12 +52,13 @@ def test_two_replicas_make_the_update_of_one(replicas, noise_at):
     assert replicas.in_agreement(model.trainable_variables)
 
 
+@pytest.mark.thorough
 def test_several_draws_for_one_set_of_rows_are_refused(replicas):
     with pytest.raises(PrivacyError, match="2 replicas"):
         train(replicas, 2, "vectors", 4)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_negatives_of_each_replica_train_the_weights(replicas):
     model, changes = train(replicas, 2, "weights", 4)
     assert tf.reduce_any([np.any(change != 0) for change in changes])

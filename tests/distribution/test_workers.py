@@ -59,7 +59,7 @@ def run(tmp_path_factory):
     return losses, [json.loads((folder / f"result{i}.json").read_text()) for i in range(2)]
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_losses_weights_and_ledger_are_those_of_one_process(run):
     # Both workers, one of them lost and restarted, against one process that was never stopped.
     losses, results = run

@@ -48,6 +48,7 @@ def test_masked_positions_count_as_zeros_and_no_mask_is_handed_on():
         assert getattr(layer(masked, training=training), "_keras_mask", None) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_standard_deviation_is_sigma_on_every_coordinate(compiled):
     # 1e5 draws of each of 3 coordinates: the deviation of a standard deviation is 0.22%, so that
@@ -74,6 +75,7 @@ def test_axes_of_unknown_size_get_the_same_noise():
     assert not np.any(noise == call(tf.zeros([4000, 50])))
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("shape, coordinates", [([None, 5, 3], 15), ([None, None, 3], 2**40)])
 def test_the_grid_is_for_all_coordinates_of_an_example(monkeypatch, shape, coordinates):
     """For more than there can be, where their number is not known: 2^-20 of C by their root."""
@@ -114,6 +116,7 @@ def test_stop_gives_exactly_no_gradient_and_propagate_that_of_the_clipping():
         np.testing.assert_allclose(found, [projected, [3.0, 5.0]], atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_gradient_at_zero_is_finite():
     x = tf.zeros([2, 3])
     layer = DPForwardNoise(1.0, 1.0, gradient="propagate")
@@ -123,7 +126,7 @@ def test_the_gradient_at_zero_is_finite():
     np.testing.assert_array_equal(tape.gradient(value, x), np.ones((2, 3)))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_processes_replicas_and_global_seeds_share_no_noise():
     code = (
         "import keras, tensorflow as tf; from tfdp.layers import DPForwardNoise\n"

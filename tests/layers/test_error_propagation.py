@@ -22,6 +22,7 @@ def test_relu_of_a_standard_normal_is_the_papers_table():
     assert float(value[0]) == pytest.approx(0.3408, abs=1e-4)
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("mean", [-1.5, -0.3, 0.0, 0.4, 2.0])
 @pytest.mark.parametrize("variance", [1e-8, 0.01, 0.5, 3.0])
 def test_relu(mean, variance):

@@ -129,6 +129,7 @@ def block(error=0.0, dropout=0.0):
     return layer, x
 
 
+@pytest.mark.thorough
 def test_block_without_noise_is_an_ordinary_block():
     layer, x = block()
     plain, none = layer(x)
@@ -138,6 +139,7 @@ def test_block_without_noise_is_an_ordinary_block():
     np.testing.assert_allclose(variance, tf.zeros((2, 4)), atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_variance_grows_with_the_error_and_stays_with_its_position():
     layer, x = block(0.01)
     mask = np.tril(np.ones((4, 4), bool))[None]
@@ -152,6 +154,7 @@ def test_variance_grows_with_the_error_and_stays_with_its_position():
     assert np.all(other[:, 3].numpy() > large[:, 3].numpy() + 8)
 
 
+@pytest.mark.thorough
 def test_variance_of_a_block_is_that_of_sampled_noise():
     # Monte Carlo: perturb the inputs only (error 0). First order, so a wide tolerance, for which
     # not every draw of the weights is close enough: they are fixed.
@@ -166,6 +169,7 @@ def test_variance_of_a_block_is_that_of_sampled_noise():
     assert np.all(ratio > 0.4) and np.all(ratio < 2.5)
 
 
+@pytest.mark.thorough
 def test_no_gradient_flows_through_the_variances_of_a_block():
     layer, x = block(0.05)
     variance = tf.fill((2, 4), 0.1)
@@ -260,7 +264,7 @@ def test_error_is_bound_at_compile():
     assert float(model.blocks[0].error) == pytest.approx(0.5 * 4.0 * 0.5 / 10)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_dpformer_without_error_is_the_vanilla_transformer():
     settings = {"dim": 4, "num_blocks": 3, "dropout": 0.0}
     one = tfdp.models.DPFormer(7, 4, error_scale=0.0, **settings)
@@ -274,7 +278,7 @@ def test_dpformer_without_error_is_the_vanilla_transformer():
     np.testing.assert_allclose(one(x), two(x), atol=1e-5)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "cell",
     [
@@ -301,6 +305,7 @@ def test_sequence_models_train_save_and_continue(cell, tmp_path):
     assert other.optimizer.steps_taken == 2
 
 
+@pytest.mark.thorough
 def test_a_release_is_charged_once_however_often_it_is_used(tmp_path):
     x, y = sequences()
     release = tfdp.data.private_frequency((x, y), epsilon=1.0, num_items=7)
@@ -321,6 +326,7 @@ def test_a_release_is_charged_once_however_often_it_is_used(tmp_path):
     assert other.optimizer.steps_taken == 2
 
 
+@pytest.mark.thorough
 def test_two_releases_are_charged_twice():
     x, y = sequences()
     one, two = (tfdp.data.private_frequency((x, y), epsilon=1.0, num_items=7) for _ in range(2))
@@ -328,7 +334,7 @@ def test_two_releases_are_charged_twice():
     assert sum(e.count for e in model.ledger.entries if e.label == "item frequencies") == 2
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_noise_is_calibrated_to_what_a_release_leaves():
     x, y = sequences()
     release = tfdp.data.private_frequency((x, y), epsilon=1.0, num_items=7)
@@ -339,6 +345,7 @@ def test_noise_is_calibrated_to_what_a_release_leaves():
     assert 3.9 < model.optimizer.epsilon_after(1, 0.01) <= 4.0
 
 
+@pytest.mark.thorough
 def test_scores_of_padding_are_never_served():
     model = sequence_model()
     x, _ = sequences()

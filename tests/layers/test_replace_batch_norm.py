@@ -69,6 +69,7 @@ def test_one_example_does_not_change_another():
     assert np.std(together) > 0.1  # not each channel by itself
 
 
+@pytest.mark.thorough
 def test_a_batch_norm_of_any_width_gets_groups_that_divide_it():
     for width in (1, 3, 7, 12, 96, 100):
         model = keras.Sequential([keras.Input((4, width)), layers.BatchNormalization()])

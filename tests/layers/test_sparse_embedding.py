@@ -30,6 +30,7 @@ def test_without_combiner_it_is_the_keras_embedding():
     np.testing.assert_allclose(layer(ids[:, 0]), table[ids[:, 0]], rtol=1e-6)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_combiners(combiner, weighted):
@@ -52,6 +53,7 @@ def test_padding_looks_up_zeros_and_is_masked():
     assert layer_with(mask_zero=True, combiner="sum")[0].compute_mask(ids) is None
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("bad", [-1, V, 2**40])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_id_out_of_range_is_an_error_that_names_layer_and_range(bad, compiled):
@@ -62,6 +64,7 @@ def test_an_id_out_of_range_is_an_error_that_names_layer_and_range(bad, compiled
     assert str(bad) in str(error.value)
 
 
+@pytest.mark.thorough
 def test_under_xla_an_id_out_of_range_is_padding():
     layer, table = layer_with(combiner="mean")
     ids = tf.constant([[1, 2, V]], tf.int64)
@@ -95,6 +98,7 @@ def test_floats_and_ragged_ids_are_refused_with_the_way_out():
             SparseEmbedding(*arguments)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_the_look_up_makes_no_tensor_of_the_tables_size(policy, outputs_with_rows):
     rows = 7919
@@ -124,6 +128,7 @@ def model_of(shared, weighted, **kwargs):
     return keras.Model([a, b, w], keras.layers.Dense(1)(keras.layers.Dense(5, "tanh")(x)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("combiner", "shared"),
     slow.cases(
@@ -153,6 +158,7 @@ def test_per_example_norms_are_exact(combiner, shared):
     np.testing.assert_allclose(alone, wanted[:1], rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_it_has_a_rule_and_never_one_copy_of_the_table_for_each_example():
     model = model_of(False, True, combiner="mean")
     specs = [tf.TensorSpec([4, 3], tf.int64), tf.TensorSpec([4, 2], tf.int64),
@@ -165,7 +171,7 @@ def test_it_has_a_rule_and_never_one_copy_of_the_table_for_each_example():
     assert sum(name.startswith("sparse_embedding") for name in rules) == 2
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_without_selection_every_row_is_noised_as_in_dense_dp_sgd():
     ids = np.random.default_rng(0).integers(1, 4, (64, 3))
     layer = SparseEmbedding(2000, D, combiner="mean", mask_zero=True)

@@ -31,6 +31,7 @@ def trained():
     return model, data, history.history
 
 
+@pytest.mark.thorough
 def test_the_architecture_is_the_paper_s():
     names = [f"C{i + 1}" for i in range(26)]
     model = PrivateCTR(dict(zip(names, CRITEO_VOCABULARY_SIZES, strict=True)))
@@ -43,7 +44,7 @@ def test_the_architecture_is_the_paper_s():
     assert model.get_layer("dense_0").kernel.shape == (width, 598)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_trains_privately_and_shows_auc_gradient_size_and_its_unit(trained):
     model, data, history = trained
     assert {"auc", "gradient_size", "loss"} <= set(history)

@@ -62,6 +62,7 @@ def test_odds_are_looked_up_and_unknown_ids_say_nothing():
         ClickOdds({"a": 1})
 
 
+@pytest.mark.thorough
 def test_a_model_starts_from_the_odds_and_knows_something_before_it_trains():
     statistics = released(sigma=0.3)
     made = model(statistics)
@@ -87,7 +88,7 @@ def trained():
     return statistics, train(model(statistics), run_eagerly=True)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_statistics_and_steps_are_one_epsilon(trained):
     statistics, made = trained
     expected = epsilon_by_hand.by_hand(statistics.event, epsilon_by_hand.poisson(1.5, 0.1, 10))

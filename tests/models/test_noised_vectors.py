@@ -127,6 +127,7 @@ def test_an_update_is_that_of_float64_by_hand(similarity, num_negatives):
         np.testing.assert_allclose(np.array(new) - old, change, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_negatives", [4, None])
 def test_the_rows_that_are_noised_tell_nothing_of_the_examples(num_negatives):
     model = compiled(two_towers(num_negatives))
@@ -136,7 +137,7 @@ def test_the_rows_that_are_noised_tell_nothing_of_the_examples(num_negatives):
         np.testing.assert_array_equal(rows, wanted)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_negatives", [7, None])
 def test_no_example_moves_what_is_noised_beyond_the_norm(num_negatives):
     """A search over scales of users, of the vectors, and of temperatures."""
@@ -211,7 +212,7 @@ def sums_of_parts(model):
 
 
 # Micro-batches of other models, and whole batches of this one, are compiled by XLA every day.
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[True]))
 def test_micro_batches_make_the_update_of_the_whole_batch(jit_compile):
     updates, tower = [], shallow if jit_compile else deep
@@ -236,6 +237,7 @@ def test_a_step_compiled_by_xla_makes_the_same_update(monkeypatch):
         np.testing.assert_allclose(by_xla, eager, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_other_optimizers_train_the_tower_as_ever():
     updates = []
     for noise_at in ("weights", "vectors"):

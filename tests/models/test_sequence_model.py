@@ -14,6 +14,7 @@ MODELS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("method", ["__call__", "score_next"])
 def test_an_id_that_32_bits_do_not_hold_is_refused_as_any_other_out_of_range(name, method):

@@ -74,7 +74,7 @@ def mixing_backbone(mix):
     return keras.Model(inner.input, {"sequence_output": mixed})
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "mix, what",
     [
@@ -108,6 +108,7 @@ class Running(keras.layers.Layer):
         return h + self.total
 
 
+@pytest.mark.thorough
 def test_texts_that_change_representations_of_later_batches_are_refused():
     inner = small_text_encoder(len(WORDS), 8, width=4, depth=0)
     mixed = Running()(inner.output["sequence_output"])
@@ -116,6 +117,7 @@ def test_texts_that_change_representations_of_later_batches_are_refused():
         model.release(TEXTS, LABELS)
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_that_was_changed_is_not_trusted():
     model = classifier()
     tokens = model.tokenizer.call
@@ -124,6 +126,7 @@ def test_a_tokenizer_that_was_changed_is_not_trusted():
         model.representations(TEXTS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("copies", [1, 2])
 def test_the_statement_says_that_representations_are_proved(copies):
     # The encoder that it makes by itself has attention, which must be proved once.
@@ -142,6 +145,7 @@ def test_the_statement_says_that_representations_are_proved(copies):
     assert not any("each other" in sentence for sentence in statement.assumptions)
 
 
+@pytest.mark.thorough
 def test_representations_that_are_not_to_be_proved_are_listed():
     model = classifier(run_eagerly=True)
     model.validate_independence = False
@@ -151,6 +155,7 @@ def test_representations_that_are_not_to_be_proved_are_listed():
     assert REPRESENTATIONS.proved not in statement.remarks
 
 
+@pytest.mark.thorough
 def test_texts_are_released_once_however_often_they_are_fitted(trained):
     before = [w.numpy() for w in trained.backbone.weights]
     trained.fit(TEXTS, LABELS, epochs=2, verbose=0)
@@ -186,7 +191,7 @@ def test_what_a_release_depends_on_makes_another_one():
         assert is_new(), name
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_another_encoder_is_trained_on_its_own_release_and_both_are_charged():
     model = classifier()
     model.fit(TEXTS, LABELS, verbose=0)
@@ -240,6 +245,7 @@ def test_a_budget_is_no_more_than_one_release():
             model.fit(TEXTS, LABELS, verbose=0, **{name: 0.5})
 
 
+@pytest.mark.thorough
 def test_mixtures_set_the_head_and_are_charged():
     model = classifier()
     h = model.representations(TEXTS)
@@ -281,6 +287,7 @@ def test_saving_keeps_ledger_and_answers(trained, tmp_path):
     np.testing.assert_allclose(other(texts), trained(texts), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_export_answers_strings_in_plain_tensorflow(trained, tmp_path):
     tfdp.serving.export(trained, tmp_path / "m")
     statement = json.loads((tmp_path / "m" / "privacy_statement.json").read_text())
@@ -299,7 +306,7 @@ def test_the_export_answers_strings_in_plain_tensorflow(trained, tmp_path):
     assert float(first.split()[1]) == pytest.approx(float(expected[0, 1]), rel=1e-5)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_dp_optimizer_trains_all_of_it_and_covers_the_labels():
     model = classifier(noise_multiplier=None, train_backbone=True)
     model.compile(

@@ -160,7 +160,7 @@ def test_rates_of_another_release_are_named_in_the_statement(data, release):
     assert "came from elsewhere" in str(models[0].privacy_statement(1e-3))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_budget_pays_for_the_release_too(data, release):
     optimizer = dp(budget=tfdp.PrivacyBudget(8, 1e-3), steps=3)
     build(data, transitions=release).compile(optimizer, run_eagerly=True)
@@ -171,6 +171,7 @@ def test_a_budget_pays_for_the_release_too(data, release):
     assert 7.9 < together.epsilon(1e-3) <= 8
 
 
+@pytest.mark.thorough
 def test_a_release_about_other_users_or_another_unit_is_refused(data, release):
     others = tfdp.data.synthetic_sequences(N + 1, M, max_length=6, min_length=3)
     release_of_others = tfdp.data.private_transitions(others.train, noise_multiplier=2.0)
@@ -204,6 +205,7 @@ def test_a_position_sees_no_later_item(data, release):
     assert np.abs(after[:, 4:] - before[:, 4:]).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_the_gate_is_clipped_with_all_other_weights(data, release):
     gate = tfdp.layers.TransitionPrior(release, gate=0.8, train_gate=True, name="transitions")
     model = build(data, transitions=gate, dropout=0.0)

@@ -41,7 +41,7 @@ def model():
     return trained(towers())
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_it_learns_what_users_of_a_taste_like(model):
     held_out = data(seed=1)
     before, after = (m.evaluate(*held_out, k=(10,)) for m in (towers(), model))
@@ -97,6 +97,7 @@ def test_the_export_finds_the_best_items_and_has_both_towers(model, tmp_path):
     assert statement["epsilon"] == model.privacy_statement().epsilon
 
 
+@pytest.mark.thorough
 def test_features_cosine_and_dicts_of_columns():
     columns = {"id": np.arange(ITEMS), "taste": np.arange(ITEMS) % 4}
     ids, taste = (keras.Input((), dtype="int64", name=name) for name in columns)
@@ -172,6 +173,7 @@ def test_wrong_arguments_are_refused_by_name(settings, message):
         towers(**settings)
 
 
+@pytest.mark.thorough
 def test_in_batch_negatives_are_refused_and_this_way_out_is_named():
     items, history = keras.Input((), dtype="int64"), keras.Input((3,), dtype="int64")
     table = keras.layers.Embedding(ITEMS, 4)
@@ -239,7 +241,7 @@ class Deep(keras.layers.Layer):
         return self.dense[1](self.dense[0](self.table(ids)))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_micro_batches_of_cosines_make_the_update_of_the_whole_batch():
     updates = []
     for size in (None, 5):

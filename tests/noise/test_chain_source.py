@@ -94,6 +94,7 @@ def test_a_chain_begins_with_a_new_key_and_at_its_first_step(steps=2):
     assert_standard(np.concatenate([whitened(y, M, s) for y in draws]))
 
 
+@pytest.mark.thorough
 def test_threads_share_no_step():
     assert_threads_draw_apart(chain_of(M, 12), "_position", Grid(1.0, 1.0, 4))
 
@@ -166,7 +167,7 @@ def row_releases(m, chosen, steps=None):
     return found, dense
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_each_row_has_a_chain_of_its_own(steps=7):
     chosen = chosen_rows(steps)
     (own, own_dense), (found, dense) = (row_releases(m, chosen) for m in (IDENTITY, M))
@@ -276,6 +277,7 @@ def test_the_noise_of_a_row_is_independent_from_place_to_place(width=8):
     assert_standard(noisy.numpy().T / float(grid.stddev))
 
 
+@pytest.mark.thorough
 def test_the_key_and_the_counter_decide_every_draw():
     grid, table = Grid(1.0, 1.0, 60), tf.Variable(tf.zeros([V, D]))
 
@@ -304,7 +306,7 @@ def test_a_new_chain_counts_turns_from_zero():
         assert np.flatnonzero(source.variables[-1]).tolist() == [1, 5, 6, 8, 39]
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_tables_of_several_widths_in_one_process():
     """As of models that are trained one after another."""
     for width in (3, 5, 8):
@@ -358,7 +360,7 @@ def test_other_weights_in_a_chain_are_refused():
             source.release([other], grid)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_step_of_another_program_takes_back_what_was_added(monkeypatch):
     """Steps by themselves, and compiled as a whole, which fill up other sizes; to a unit or two."""
     monkeypatch.setattr(chain_source, "LARGEST_JOINED", 300)  # each tensor is a part by itself

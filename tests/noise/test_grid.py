@@ -46,7 +46,7 @@ def test_the_step_is_a_power_of_two_that_moves_the_sensitivity_by_a_millionth(
     assert window == 1 or 2.0**-6 < window * step / stddev <= 2.0**-5 or window == 2.0**31
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_no_noise_has_no_grid():
     grid = Grid(0.0, 1.0, 10)
     values = tf.constant(np.random.default_rng(0).normal(size=10) * 1e-9, tf.float32)
@@ -115,6 +115,7 @@ def test_the_largest_noise_is_beyond_eleven_deviations(monkeypatch):
         assert least < found[0] < 67
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_the_inverse_is_exact_enough_for_the_claim(jit_compile):
     # The distribution function is wrong by at most φ(z)·(|z| + 1)·2^-50.
@@ -157,6 +158,7 @@ def hard_bits():
     return bits
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_pairs_are_exact_enough_for_the_claim(jit_compile):
     """Against 200-bit arithmetic: within (r + 1)·2^-51, the squared radius r² within 2^-53 more."""
@@ -177,7 +179,7 @@ def test_pairs_are_exact_enough_for_the_claim(jit_compile):
             assert abs(mpmath.mpf(float(value)) - sign * radius * part(turned)) < bound
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_no_bit_decides_on_two_things():
     """Radius, angle, two signs and two windows are independent: each has bits of its own."""
     bits = np.random.default_rng(2).integers(0, 2**64, (300, 4), np.uint64)
@@ -203,6 +205,7 @@ def test_no_bit_decides_on_two_things():
     assert decided[2:].tolist() == [1, 1, 32, 32] and min(decided[:2]) > 40
 
 
+@pytest.mark.thorough
 def test_of_a_pair_neither_value_tells_about_the_other():
     grid = Grid(1.0, 1.0, 1 << 20, rounding=0.0)
     (noise,) = NoiseSource().release([tf.zeros([1 << 20])], grid)
@@ -241,6 +244,7 @@ def test_window_bits_are_not_those_of_the_draw():
         assert stats.spearmanr(window[: len(values)], values).pvalue > 1e-7
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "how", slow.cases(["eager", "tf.function", "jit", "compiled step"], slow=["jit"])
 )
@@ -274,7 +278,7 @@ def test_parts_of_a_release_share_nothing_and_miss_nothing(how, monkeypatch):
     assert abs(noise.std() - 1) < 5 / np.sqrt(2 * len(noise))
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_release_of_a_size_that_only_the_step_knows(compiled):
     source = NoiseSource(1)
@@ -296,6 +300,7 @@ def test_a_release_of_a_size_that_only_the_step_knows(compiled):
     assert len(set(seen[2]) & set(seen[3])) <= 2
 
 
+@pytest.mark.thorough
 def test_rounding_of_float32_sums_is_within_what_is_charged():
     # Neighbouring sums of equal vectors, the worst sign pattern of a mean gradient: what one
     # record moves the computed sum by, beyond its norm.

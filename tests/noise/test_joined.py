@@ -33,6 +33,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough_after(5)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_each_value_has_its_place(case, jit_compile):
@@ -51,6 +52,7 @@ def test_parts_share_the_memory_of_the_draw():
     assert joined.values.shape[0] % 16 == 0 and joined._unit % 16 == 0
 
 
+@pytest.mark.thorough
 def test_a_released_mean_is_the_released_sum_over_the_divisor():
     grid = Grid(1.0, 1.0, 1000)
     tensors = [rows(9, 50, 24), dense(33)]
@@ -63,7 +65,7 @@ def computations(program):
     return re.split(r"\n\s*\n", program)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("tensors", [[(2048, 8)] * 3, [(300, 40), (40,)]])
 def test_a_compiled_draw_chooses_no_tensor_for_each_value(tensors):
     """XLA for CPUs would make a loop of single values of it, 4 times as slow."""
@@ -78,7 +80,7 @@ def test_a_compiled_draw_chooses_no_tensor_for_each_value(tensors):
     assert len(draws) == 1 and "concatenate(" not in draws[0]
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_no_table_is_made_by_itself():
     """Twelve tables of zeros, copies of them and their concatenation were most of a step."""
     source, grid = NoiseSource(), Grid(1.0, 1.0, 10)

@@ -60,7 +60,7 @@ def stated(monkeypatch, tmp_path):
     return lambda model: exported_statement(model, tmp_path / "m")
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_signature_takes_raw_sequences_and_returns_the_models_own_top_items(trained, exported):
     served = tf.saved_model.load(str(exported))
     raw = tf.constant([[0, 3, 5, 0], [1, 2, 3, 4]], tf.int64)
@@ -106,7 +106,7 @@ def test_an_export_that_fails_leaves_no_statement_of_another_model(
     assert not old.exists()
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_plain_tensorflow_serves_it_without_tfdp(exported, tmp_path):
     code = (
         "import sys, tensorflow as tf\n"
@@ -124,6 +124,7 @@ def test_export_holds_no_training_state(exported):
     assert not [n for n in names if any(word in n for word in forbidden)], names
 
 
+@pytest.mark.thorough
 def test_other_models_export_what_keras_exports(tmp_path):
     private = tfdp.make_private(
         keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
@@ -140,6 +141,7 @@ def test_other_models_export_what_keras_exports(tmp_path):
     np.testing.assert_allclose(served.serve(x), private(x), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_augmentation_is_left_out_of_what_is_exported(tmp_path):
     """Keras' own export serves images that are flipped at random."""
     flips = keras.layers.RandomFlip("horizontal", seed=1)
@@ -150,6 +152,7 @@ def test_augmentation_is_left_out_of_what_is_exported(tmp_path):
     np.testing.assert_array_equal(served.serve(x), x)
 
 
+@pytest.mark.thorough
 def test_forward_noise_under_any_optimizer_is_stated(tmp_path, small, monkeypatch):
     # The SavedModel is left out: the statement is what matters here.
     monkeypatch.setattr(keras.Model, "export", lambda self, path, **_: pathlib.Path(path).mkdir())
@@ -177,6 +180,7 @@ def test_tables_in_a_tpu_embedding_are_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.thorough
 def test_every_way_of_exporting_works_after_a_step(tmp_path):
     private = tfdp.make_private(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
     private.compile(
@@ -253,7 +257,7 @@ def one_input():
     return keras.Input((4, 4096), batch_size=1)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_one_request_adds_up_layers_of_one_unit(stated):
     inputs, one, two = one_input(), feature_attention(), feature_attention(2e-5)
     outputs = [one(inputs), two(inputs), two(inputs)]
@@ -301,6 +305,7 @@ def by_loop(layer, x):
     return tf.map_fn(layer, x[tf.newaxis])[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how, calls", [(by_inner_function, 2), (by_branch, 2), (by_loop, None)])
 def test_calls_of_one_request_are_those_of_the_graph(stated, how, calls):
     inputs, attention = one_input(), feature_attention()
@@ -314,6 +319,7 @@ def test_calls_of_one_request_are_those_of_the_graph(stated, how, calls):
         assert request["epsilon"] > 1.4
 
 
+@pytest.mark.thorough
 def test_turns_that_are_written_out_are_counted(stated):
     inputs = keras.Input((2, 4, 4096))
     outputs = keras.layers.TimeDistributed(feature_attention())(inputs)

@@ -22,6 +22,7 @@ def best(users, items, k):
     return np.argsort(-scores, axis=1)[:, :k]
 
 
+@pytest.mark.thorough
 def test_keras_rs_finds_what_the_exported_vectors_rank_highest(tmp_path):
     keras_rs = pytest.importorskip("keras_rs")
     x, item = keras.Input((6,)), keras.Input((4,))

@@ -101,6 +101,7 @@ def saved(tmp_path_factory):
     return folders, expected, modules
 
 
+@pytest.mark.thorough
 def test_what_else_the_process_computed_is_not_in_a_saved_model(saved):
     one, other, third = ((folder / "saved_model.pb").read_bytes() for folder in saved[0])
     assert one == other == third

@@ -48,7 +48,7 @@ def test_rates_and_norms_that_cannot_work_are_named(inner, settings, message):
     assert re.search(message, found), found
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_noise_moves_weights_as_far_as_is_said(small):
     """The walk of SGD is measured; Adam's is of the order that is said."""
     for inner, low, high in ((keras.optimizers.SGD(400.0), 0.8, 1.2),
@@ -142,6 +142,7 @@ def test_steps_are_known_or_not(small):
     assert steps_of(sampling, None) is None
 
 
+@pytest.mark.thorough
 def test_a_fit_of_no_epochs_is_not_warned_of(small):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "The model will learn nothing")
@@ -192,6 +193,7 @@ def test_fit_says_where_sparse_tables_are_the_answer():
     eval(f"dict({', '.join(arguments.groups())})", {"tfdp": tfdp})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", [{"rows": 200}, {"rows": 40_000, "count": 1, "tied": True}])
 def test_small_tables_and_those_with_a_dense_gradient_are_not_advised_against(which):
     assert advised(with_tables(width=32, **which)) == []

@@ -78,12 +78,13 @@ def assert_covariance_of_a_fit(executions=1, **compile_kwargs):
     assert np.all(np.abs(found - expected) < stats.norm.isf(1e-9) * deviation), found / expected
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_the_noise_of_a_fit_has_the_covariance_of_the_inverse_matrix(jit_compile):
     assert_covariance_of_a_fit(executions=2 if jit_compile else 1, jit_compile=jit_compile)
 
 
+@pytest.mark.thorough
 def test_advice_knows_that_noise_is_taken_back():
     model = bands_model(noise_multiplier=2.0)
     model.optimizer.charging.begin(tfdp.data.sampling_of(cyclic()))
@@ -117,6 +118,7 @@ def test_each_round_that_was_begun_is_one_sampled_gaussian_and_the_meter_shows_i
     assert "part of the noise of up to 1 steps before it. Each 2 steps are one mechanism" in said
 
 
+@pytest.mark.thorough
 def test_a_fit_that_ends_early_costs_the_rounds_it_began():
     model = bands_model(noise_multiplier=2.0)
     for number, batch in enumerate(model.training_batches(cyclic())):
@@ -126,6 +128,7 @@ def test_a_fit_that_ends_early_costs_the_rounds_it_began():
     assert_one(model, by_hand(rounds(2)))
 
 
+@pytest.mark.thorough
 def test_a_second_chain_is_charged_besides_with_its_own_rounds():
     model = bands_model(noise_multiplier=2.0)
     for steps in (3, 3):  # of a crash after the third step
@@ -137,7 +140,7 @@ def test_a_second_chain_is_charged_besides_with_its_own_rounds():
     assert len(model.ledger) == 2
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_budget_pays_for_the_rounds_of_all_passes():
     budget = tfdp.PrivacyBudget(2.0, DELTA)
     model = bands_model(budget=budget)
@@ -158,6 +161,7 @@ def test_noise_is_known_before_the_data_if_the_steps_are():
     assert model.optimizer.noise_multiplier == pytest.approx(known, rel=2e-3)
 
 
+@pytest.mark.thorough
 def test_independent_noise_on_cyclic_samples_costs_rounds_too():
     model = eager_model(noise_multiplier=2.0, expected_batch_size=5)
     model.fit(cyclic(steps_per_epoch=4), verbose=0)
@@ -171,7 +175,7 @@ def test_forward_noise_on_cyclic_samples_costs_a_copy_in_each_step():
     assert entry.count == 3
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_persons_pay_for_rounds():
     ids = np.repeat(np.arange(N // 2), 2)
     model = eager_model(noise_multiplier=2.0, noise_correlation=FIXED, **FROM_DATA)
@@ -224,6 +228,7 @@ def test_parts_that_may_come_in_another_order_are_refused():
     assert len(model.ledger) == 0
 
 
+@pytest.mark.thorough
 def test_a_batch_that_is_left_out_would_bring_a_part_too_soon():
     model = bands_model(noise_multiplier=2.0)
     with pytest.raises(PrivacyError, match="left out"):
@@ -261,6 +266,7 @@ def test_several_replicas_are_refused():
             model.optimizer.build(model.trainable_variables)
 
 
+@pytest.mark.thorough
 def test_no_key_and_no_noise_of_a_chain_is_in_what_is_saved(tmp_path):
     model = bands_model(noise_multiplier=2.0)
     optimizer = model.optimizer

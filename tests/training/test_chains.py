@@ -86,7 +86,7 @@ def assert_covariance(noise, executions):
     assert np.all(np.abs(found - expected) < stats.norm.isf(1e-9) * deviation), found / expected
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_the_noise_of_a_fit_has_the_covariance_of_the_matrix(replicas):
     devices = ["CPU:0", "CPU:1"][:replicas]
@@ -94,6 +94,7 @@ def test_the_noise_of_a_fit_has_the_covariance_of_the_matrix(replicas):
     assert_covariance(noise_of_fit(strategy=strategy), 1)
 
 
+@pytest.mark.thorough
 def test_so_it_has_in_compiled_executions_of_two_steps():
     assert_covariance(noise_of_fit(executions=2, jit_compile=True), 2)
 
@@ -130,7 +131,7 @@ def of_first_worker(words, strategy):
     return np.full_like(words, 7) if strategy == "workers" else words
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_so_it_has_in_rows_that_every_step_selects():
     every_row = tfdp.selection.FEST(WIDE // 10, frequencies={"table": np.ones(WIDE // 10)})
     model = table_model(
@@ -158,7 +159,7 @@ def test_advice_knows_that_noise_is_taken_back():
 # What is charged ----------------------------------------------------------------------------------
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_each_chain_is_one_gaussian_and_the_meter_shows_it_from_the_first_step_on():
     model, shown = chain_model(noise_multiplier=2.0), []
     keep = keras.callbacks.LambdaCallback(
@@ -186,7 +187,7 @@ def test_one_step_costs_as_much_as_all():
     assert "assumes Poisson sampling" not in said
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_budget_pays_for_one_chain_and_not_for_another():
     budget = tfdp.PrivacyBudget(2.0, DELTA)
     model = chain_model(budget=budget)
@@ -205,6 +206,7 @@ def test_a_chain_that_a_crash_ended_leaves_no_budget_for_the_rest_of_the_records
         model.fit(stream(), verbose=0)
 
 
+@pytest.mark.thorough
 def test_passes_are_charged_together_with_the_sensitivity_of_all():
     model = chain_model(FIXED, noise_multiplier=2.0)
     model.fit(stream(passes=2), epochs=2, verbose=0)
@@ -254,6 +256,7 @@ def test_persons_of_two_records_may_not_come_in_another_order():
     assert len(model.ledger) == 0
 
 
+@pytest.mark.thorough
 def test_a_batch_that_is_left_out_would_move_the_steps_of_a_person_closer():
     model = chain_model(FIXED, noise_multiplier=2.0, **FROM_DATA)
     with pytest.raises(PrivacyError, match="left out"):
@@ -300,6 +303,7 @@ def test_a_selection_is_in_the_same_gaussian_and_allows_one_pass():
         )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_streams_of_disjoint_periods_cost_what_the_costliest_costs(tmp_path):
     periods = tfdp.data.DisjointPeriods(tmp_path / "periods.npz")
     settings = {**FROM_DATA, "noise_correlation": "auto"}
@@ -322,6 +326,7 @@ def compile_again(model, **kwargs):
     model.compile(optimizer, loss=Small.loss, run_eagerly=True)
 
 
+@pytest.mark.thorough
 def test_a_mechanism_is_restored_with_its_chain_and_refused_without_what_covers_it():
     sampling = tfdp.data.sampling_of(stream(passes=2))
     chain = Correlation(M, 8, 2, 4)
@@ -348,6 +353,7 @@ def test_a_mechanism_is_restored_with_its_chain_and_refused_without_what_covers_
 # What is refused ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_record_may_not_come_more_often_than_it_is_charged_for():
     model = chain_model(FIXED, noise_multiplier=2.0)
     for batches, epochs in ((stream(), 2), (stream(passes=2), 3)):
@@ -367,6 +373,7 @@ def test_a_stream_that_does_not_say_how_long_it_is_is_one_pass_at_most(known):
         refuse_more_passes(sampling, 1, None)
 
 
+@pytest.mark.thorough
 def test_a_chain_has_no_step_beyond_those_that_its_sensitivity_was_computed_for():
     model = chain_model(FIXED, noise_multiplier=2.0)
     for batch in model.training_batches(stream(passes=2)):
@@ -375,6 +382,7 @@ def test_a_chain_has_no_step_beyond_those_that_its_sensitivity_was_computed_for(
     assert model.optimizer.charging.steps == 4
 
 
+@pytest.mark.thorough
 def test_epochs_that_are_parts_of_one_pass_use_each_record_once():
     """Without noise, each record moves its own weight by one step of the normalized gradient."""
     rows = keras.layers.Embedding(N, 1, embeddings_initializer="zeros")
@@ -398,6 +406,7 @@ def test_batches_of_unknown_steps_are_refused():
             noise.check_batches(dataclasses.replace(sampling, steps_per_epoch=None))
 
 
+@pytest.mark.thorough
 def test_batches_in_which_a_record_may_come_at_any_time_are_refused():
     model = chain_model(noise_multiplier=2.0)
     for batches in (
@@ -438,6 +447,7 @@ def test_rows_on_several_replicas_are_refused():
     assert len(model.ledger) == 0 and model.optimizer.steps_taken == 0
 
 
+@pytest.mark.thorough
 def test_a_loaded_optimizer_has_the_same_correlation():
     optimizer = chain_model(BandedInverse(3, learning_rates=[1.0, 0.5, 0.1])).optimizer
     loaded = tfdp.optimizers.DPOptimizer.from_config(optimizer.get_config())
@@ -497,6 +507,7 @@ def test_a_stream_that_ends_before_its_bound_is_not_begun_again():
     assert any(f"bound of {N} records" in one for one in said.assumptions)
 
 
+@pytest.mark.thorough
 def test_several_passes_in_an_order_that_may_change_are_refused():
     model = chain_model(FIXED, noise_multiplier=2.0)
     batches = stream(passes=2)

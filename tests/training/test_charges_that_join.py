@@ -36,6 +36,7 @@ def test_checkpoints_carry_charges_whatever_the_model_is_compiled_with(small, tm
     assert restored.ledger == private.ledger and len(private.ledger) == 1
 
 
+@pytest.mark.thorough
 def test_exports_hold_no_charges(small, tmp_path):
     model = eager_model()
     fit_steps(model)
@@ -51,6 +52,7 @@ def budgeted(small, steps=6):
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_trained_layer_that_joins_while_the_model_is_built_counts_before_the_first_step(small):
     trained = eager_model(noise_multiplier=1.5)
     fit_steps(trained, 2)
@@ -72,7 +74,7 @@ def test_a_trained_layer_that_joins_while_the_model_is_built_counts_before_the_f
     assert model.optimizer.steps_taken == trained.optimizer.steps_taken == 2  # and none since
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("singly", [False, True])
 def test_another_model_on_shared_layers_cannot_break_the_budget(small, singly):
     base = small.base()

@@ -69,6 +69,7 @@ def test_an_optimizer_in_a_run_serves_no_other_model(pair, act):
     assert kinds == ["shuffled", "poisson"]
 
 
+@pytest.mark.thorough
 def test_batches_that_are_not_used_up_hold_the_optimizer_until_they_are_closed(pair):
     batches = pair.first.training_batches(pair.poisson)
     next(batches)
@@ -78,6 +79,7 @@ def test_batches_that_are_not_used_up_hold_the_optimizer_until_they_are_closed(p
     pair.second.fit(pair.shuffled, verbose=0)
 
 
+@pytest.mark.thorough
 def test_a_model_with_a_new_optimizer_gives_the_old_one_back(pair, small):
     steps = pair.first.training_batches(pair.poisson)
     next(steps)
@@ -87,7 +89,7 @@ def test_a_model_with_a_new_optimizer_gives_the_old_one_back(pair, small):
     assert pair.optimizer.steps_taken > 0
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_step_that_was_traced_before_sees_no_example_in_another_models_run(small):
     pair = Pair(small, noise_multiplier=0.0)
     step = tf.function(pair.second.train_step, autograph=False)  # converts for minutes

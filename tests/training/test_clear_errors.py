@@ -23,6 +23,7 @@ class Loop(layers.Layer):
         )[1]
 
 
+@pytest.mark.thorough
 def test_a_loop_whose_steps_xla_does_not_know_is_explained(small):
     base = keras.Sequential([keras.Input((3,)), Loop(), layers.Dense(2)])
     model = small.model(base, compile_kwargs={"jit_compile": True})
@@ -64,6 +65,7 @@ def mean_of_all(y_true, y_pred):
     return keras.ops.mean(keras.ops.square(y_true - y_pred[:, 0]))
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_one_number_is_named(small):
     with pytest.raises(ValueError, match=r"'mean_of_all' returned a scalar.*mean\(x, axis=-1\)"):
         small.model(loss=mean_of_all).fit(small.poisson(), verbose=0)
@@ -88,6 +90,7 @@ def test_a_loss_that_is_one_number_is_named(small):
     model.fit(small.poisson(), verbose=0)
 
 
+@pytest.mark.thorough
 def test_a_mask_that_the_loss_has_no_positions_for_can_be_left_out(small):
     def one_for_each_example(y_true, y_pred):
         return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=[1, 2])
@@ -116,6 +119,7 @@ def test_checks_of_numerics_are_named(small):
         tf.debugging.disable_check_numerics()
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("how", ["in the model", "map"])
 def test_lookups_that_stop_at_padding_are_explained(small, how):
     def fit(num_oov_indices):
@@ -144,7 +148,7 @@ def test_private_weights_in_a_plain_model_are_named(small, tmp_path):
         small.base().load_weights(tmp_path / "private.weights.h5")
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_training_works_under_numpy_behaviour():
     processes.run(
         """

@@ -78,7 +78,7 @@ def test_logits_are_never_laid_out_flat(steps):
     assert [LOGITS] not in shapes
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_products_of_logits_gradients_are_made_one_example_at_a_time(steps):
     # For products of the whole batch XLA for TPUs copies them, each time into another layout.
     large, products = set(), []

@@ -45,6 +45,7 @@ def counting(layer):
     return keras.Sequential([keras.Input((3,)), layer, layers.Dense(2)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 def test_a_layer_counts_its_calls_once_a_step(small, microbatch_size):
     counter = Scales()
@@ -73,13 +74,14 @@ RAW = {
 }
 
 
-@pytest.mark.evidence_after(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", RAW.values(), ids=RAW)
 def test_what_is_more_than_a_count_is_refused(small, count):
     with pytest.raises(PrivacyError, match="updated from the batch.*may keep a count"):
         small.model(counting(Counts(count))).fit(small.poisson((X, Y)), verbose=0)
 
 
+@pytest.mark.thorough
 def test_a_name_makes_no_random_generator(small):
     class Named(layers.Layer):
         def build(self, shape):
@@ -172,6 +174,7 @@ def test_a_layer_that_is_run_again_counts_from_where_it_was(layer):
         assert found[i] == pytest.approx(np.linalg.norm(gradient), rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_comparing_a_rule_of_ones_own_counts_nothing(small):
     class Ruled(Scales):
         pass

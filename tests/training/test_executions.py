@@ -73,7 +73,7 @@ def calls(monkeypatch):
 
 
 # XLA takes ten seconds to compile five selections of rows.
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "at_once, rows", [(2, True), (16, False), pytest.param(5, True, marks=pytest.mark.evidence)]
 )
@@ -92,6 +92,7 @@ def test_steps_are_those_of_keras_whatever_an_execution_holds(
         np.testing.assert_allclose(history[name], shown[name], rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_parts_of_an_execution_follow_one_another_until_the_data_end(
     small, one_by_one, calls, monkeypatch
 ):
@@ -105,7 +106,7 @@ def test_parts_of_an_execution_follow_one_another_until_the_data_end(
     assert model.optimizer.steps_taken == 2 * STEPS and len(calls) > 2
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_several_epochs_with_noise_of_their_own_until_a_budget_ends(small, calls):
     budget = {"budget": tfdp.PrivacyBudget(0.5, 0.01), "steps": 23}
     model, history = trained(small, 4, epochs=3, length=4, **budget)
@@ -189,6 +190,7 @@ def test_data_of_unknown_length_end_the_epoch(small, calls):
     assert model.optimizer.steps_taken == 5 and len(calls) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("most, wanted", [(32, 10), (9, 5), (4, 2), (1, 1), (0, 1)])
 def test_parts_of_an_execution_are_equally_long(small, most, wanted, monkeypatch):
     monkeypatch.setattr(executions, "_MOST", most)
@@ -221,6 +223,7 @@ class Mix(keras.callbacks.Callback):
         self.layer.mix = True
 
 
+@pytest.mark.thorough
 def test_nothing_is_traced_after_the_first_step(small, monkeypatch):
     layer = MixesLater()
     base = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(2)])
@@ -285,6 +288,7 @@ def test_an_execution_without_data_is_not_timed(small):
             run(None)
 
 
+@pytest.mark.thorough
 def test_both_ways_make_the_steps_of_one_run(small, one_by_one, monkeypatch):
     monkeypatch.setattr(executions, "_TRIALS", 1)
     model, _ = trained(small, 2)  # 5 executions: 2 by Keras, 2 in one program

@@ -24,6 +24,7 @@ def steps_of(model):
     return model.optimizer.steps_taken
 
 
+@pytest.mark.thorough
 def test_private_optimizer_in_a_plain_model_raises_at_the_first_step(small):
     model = small.base()
     model.compile(small.optimizer(), loss=small.loss)
@@ -42,6 +43,7 @@ def test_private_optimizer_refuses_plain_gradients_of_custom_loops(small):
             call(*arguments) if call == model.optimizer.apply else call(zip(*arguments))  # noqa: B905
 
 
+@pytest.mark.thorough
 def test_loss_scaling_around_the_private_optimizer_fails_closed(small):
     model = tfdp.make_private(small.base())
     model.compile(keras.optimizers.LossScaleOptimizer(small.optimizer()), loss=small.loss)
@@ -49,7 +51,7 @@ def test_loss_scaling_around_the_private_optimizer_fails_closed(small):
         model.fit(small.poisson(), verbose=0)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_history_has_loss_and_metrics_without_padding(small):
     x, y = small.data()
     model = small.model(
@@ -72,7 +74,7 @@ def test_history_has_loss_and_metrics_without_padding(small):
     assert evaluated["accuracy"] == pytest.approx(history["accuracy"][0], rel=1e-5)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_evaluate_and_predict_charge_and_change_nothing(small):
     model = small.model(compile_kwargs={"metrics": ["accuracy"], **EAGER})
     fit_steps(model)
@@ -94,6 +96,7 @@ def test_validation_data_is_not_charged(small):
     assert len(history["val_loss"]) == 2 and steps_of(model) == 4
 
 
+@pytest.mark.thorough
 def test_validation_split_shrinks_the_training_data(small):
     x, y = small.data()
     with pytest.raises(PrivacyError, match="num_examples"):
@@ -103,6 +106,7 @@ def test_validation_split_shrinks_the_training_data(small):
     assert steps_of(model) == 3
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("batch, is_assumed", [(30, True), (10, False)])
 def test_where_a_validation_split_parts_full_batches_is_listed_as_assumed(small, batch, is_assumed):
     """A record less moves it; but a record that is blanked out, of shuffled batches, does not."""
@@ -124,6 +128,7 @@ def test_empty_draws_are_noised_and_charged(small):
     assert np.all(np.abs(np.diff(weights, axis=0)).max(axis=(1, 2)) > 1e-3)
 
 
+@pytest.mark.thorough
 def test_noise_is_the_same_whether_or_not_the_draw_is_empty(small):
     x, y = small.data()
     moved = []
@@ -140,7 +145,7 @@ def test_noise_is_the_same_whether_or_not_the_draw_is_empty(small):
     assert np.linalg.norm(moved[0]) > 0
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_budget_stops_training_exactly_at_its_steps(small, steps_per_execution):
     how = EAGER if steps_per_execution == 1 else {"steps_per_execution": steps_per_execution}
@@ -169,7 +174,7 @@ def test_steps_beyond_the_budget_use_no_example(small):
     assert steps_of(model) == 2
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_budget_after_the_charges_of_a_release(small):
     model = eager_model(budget=tfdp.PrivacyBudget(1.0, 0.01), steps=4)
     alone = model.optimizer.noise_multiplier
@@ -183,6 +188,7 @@ def test_budget_after_the_charges_of_a_release(small):
     assert [e.label for e in model.ledger.entries] == ["a release", "private training"]
 
 
+@pytest.mark.thorough
 def test_no_step_runs_after_a_fit_that_was_refused(small):
     base = small.base()
     model = eager_model(base, budget=tfdp.PrivacyBudget(1.0, 0.01), steps=4)
@@ -218,6 +224,7 @@ def test_a_run_that_is_refused_ends_the_one_before(small, monkeypatch):
     assert not bool(charging.active(model))
 
 
+@pytest.mark.thorough
 def test_charges_that_are_loaded_between_runs_allow_no_step(small, tmp_path):
     model = eager_model(budget=tfdp.PrivacyBudget(1.0, 0.01), steps=4)
     fit_steps(model, 2)
@@ -238,7 +245,7 @@ def test_input_pipelines_on_the_host_know_the_noise_of_the_run(small):
     assert known.numpy() == pytest.approx(0.5 * model.optimizer.noise_multiplier)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_larger_budget_trains_on_and_counts_what_was_spent(small):
     model = eager_model(budget=tfdp.PrivacyBudget(0.5, 0.01), steps=2)
     fit_steps(model, 2)
@@ -249,7 +256,7 @@ def test_a_larger_budget_trains_on_and_counts_what_was_spent(small):
     assert 0.98 < model.privacy_statement().epsilon <= 1.0
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_privacy_meter_shows_epsilon_and_stops(small):
     model = small.model(noise_multiplier=4.0)
     meter = tfdp.callbacks.PrivacyMeter(max_epsilon=0.51)  # of 14 steps: not at the end of an epoch
@@ -260,6 +267,7 @@ def test_privacy_meter_shows_epsilon_and_stops(small):
     assert model.optimizer.epsilon_after(1, model.optimizer.default_delta) > 0.51
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -294,6 +302,7 @@ def unknown_datasets(small):
     yield ((x, y) for _ in range(3)), "does not know"
 
 
+@pytest.mark.thorough
 def test_unknown_datasets_are_refused(small):
     model = small.model()
     for data, message in unknown_datasets(small):
@@ -309,6 +318,7 @@ def test_targets_that_are_missing_are_asked_for(small):
     assert len(model.ledger) == 0
 
 
+@pytest.mark.thorough
 def test_harmless_maps_are_allowed(small):
     model = eager_model()
     data = small.poisson().map(lambda x, y, w: (2 * x, y, w)).prefetch(1).take(2)
@@ -319,6 +329,7 @@ def test_harmless_maps_are_allowed(small):
 BOTH = [(True, True), (True, False), (False, True), (False, False)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("built, fitted", slow.cases(BOTH, slow=[BOTH[0], BOTH[-1]]))
 def test_a_step_is_planned_and_traced_once(small, built, fitted, monkeypatch):
     # Variables made in a trace would make TensorFlow trace the step again.
@@ -348,6 +359,7 @@ def test_planning_a_model_that_it_builds_is_not_done_again(small):
     assert model.clipping_plan(x) is model.clipping_plan(x)
 
 
+@pytest.mark.thorough
 def test_positional_arguments_of_fit(small):
     x, y = small.data()
     model = eager_model()
@@ -355,6 +367,7 @@ def test_positional_arguments_of_fit(small):
     assert steps_of(model) == 4
 
 
+@pytest.mark.thorough
 def test_summary_and_layers_of_the_wrapped_model(small):
     base = small.base()
     model = small.model(base)
@@ -365,6 +378,7 @@ def test_summary_and_layers_of_the_wrapped_model(small):
     np.testing.assert_array_equal(model.predict(x, verbose=0), base.predict(x, verbose=0))
 
 
+@pytest.mark.thorough
 def test_subclassed_model_built_by_its_first_batch(small):
     class Net(tfdp.models.DPModel):
         def __init__(self):
@@ -438,6 +452,7 @@ def test_a_private_optimizer_cannot_wrap_another(small):
         small.optimizer(small.optimizer())
 
 
+@pytest.mark.thorough
 def test_settings_cannot_change_after_they_were_charged(small):
     model = eager_model()
     fit_steps(model)
@@ -451,6 +466,7 @@ def test_settings_cannot_change_after_they_were_charged(small):
     assert model.ledger == ledger
 
 
+@pytest.mark.thorough
 def test_micro_batches_add_up_to_what_one_example_moves_by_its_norm(small):
     """With it the sum so far stays above a power of two, below which float32 is twice as fine."""
     size, half, together = 16_384, 8192, 16
@@ -476,6 +492,7 @@ def test_micro_batches_add_up_to_what_one_example_moves_by_its_norm(small):
     assert sums[1] - sums[0] == pytest.approx(1.0, abs=sum_rounding(size))
 
 
+@pytest.mark.thorough
 def test_mixed_bfloat16_trains(small):
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")

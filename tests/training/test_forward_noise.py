@@ -79,6 +79,7 @@ def shuffled(small):
     return tfdp.data.shuffled_epochs(small.data(), 10)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[True]))
 def test_epochs_are_copies_and_the_encoder_gets_no_gradient(small, shuffled, jit_compile):
@@ -104,6 +105,7 @@ def test_epochs_are_copies_and_the_encoder_gets_no_gradient(small, shuffled, jit
     assert model.ledger.epsilon(1e-3) == np.inf
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 def test_the_ledger_survives_every_way_of_saving(shuffled, tmp_path):
@@ -126,7 +128,7 @@ def test_the_ledger_survives_every_way_of_saving(shuffled, tmp_path):
         assert fresh.ledger == model.ledger
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_poisson_batches_are_charged_without_amplification(small):
     model = compiled()
@@ -139,7 +141,7 @@ def test_poisson_batches_are_charged_without_amplification(small):
     )
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("private_optimizer", [False, True])
 def test_batches_that_are_cut_off_cost_their_share_of_delta(small, private_optimizer):
@@ -171,6 +173,7 @@ def test_a_release_about_other_records_is_refused(small):
         model.fit(small.poisson(), verbose=0)
 
 
+@pytest.mark.thorough
 def test_replace_one_halves_the_noise_multiplier(shuffled):
     model = compiled(network(DPForwardNoise(1.0, 4.0, "propagate", "replace_one")))
     model.get_layer("enc").trainable = False
@@ -200,6 +203,7 @@ def test_batches_that_have_no_rule_beside_earlier_ones_are_refused_before_a_step
     assert model.privacy_statement(1e-3).epsilon == before.epsilon
 
 
+@pytest.mark.thorough
 def test_propagate_lists_the_encoder_and_gives_no_epsilon(shuffled):
     model = compiled(network(DPForwardNoise(1.0, 2.0, gradient="propagate")))
     encoder = model.get_layer("enc").get_weights()[0]
@@ -251,6 +255,7 @@ def test_ways_around_the_noise_are_found_and_listed(kind, shuffled):
         assert "the loss looks at the raw inputs" in listed
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("sees_data, below", [(True, True), (True, False), (False, True)])
 def test_a_state_below_the_noise_that_sees_raw_data_is_not_private(sees_data, below, shuffled):
@@ -302,7 +307,7 @@ MIXES = {
 }  # fmt: skip
 
 
-@pytest.mark.evidence_after(3)
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("name", MIXES)
 def test_representations_that_mix_examples_are_refused_by_layer_and_operation(name, shuffled):
     mix, what = MIXES[name]
@@ -315,6 +320,7 @@ def test_representations_that_mix_examples_are_refused_by_layer_and_operation(na
     assert model.plain_charging.steps_of_run == 0
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("name", ["mean", "sums from the first on", "sums from the last on"])
 def test_what_is_not_to_be_proved_is_looked_at_on_a_few_records(name, shuffled):
     model = compiled(network(mix=Function(MIXES[name][0])), validate=False)
@@ -322,6 +328,7 @@ def test_what_is_not_to_be_proved_is_looked_at_on_a_few_records(name, shuffled):
         model.fit(shuffled, verbose=0)
 
 
+@pytest.mark.thorough
 def test_masks_that_mix_examples_are_refused():
     inputs = keras.Input((5, 2))
     z = DPForwardNoise(1.0, 2.0)(Masked()(inputs))
@@ -354,7 +361,7 @@ def transformer():
     return keras.Model(inputs, head), np.random.default_rng(0).integers(0, 9, (N, 6))
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("make, arrays", [(mlp, False), (mlp, True), (lstm, 0), (transformer, 0)])
 def test_the_statement_says_what_was_proved_of_representations(make, arrays):
@@ -367,7 +374,7 @@ def test_the_statement_says_what_was_proved_of_representations(make, arrays):
     assert not any("each other" in sentence for sentence in statement.assumptions)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_the_statement_says_what_was_not_proved_of_representations(shuffled):
     def set_diagonal(h):  # by an operation without a rule
@@ -387,7 +394,7 @@ def test_the_statement_says_what_was_not_proved_of_representations(shuffled):
         compiled(network(mix=Function(stateful))).fit(shuffled, verbose=0)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_what_was_noised_may_be_mixed(shuffled):
     base = network()
@@ -420,6 +427,7 @@ def test_noise_that_is_added_to_some_batches_only_is_refused(shuffled):
         compiled(keras.Sequential([Sometimes(), keras.layers.Dense(2)])).fit(shuffled, verbose=0)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("around", [False, True])
 def test_noise_that_a_step_does_not_add_is_not_charged_as_noise(shuffled, around):
     class Inference(tfdp.models.DPModel):
@@ -487,7 +495,7 @@ def test_microbatches_are_charged_truthfully_and_refused_by_a_dp_optimizer(small
     assert entry.event == VisiblySampledGaussianDpEvent(0.125, 2.0) and entry.count == 8
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_freezing_between_fits_holds_without_a_new_compile(shuffled):
     model = compiled(network(DPForwardNoise(1.0, 2.0, gradient="propagate")), run_eagerly=False)

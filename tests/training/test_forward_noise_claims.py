@@ -20,6 +20,7 @@ def claims():
     return module
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -39,7 +40,7 @@ def test_an_attack_exceeds_the_papers_epsilon_and_never_the_true_one(claims, set
     assert found <= claim.true_epsilon_poisson
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("sigma", slow.cases([1.0, 3.0, 8.0], slow=[3.0]))
 def test_the_attack_stays_below_the_true_epsilon_at_any_noise(claims, sigma):
     found = claims.attack(sigma, 0.2, 10, 1e-3, trials=10_000)

@@ -113,6 +113,7 @@ def check_preset(model, folder):
     return again
 
 
+@pytest.mark.thorough
 def test_a_preset_brings_the_charges_to_the_classifier_and_to_whatever_takes_its_backbone(tmp_path):
     check_preset(charged(), str(tmp_path / "preset"))
 

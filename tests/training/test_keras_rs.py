@@ -73,7 +73,7 @@ def step(model, x, y):
     return {name: b - a for name, b, a in zip(names, before, after, strict=True)}
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_step_is_the_one_of_sparse_embeddings():
     x, y = make_data(8, rows=6)
     found = []
@@ -86,7 +86,7 @@ def test_a_step_is_the_one_of_sparse_embeddings():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_no_operation_of_a_step_has_as_many_rows_as_a_table(outputs_with_rows):
     rows, before = 7919, keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")  # under which the layer would cast the table
@@ -113,7 +113,7 @@ class Alone(keras.Model):
         return self.head(self.table(ids))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_model_that_its_first_batch_builds_is_sparse_too(outputs_with_rows):
     model = compiled(Alone(), AdaFEST(3.0), noise_multiplier=1.0)
     x, y = np.ones((8, 2), "int64"), np.ones((8, 1), "float32")
@@ -136,7 +136,7 @@ def test_rows_are_chosen_on_the_host_for_a_model_built_after_compile():
     assert list(np.flatnonzero(np.any(change != 0, axis=1))) == [4]
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_only_surviving_rows_are_noised_and_without_selection_all_of_them():
     chosen = np.zeros(V)
     chosen[[1, 2, 5]] = 1.0
@@ -184,6 +184,7 @@ def test_a_saved_model_goes_on_with_its_tables_and_its_ledger(tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_tables_of_the_same_name_are_refused():
     x = keras.Input((2,), dtype="int64")
     layers = [keras_rs.layers.EmbedReduce(V, D, name="words") for _ in range(2)]

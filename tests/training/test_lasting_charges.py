@@ -14,6 +14,7 @@ import tfdp
 from tfdp.errors import PrivacyError
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("then", ["private", "plain", "wrapper dropped"])
 def test_charges_outlive_what_charged_them(small, then):
     base = small.base()
@@ -33,7 +34,7 @@ def test_charges_outlive_what_charged_them(small, then):
     assert model.privacy_statement(DELTA).epsilon == math.inf
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_an_optimizer_knows_of_charges_that_came_since_it_was_compiled(small):
     """Its model shares a layer that another one has built and trained; nobody asked the model."""
     encoder = keras.layers.Dense(4)
@@ -48,7 +49,7 @@ def test_an_optimizer_knows_of_charges_that_came_since_it_was_compiled(small):
     )
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_model_that_its_first_batch_builds_keeps_its_ledger(small, plain):
     """An encoder trained there, then frozen and reused, brings what it cost."""
@@ -66,7 +67,7 @@ def test_a_model_that_its_first_batch_builds_keeps_its_ledger(small, plain):
     assert_one(second, math.inf if plain else expected)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_step_of_a_subclass_is_counted(small):
     class Own(tfdp.models.DPModel):
         def __init__(self, private):
@@ -183,6 +184,7 @@ def test_steps_of_a_class_that_changes_after_compile_are_charged(small):
         model.fit(small.poisson(), verbose=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
 def test_layers_that_replace_their_variables_keep_the_charges(small, tmp_path, saved):
@@ -214,6 +216,7 @@ def test_the_ledger_of_a_model_is_charged_through_the_model():
     assert_one(model, by_hand(poisson(4.0, 0.25, 2), event, event))
 
 
+@pytest.mark.thorough
 def test_an_optimizer_that_is_set_without_compile_charges_the_weights(small):
     model = eager_model()
     model.optimizer = small.optimizer(noise_multiplier=4.0)
@@ -232,6 +235,7 @@ def by_python(x):
     return tf.ensure_shape(tf.numpy_function(lambda x: 2 * x, [x], tf.float32), x.shape)
 
 
+@pytest.mark.thorough
 def test_what_a_run_did_is_not_lost_by_compile_or_load(small, tmp_path):
     model = eager_model(seed=3)
     data = small.poisson(steps_per_epoch=1).map(lambda x, y, w: (by_python(x), y, w))
@@ -245,7 +249,7 @@ def test_what_a_run_did_is_not_lost_by_compile_or_load(small, tmp_path):
         assert "fixed seed 3" in text and "not a private one" in text
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_parts_of_loaded_models_bring_their_charges(small, tmp_path):
     base = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)])
     model = eager_model(base, noise_multiplier=8.0)

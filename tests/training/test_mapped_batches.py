@@ -80,7 +80,7 @@ def test_a_map_that_mixes_rows_is_refused(name):
     assert notes_of_maps(data, validate=False).assumptions == (_ASSUMED,)
 
 
-@pytest.mark.evidence_after(4)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", APART)
 def test_a_map_that_treats_each_row_separately_is_proved(name):
     data = batches().map(APART[name], num_parallel_calls=2).prefetch(1)
@@ -235,6 +235,7 @@ def test_values_that_a_map_computes_with_are_listed_as_assumed(name, persons):
     assert _VALUES not in notes_of_maps(data.map(of_x(of_array(0.5)))).assumptions
 
 
+@pytest.mark.thorough
 def test_weights_that_were_charged_are_not_assumed_to_be_public(small):
     """They are refused, or a part of the model; and a release that a layer holds is charged."""
     encoder = small.base()
@@ -245,6 +246,7 @@ def test_weights_that_were_charged_are_not_assumed_to_be_public(small):
     assert _VALUES not in notes_of_maps(mapped).assumptions
 
 
+@pytest.mark.thorough
 def test_what_a_map_does_for_each_person_is_not_looked_at():
     data = tfdp.data.poisson_batches(
         (X, np.zeros((40, 1), "float32")), 2, privacy_ids=np.arange(40) // 2,

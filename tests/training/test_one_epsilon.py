@@ -33,7 +33,7 @@ class Meter(tfdp.callbacks.PrivacyMeter):
         self.shown.append((logs["epsilon"], self.model.ledger.epsilon(DELTA)))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:These batches are shuffled")
 def test_the_natural_first_call_ends_within_its_budget(small):
     """`fit(x, y)` shuffles: without amplification the noise must be larger, and it is."""
@@ -83,7 +83,7 @@ def test_the_same_budget_again_says_that_little_is_left_of_it(small):
         assert optimizer.noise_multiplier > 5
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_batches_of_unknown_origin(small):
     x, y = small.data()
     model = eager_model()
@@ -115,6 +115,7 @@ def test_batches_that_are_known_can_be_trained_one_by_one(small):
     assert_one(model, math.inf)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "how, noise",  # forward noise is charged by the same runs of steps
     slow.cases([(how, noise) for how in WAYS for noise in (False, True)],
@@ -151,6 +152,7 @@ def test_steps_that_are_no_train_on_batch_are_not_charged_as_samples(small, nois
     assert model.privacy_statement(DELTA).unstated
 
 
+@pytest.mark.thorough
 def test_between_two_calls_of_fit_no_step_of_a_budget_sees_examples(small):
     """Steps are left, and nobody charges a step that no `fit` has begun."""
     model = eager_model(budget=tfdp.PrivacyBudget(1.0, DELTA), steps=12)
@@ -181,6 +183,7 @@ def test_reading_charges_nothing_and_everyone_reads_the_same(small):
     assert {shown for shown, _ in meter.shown} == {math.inf}
 
 
+@pytest.mark.thorough
 def test_delta_is_checked_against_the_largest_data_ever_trained_on(small):
     data = small.data(4 * N)
     model = eager_model(num_examples=4 * N)
@@ -201,7 +204,7 @@ def test_delta_is_checked_against_the_largest_data_ever_trained_on(small):
     assert model.optimizer.default_delta == 0.1 / (4 * N)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_the_meter_keeps_its_limit_when_a_backup_brings_charges(small, tmp_path):
     class Crash(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -221,7 +224,7 @@ def test_the_meter_keeps_its_limit_when_a_backup_brings_charges(small, tmp_path)
     assert 6 <= model.optimizer.steps_taken <= 8
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_limit_on_epsilon_counts_charges_that_are_loaded_meanwhile(small):
     model, other = eager_model(noise_multiplier=4.0), eager_model(noise_multiplier=4.0)
     fit_steps(other)
@@ -251,7 +254,7 @@ def test_the_meter_never_shows_less_than_was_spent_of_data_of_unknown_length(sma
     assert all(shown >= spent for shown, spent in meter.shown)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_the_meter_serves_forward_noise(small):
     def noisy():
         inner = keras.Sequential(
@@ -272,6 +275,7 @@ def test_the_meter_serves_forward_noise(small):
     assert_one(model, gaussian_epsilon(2.0, DELTA, 3), rel=1e-4)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("declared_first", [False, True])
 def test_each_epoch_of_data_of_unknown_length_may_be_a_pass(small, declared_first):
     x, y = small.data()
@@ -303,6 +307,7 @@ def test_cut_off_batches_cost_the_same_delta_everywhere(small):
     assert meter.shown[-1][0] >= found
 
 
+@pytest.mark.thorough
 def test_a_budget_covers_batches_that_are_cut_off(small):
     model = eager_model(budget=tfdp.PrivacyBudget(1.0, DELTA), steps=4)
     history = model.fit(small.poisson(max_batch_size=22, steps_per_epoch=2), epochs=5, verbose=0)
@@ -349,6 +354,7 @@ def test_declared_passes_are_passes(small):
         tfdp.data.declare_sampling(tfdp.data.shuffled_epochs((x, y), 10), "poisson", N, 10)
 
 
+@pytest.mark.thorough
 def test_numbers_of_numpy_are_numbers(tmp_path):
     model = eager_model(
         num_examples=np.int64(N), expected_batch_size=np.float32(10), noise_multiplier=np.float32(4)
@@ -358,7 +364,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     assert_one(model, by_hand(poisson(4.0, 0.25, 4)))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_budget_pays_for_batches_that_were_cut_before(small):
     """Their δ is taken from that of the noise, or the ε at the end would exceed the budget."""
     model = eager_model(noise_multiplier=4.0)
@@ -371,7 +377,7 @@ def test_a_budget_pays_for_batches_that_were_cut_before(small):
     assert 0.99 * budget.epsilon < model.ledger.epsilon(DELTA) <= budget.epsilon
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_budget_goes_on_with_batches_of_another_size(small):
     """The noise of the steps that are left is calibrated to them; of like batches it is kept."""
     budget = {"budget": tfdp.PrivacyBudget(1.0, DELTA), "steps": 12}

@@ -32,7 +32,7 @@ class ByPlace(ByName):
         return self.one(inputs[0]) + self.two(inputs[1])
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "model, x", [(ByName, {"a": X, "b": X}), (ByPlace, (X, X)), (ByPlace, [X, X])],
     ids=["dict", "tuple", "list"],
@@ -60,6 +60,7 @@ def of_squares():
     return model, per_example_gradient_norms(model, X[:4], y, "mse")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss", [square, Square()], ids=["function", "class"])
 @pytest.mark.parametrize("dtype", ["int32", "float64", "bool"])
 def test_losses_of_ones_own_get_labels_as_in_keras(loss, dtype, of_squares):
@@ -117,7 +118,7 @@ def test_arguments_of_another_kind_are_named(small, name, value):
         small.optimizer(**{name: value})
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("microbatch_size", [None, 4])
 def test_the_losses_of_outputs_add_up_to_the_loss(small, microbatch_size):
     x = keras.Input((3,))
@@ -162,7 +163,7 @@ def without_weights(vectorization):
     return lambda x, y, weights: (vectorization(x), y)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", [two, three, without_weights])
 def test_texts_are_taken_apart_after_sampling(small, vectorization, how):
     batches = small.poisson((texts(), Y), steps_per_epoch=2)
@@ -186,12 +187,14 @@ def test_texts_are_taken_apart_in_the_model(small, vectorization):
     private.fit(small.poisson((texts()[:, None], Y), steps_per_epoch=1), verbose=0)
 
 
+@pytest.mark.thorough
 def test_functional_models_are_converted_after_fit(small):
     private = eager_model()
     fit_steps(private)
     assert len(tf.lite.TFLiteConverter.from_keras_model(private).convert()) > 100
 
 
+@pytest.mark.thorough
 def test_a_metric_of_the_whole_batch_sees_no_padding(small):
     def smallest(y_true, y_pred):
         return tf.reduce_min(tf.cast(y_true, tf.float32))  # padding would be 0
@@ -202,6 +205,7 @@ def test_a_metric_of_the_whole_batch_sees_no_padding(small):
     assert logs["smallest"] == [1.0]
 
 
+@pytest.mark.thorough
 def test_a_metric_of_each_example_keeps_its_name(small):
     def error(y_true, y_pred):
         return tf.cast(tf.argmax(y_pred, -1, tf.int32) != tf.cast(y_true, tf.int32), tf.float32)
@@ -241,7 +245,7 @@ def test_layers_that_write_or_remember_are_refused_by_name(small):
             tfdp.make_private(base)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Layer .* has no clipping rule, and TensorFlow cannot")
 def test_a_scan_around_a_layer_is_served(small):
     class Steps(keras.Model):
@@ -269,6 +273,7 @@ def test_a_scan_around_a_layer_is_served(small):
         assert norms[i] == pytest.approx(true, rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_logs_that_are_written_to_a_file_hold_epsilon(tmp_path):
     path = tmp_path / "log.csv"
     callbacks = [keras.callbacks.CSVLogger(path), tfdp.callbacks.PrivacyMeter()]
@@ -276,7 +281,7 @@ def test_logs_that_are_written_to_a_file_hold_epsilon(tmp_path):
     assert "epsilon" in path.read_text().splitlines()[0].split(",")
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_fit_that_the_budget_ends_says_so():
     budget = tfdp.PrivacyBudget(epsilon=0.5, delta=1e-3)
     private = eager_model(budget=budget, steps=3)
@@ -284,7 +289,7 @@ def test_a_fit_that_the_budget_ends_says_so():
         fit_steps(private, 2, epochs=5)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.parametrize("at_once", slow.cases([3, 7], slow=[7]))
 def test_executions_that_do_not_divide_an_epoch_take_all_steps_of_a_budget(small, at_once):
     budget, together = tfdp.PrivacyBudget(0.5, 1e-3), {"steps_per_execution": at_once}
@@ -294,6 +299,7 @@ def test_executions_that_do_not_divide_an_epoch_take_all_steps_of_a_budget(small
     assert model.optimizer.steps_taken == 25
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at_once", slow.cases([3, 7], slow=[3]))
 def test_executions_that_do_not_divide_an_epoch_end_at_the_last_that_a_meter_allows(small, at_once):
     together = {"steps_per_execution": at_once}
@@ -312,6 +318,7 @@ def test_a_list_of_callbacks_may_be_one_of_keras(small):
     assert len(seen) == 1 and model.optimizer.steps_taken == 2
 
 
+@pytest.mark.thorough
 def test_a_fit_that_ends_with_its_last_epoch_says_nothing(recwarn):
     budget = tfdp.PrivacyBudget(epsilon=0.5, delta=1e-3)
     fit_steps(eager_model(budget=budget, steps=2), 2)

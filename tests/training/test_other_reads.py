@@ -75,7 +75,7 @@ def compiled(small, model, loss=None, **engine):
     return model
 
 
-@pytest.mark.evidence_after(2)
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("hides", [by_name, by_lambda, by_object, by_function, in_a_loop])
 def test_weights_that_were_charged_and_are_in_no_layer_are_refused(hides, small, trained):
     model = compiled(small, Student(hides(trained)))
@@ -84,6 +84,7 @@ def test_weights_that_were_charged_and_are_in_no_layer_are_refused(hides, small,
     assert model.optimizer.charging.steps_of_run == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", [EAGER, {"jit_compile": True}])
 def test_they_are_refused_by_every_engine(engine, small, trained):
     model = compiled(small, Student(by_name(trained)), **engine)
@@ -91,7 +92,7 @@ def test_they_are_refused_by_every_engine(engine, small, trained):
         model.fit(small.poisson(), verbose=0)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_they_are_refused_in_micro_batches(small, trained):
     model = Student(by_name(trained))
     model.compile(small.optimizer(microbatch_size=5), loss=small.loss)
@@ -119,7 +120,7 @@ def test_a_teacher_in_the_loss_is_refused_unless_it_is_a_part_of_the_model(small
     assert len(before.ledger) == 2  # what the teacher cost is in it
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_weights_that_are_charged_after_the_first_fit_are_refused_at_the_next_one(small):
     encoder = keras.layers.Dense(2)
     encoder.build((None, 3))
@@ -130,6 +131,7 @@ def test_weights_that_are_charged_after_the_first_fit_are_refused_at_the_next_on
         model.fit(small.poisson(), verbose=0)
 
 
+@pytest.mark.thorough
 def test_what_was_charged_without_a_step_is_not_lost_either(small):
     encoder = keras.layers.Dense(2)
     other = small.model(keras.Sequential([keras.Input((3,)), encoder]))
@@ -139,7 +141,7 @@ def test_what_was_charged_without_a_step_is_not_lost_either(small):
         model.fit(small.poisson(), verbose=0)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_layers_that_the_model_has_are_read_by_any_name(small, trained):
     trained.trainable = False
     model = compiled(small, Student(by_name(trained), trained))
@@ -200,7 +202,7 @@ def test_batches_that_were_made_by_weights_that_were_charged_are_refused(data, s
         next(iter(model.training_batches(data(small, trained))))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_batches_may_be_made_by_weights_whose_charges_the_model_has(small, trained):
     trained.trainable = False
     model = compiled(small, Student(tf.identity, trained))
@@ -213,6 +215,7 @@ def test_batches_may_be_made_by_weights_whose_charges_the_model_has(small, train
     assert_one(other, by_hand(poisson(4.0, 0.25, 4)))
 
 
+@pytest.mark.thorough
 def test_released_batches_that_were_made_by_weights_that_were_charged_are_refused(small, trained):
     release = tfdp.data.release_once(*make_data(), clip_norm=1.0, noise_multiplier=2.0)
     model = tfdp.make_private(small.base(features=2))
@@ -239,7 +242,7 @@ def test_weights_that_were_charged_and_then_quantized_are_refused(hides, small):
     assert_one(model, by_hand(poisson(4.0, 0.25, 4)))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_the_numbers_of_quantized_weights_are_refused_by_themselves(small):
     encoder = keras.layers.Dense(2, use_bias=False)
     charged(encoder)
@@ -273,7 +276,7 @@ def test_values_of_unknown_origin_that_are_in_no_layer_are_mentioned(small, tmp_
     assert elsewhere(again)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_weights_of_a_saved_model_that_a_layer_holds_are_mentioned(small, tmp_path):
     exported = charged(keras.layers.Dense(2))
     tfdp.serving.export(exported, str(tmp_path / "exported"), delta=DELTA)
@@ -283,7 +286,7 @@ def test_weights_of_a_saved_model_that_a_layer_holds_are_mentioned(small, tmp_pa
     assert elsewhere(model)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", [{}, EAGER])
 def test_forward_noise_on_weights_that_were_charged_is_refused(engine, small, trained):
     class Noisy(tfdp.models.DPModel):
@@ -301,6 +304,7 @@ def test_forward_noise_on_weights_that_were_charged_is_refused(engine, small, tr
         model.fit(small.poisson(), verbose=0)
 
 
+@pytest.mark.thorough
 def test_training_on_released_data_reads_no_weights_that_were_charged(small, trained):
     release = tfdp.data.release_once(*make_data(), clip_norm=1.0, noise_multiplier=2.0)
     unknown = keras.layers.Dense(2)
@@ -317,12 +321,14 @@ def test_training_on_released_data_reads_no_weights_that_were_charged(small, tra
         model.fit(release.batches(10), verbose=0)
 
 
+@pytest.mark.thorough
 def test_what_a_step_reads_of_its_own_is_not_noted(small):
     model = compiled(small, tfdp.make_private(small.base()), metrics=["accuracy"])
     model.fit(small.poisson(), verbose=0)
     assert not model.weight_origin.others
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:These variables get a gradient of exactly zero")
 def test_weights_whose_charges_are_joined_are_not_from_elsewhere(small):
     shared, head = keras.layers.Dense(2), keras.layers.Dense(2)
@@ -379,7 +385,7 @@ def constrained(layer):
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_constraint=Near())])
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("makes", [Relabelled, Pulled, regularized, constrained])
 def test_the_rest_of_a_step_reads_no_weights_that_were_charged_either(makes, small, trained):
     made = makes(trained)
@@ -390,6 +396,7 @@ def test_the_rest_of_a_step_reads_no_weights_that_were_charged_either(makes, sma
     assert model.optimizer.charging.steps_of_run == 0
 
 
+@pytest.mark.thorough
 def test_what_only_the_rest_of_a_step_reads_is_refused_once_it_is_charged(small):
     layer = keras.layers.Dense(2)
     layer.build((None, 3))

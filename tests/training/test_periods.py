@@ -34,7 +34,7 @@ def epsilon(found):
     return round(Ledger(found).epsilon(DELTA, "rdp"), 9)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_of_disjoint_periods_the_costliest_counts():
     one, two, three = entries(("r", "1")), entries(("r", "2"), 0.8), entries(("r", "3"), 1.5)
     alone = epsilon(two)
@@ -47,6 +47,7 @@ def test_of_disjoint_periods_the_costliest_counts():
     assert epsilon([*one, *none]) == epsilon([*none, *entries(None)])
 
 
+@pytest.mark.thorough
 def test_periods_of_two_registries_are_not_disjoint():
     both = Ledger([*entries(("r", "1")), *entries(("s", "1"), 0.9), *entries(("s", "2"), 1.2)])
     sum_of_worst = Ledger([*entries(None), *entries(None, 0.9)])
@@ -54,6 +55,7 @@ def test_periods_of_two_registries_are_not_disjoint():
     assert len(both.parallel("add_or_remove_one")) == 2
 
 
+@pytest.mark.thorough
 def test_replacing_a_person_may_change_two_periods():
     ledger = Ledger([*entries(("r", "1"), 4.0), *entries(("r", "2"), 3.0)])
     added = Ledger([*entries(None, 4.0), *entries(None, 3.0)])
@@ -63,6 +65,7 @@ def test_replacing_a_person_may_change_two_periods():
     assert statement.epsilon == replaced and not any("disjoint" in r for r in statement.remarks)
 
 
+@pytest.mark.thorough
 def test_truncated_batches_of_other_periods_take_nothing_of_delta():
     def cut(period):
         return LedgerEntry("a", entries(None)[0].event, 20, {
@@ -74,6 +77,7 @@ def test_truncated_batches_of_other_periods_take_nothing_of_delta():
     assert epsilon([one, two]) == epsilon([one])
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("more", [{"overflow_probability": 1e-7}, {"count": 40}])
 def test_of_periods_with_equal_mechanisms_the_costlier_one_counts(more):
     def of(period, count=20, overflow_probability=0.0):
@@ -182,7 +186,7 @@ def test_four_disjoint_periods_of_epsilon_1_are_stated_as_epsilon_1(small, tmp_p
         model.fit(drawn(*week(3), period), verbose=0)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_an_overlap_is_refused_before_anything_is_trained(small):
     periods = tfdp.data.DisjointPeriods()
     data, ids = week(1)

@@ -58,7 +58,7 @@ def gradients_of_records(base, x, y):
 XLA = {"compile_kwargs": {"run_eagerly": False, "jit_compile": True}}
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", [{}, {"microbatch_size": 12}, XLA], ids=["whole", "parts", "xla"])
 def test_a_step_sums_the_records_of_a_person_and_clips_the_sum(small, how):
     data, ids = records([1, 3, 2, 4, 1])
@@ -75,6 +75,7 @@ def test_a_step_sums_the_records_of_a_person_and_clips_the_sum(small, how):
         np.testing.assert_allclose(change, np.tensordot(factors, g, 1) / 5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_person_with_1000_records_moves_the_weights_no_more_than_one_with_one(small):
     norms = []
     for size in (1, 1000):
@@ -88,6 +89,7 @@ def test_a_person_with_1000_records_moves_the_weights_no_more_than_one_with_one(
     assert max(norms) <= 0.1 * (1 + 1e-5) and min(norms) > 0.09
 
 
+@pytest.mark.thorough
 def test_padding_that_computes_nan_does_not_silence_a_person(small):
     base = keras.Sequential(
         [keras.Input((3,)), keras.layers.Lambda(lambda x: x / tf.norm(x, axis=1, keepdims=True)),
@@ -101,6 +103,7 @@ def test_padding_that_computes_nan_does_not_silence_a_person(small):
         np.testing.assert_allclose(change, g.sum(0) / 2, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:There are values that are not a number")
 def test_one_record_without_finite_gradient_silences_its_person_alone(small):
     data, ids = records([3, 2])
@@ -127,7 +130,7 @@ def test_metrics_and_loss_are_those_of_the_records_that_are_there(small):
     assert history["accuracy"][0] == pytest.approx(np.mean(logits.argmax(1) == data[1]), rel=1e-5)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_statement_meter_and_budget_speak_of_persons(small):
     data, ids = records([2] * 300)
     batches = tfdp.data.poisson_batches(data, 60, privacy_ids=ids, max_records_per_unit=2)
@@ -200,6 +203,7 @@ def test_microbatches_hold_whole_persons(small):
             small.optimizer(max_records_per_unit=wrong)
 
 
+@pytest.mark.thorough
 def test_the_unit_survives_saving(small, tmp_path):
     optimizer = small.optimizer(max_records_per_unit=3)
     again = tfdp.optimizers.DPOptimizer.from_config(optimizer.get_config())
@@ -277,7 +281,7 @@ def table_model(rows=30):
     return keras.Model(ids, keras.layers.Dense(1)(h))
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("on_host", [False, True])
 def test_the_contribution_map_is_that_of_persons(monkeypatch, on_host):
     # Person 0: rows 1, 2, 3 by three records; person 1: row 1. Row 0 is a row, and not padding.

@@ -26,6 +26,7 @@ def norms_alone(model, x, loss_of):
     return found
 
 
+@pytest.mark.thorough
 def test_triplets_through_one_encoder_are_clipped_as_one_example():
     encoder = keras.Sequential([keras.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(2)])
     inputs = [keras.Input((3,)) for _ in range(3)]
@@ -56,7 +57,7 @@ class Encoder(keras.Model):
         return {"x": self.decoder(mean + ops.exp(0.5 * log_var) * noise), "kl": kl}
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_variational_autoencoder_trains_with_its_divergence_as_an_output():
     losses = {"x": "mse", "kl": lambda _, kl: kl[:, 0]}
     model = eager_model(Encoder(), losses)
@@ -65,7 +66,7 @@ def test_a_variational_autoencoder_trains_with_its_divergence_as_an_output():
     assert logs["loss"] == pytest.approx(logs["x_loss"] + logs["kl_loss"], rel=1e-5)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_generator_learns_from_a_private_discriminator(small):
     generator = keras.Sequential([keras.Input((2,)), layers.Dense(3)])
     network = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
@@ -96,7 +97,7 @@ def test_a_generator_learns_from_a_private_discriminator(small):
     assert model.optimizer.steps_taken == 1 and np.isfinite(model.privacy_statement(1e-3).epsilon)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_losses_that_padding_makes_infinite_are_shown_as_those_of_the_examples(small):
     base = keras.Sequential(
         [keras.Input((3,), dtype="int32"), layers.Embedding(9, 2, mask_zero=True),

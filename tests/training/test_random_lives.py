@@ -24,6 +24,7 @@ def check(life):
         assert statement.epsilon <= life.meter.shown <= statement.epsilon + 1e-4
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "seed, acts",
     [

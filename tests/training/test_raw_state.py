@@ -83,12 +83,14 @@ def fit(model, metrics=(), **kwargs):
     return model
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("made", [ReadsInLoss, ReadsInCall])
 def test_results_do_not_follow_metrics(made):
     with pytest.raises(PrivacyError, match="state of a metric"):
         fit(made())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("made", [KeepsInMetrics, KeepsByAFunction, KeepsByABranch, SetsTheRate])
 def test_metrics_write_to_no_weight(made, eagerly):
@@ -122,12 +124,14 @@ class Reads(keras.metrics.Mean):
         return super().update_state(norm + tf.reduce_mean(close))
 
 
+@pytest.mark.thorough
 def test_metrics_may_read_weights_and_the_whole_batch():
     model = Own()
     model(tf.zeros([1, 3]))
     fit(model, [Reads(model.dense.kernel)])
 
 
+@pytest.mark.thorough
 def test_metrics_that_run_eagerly_may_use_numpy():
     class ByNumpy(keras.metrics.Mean):
         def update_state(self, y, y_pred, sample_weight=None):
@@ -149,6 +153,7 @@ def test_a_loss_does_not_follow_a_metric_that_is_given_to_compile():
         model.fit(Small.poisson(), verbose=0)
 
 
+@pytest.mark.thorough
 def test_a_weight_that_a_metric_has_too_is_not_written_by_a_loss():
     class Writes(Own):
         def __init__(self):
@@ -163,7 +168,7 @@ def test_a_weight_that_a_metric_has_too_is_not_written_by_a_loss():
         fit(Writes())
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_metrics_keep_what_is_shown_in_variables_of_their_own():
     class Shows(Own):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
@@ -244,7 +249,7 @@ def test_what_changed_between_runs_is_checked_again(small):
         model.fit(small.poisson(), verbose=0)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", ["call", "loss"])
 def test_what_changed_is_traced_again_where_nothing_else_is_checked(small, part):
     class Switched(Own):
@@ -278,6 +283,7 @@ def test_a_step_of_a_subclass_hands_on_the_rows_that_it_got(change):
         fit(Changes())
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("twice", [False, True])
 def test_rows_of_unknown_number_are_counted_in_the_step(twice):
     class Hides(Own):
@@ -295,7 +301,7 @@ def test_rows_of_unknown_number_are_counted_in_the_step(twice):
         fit(Hides())
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_step_that_looks_like_another_one_is_charged():
     class Raw(Own):
         @functools.wraps(tfdp.models.DPModel.train_step)
@@ -319,6 +325,7 @@ def test_a_step_that_looks_like_another_one_is_charged():
         assert fit(made()).ledger.epsilon(DELTA) == np.inf
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("other", ["private", "plain"])
 def test_another_optimizer_needs_another_compilation(small, other):
     model = eager_model()
@@ -342,6 +349,7 @@ def test_a_loss_that_reads_a_weight_with_a_penalty_is_refused():
         fit(Tied())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_subclasses_may_be_built_by_their_shape(small, wrapped):
     class Plain(keras.Model):
@@ -373,6 +381,7 @@ def test_losses_and_models_that_would_be_half_ignored_are_refused(small):
         tfdp.make_private(Predicts())
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("weights", [{-1: 5.0, 1: 1.0}, {}, {"a": 1.0}, {0.5: 1.0}, [1.0]])
 def test_class_weights_are_of_classes(small, weights):
     with pytest.raises(ValueError, match="class_weight"):
@@ -457,6 +466,7 @@ def test_truth_values_are_classes(small):
     model.fit(small.poisson(), class_weight={False: 1.0, np.True_: 2.0}, verbose=0)
 
 
+@pytest.mark.thorough
 def test_losses_of_another_model_may_be_given(small):
     model = eager_model(loss=eager_model().loss)
     fit_steps(model)
@@ -488,6 +498,7 @@ def test_a_validation_of_a_subclass_is_assumed_to_learn_nothing(small):
         assert said == steps
 
 
+@pytest.mark.thorough
 def test_a_layer_that_is_never_called_may_stay_unbuilt(small):
     class Spare(keras.layers.Layer):
         def __init__(self):

@@ -90,6 +90,7 @@ def gradients_of(base, x, y):
 SIZES = [([1, 3],), ([1, 2],), ([1, 1000],)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("sizes",), slow.cases(SIZES, slow=SIZES[:1]))
 def test_a_person_moves_the_sum_by_k_clip_norms_at_most(small, sizes):
     """All records of the second person drawn, against none of them; all of them alike."""
@@ -144,6 +145,7 @@ def test_statement_meter_and_budget_speak_of_persons(small):
         model.fit(batches, verbose=0)
 
 
+@pytest.mark.thorough
 def test_delta_is_compared_with_the_number_of_persons(small):
     data, ids = records([4] * 40)
     with pytest.raises(ValueError, match="num_examples=40"):
@@ -172,6 +174,7 @@ def test_one_record_for_each_person_costs_what_records_cost(small):
     assert model.privacy_statement().unit == PERSON
 
 
+@pytest.mark.thorough
 def test_data_and_optimizer_must_draw_the_same(small):
     data, ids = records([3] * 40)
     ours = drawn(data, ids, 3, 20)
@@ -232,6 +235,7 @@ def test_it_survives_saving(small, tmp_path):
     assert statement.sampling.num_records == 120
 
 
+@pytest.mark.thorough
 def test_trainings_about_the_same_persons_add_up_however_they_draw(small):
     data, ids = records([3] * 40)
     batches = drawn(data, ids, 3, 20, steps_per_epoch=1)
@@ -248,7 +252,7 @@ def test_trainings_about_the_same_persons_add_up_however_they_draw(small):
         model.fit(tfdp.data.poisson_batches(data, 10), verbose=0)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_budget_is_calibrated_anew_where_another_way_of_drawing_spent_of_it(small):
     """Noise that was enough for whole persons is not what single records need."""
     data, ids = records([3] * 40)
@@ -265,6 +269,7 @@ def test_a_budget_is_calibrated_anew_where_another_way_of_drawing_spent_of_it(sm
     assert model.optimizer.steps_taken == 2 and model.privacy_statement().epsilon <= 0.5
 
 
+@pytest.mark.thorough
 def test_a_release_must_be_about_as_many_persons(small):
     data, ids = records([3] * 40)
     batches = drawn(data, ids, 3, 20)
@@ -280,6 +285,7 @@ def test_a_release_must_be_about_as_many_persons(small):
     assert compiled(batches, base).privacy_statement().unit == PERSON
 
 
+@pytest.mark.thorough
 def test_forward_noise_is_not_given_records_of_persons(small):
     data, ids = records([2] * 40)
     inputs = keras.Input((3,))
@@ -311,7 +317,7 @@ def sparse(selection, batches):
     return model
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_selections_of_rows_are_accounted_for_where_a_step_is_gaussian(monkeypatch):
     x = np.random.default_rng(0).integers(0, 30, (60, 2))
     ids = np.repeat(np.arange(20), 3)
@@ -335,7 +341,7 @@ def test_selections_of_rows_are_accounted_for_where_a_step_is_gaussian(monkeypat
         model.fit(batches, verbose=0)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_rows_that_are_chosen_on_the_host_are_those_of_records():
     x = np.random.default_rng(0).integers(1, 30, (60, 2))
     batches = drawn((x, np.zeros((60, 1), np.float32)), np.repeat(np.arange(20), 3), 3, 20, seed=1)
@@ -356,7 +362,7 @@ def test_the_mechanism_goes_through_json_and_refuses_what_is_not_gaussian():
         PrivateTraining(1.5, 1.0, sampling, 40)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_disjoint_periods_cost_the_largest(small, tmp_path):
     periods = tfdp.data.DisjointPeriods(tmp_path / "periods.npz")
     data, ids = records([3] * 40)
@@ -379,6 +385,7 @@ def test_disjoint_periods_cost_the_largest(small, tmp_path):
     assert epsilons[0] == epsilons[1]
 
 
+@pytest.mark.thorough
 def test_trainings_are_tuned_with_a_cost():
     """The best of several runs is accounted for by Rényi divergences, by their bound."""
     sampling = Sampling("poisson", 40, 4, max_records_per_unit=3, num_records=120)

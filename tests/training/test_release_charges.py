@@ -28,7 +28,7 @@ def test_two_releases_cost_twice_even_if_they_are_equal(small, monkeypatch):
     assert entries[0] != entries[1]
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_what_was_made_from_a_release_carries_its_charge():
     data = tfdp.data.synthetic_sequences(num_users=60, num_items=8, min_length=3, max_length=4)
     release = tfdp.data.private_frequency(data.train, epsilon=1.0)
@@ -88,7 +88,7 @@ def test_a_release_about_another_unit_is_refused(small):
         small.model(base)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_layer_of_a_release_that_joins_what_was_trained_is_stated_before_any_compile(tmp_path):
     """ε was that of the training alone, in an export, too."""
     shown, clicked = np.arange(N) % 3, np.arange(N) % 2
@@ -112,7 +112,7 @@ def test_a_layer_of_a_release_that_joins_what_was_trained_is_stated_before_any_c
     assert stated["epsilon"] == model.privacy_statement(DELTA).epsilon
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_rows_that_are_chosen_after_the_last_fit_are_stated(tmp_path):
     """They are in the files of the model, by its optimizer."""
     ids = np.arange(N)[:, np.newaxis] % 20

@@ -34,7 +34,7 @@ def trained(small, **kwargs):
     return model
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("persons", [False, True])
 def test_weights_from_a_file_state_their_epsilon_before_data_are_known(small, tmp_path, persons):
     def fresh(**amount):
@@ -82,7 +82,7 @@ class Crash(keras.callbacks.Callback):
             raise RuntimeError("crash")
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_keras_file_goes_on_with_the_same_ledger(small, tmp_path):
     model = eager_model(inner=keras.optimizers.Adam(0.1))
     fit_steps(model, 2)
@@ -110,7 +110,7 @@ def test_configuration_round_trip(small):
     assert other.noise_multiplier == optimizer.noise_multiplier
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("compile_first", [True, False])
 def test_weights_file_carries_the_ledger(small, stored, compile_first):
     other = tfdp.make_private(small.base())
@@ -124,6 +124,7 @@ def test_weights_file_carries_the_ledger(small, stored, compile_first):
     assert charges(other) == {1.0: 3}
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("compile_first", [True, False])
 def test_checkpoint_carries_the_ledger(small, stored, compile_first):
     other = eager_model() if compile_first else tfdp.make_private(small.base())
@@ -165,6 +166,7 @@ def test_the_variables_of_an_optimizer_carry_the_charges_by_themselves(small, st
     assert charges(third) == {1.0: 2}
 
 
+@pytest.mark.thorough
 def test_keras_file_loaded_without_its_optimizer(small, stored):
     other = keras.models.load_model(stored.keras, compile=False)
     other.compile(small.optimizer(noise_multiplier=3.0), loss=small.loss, **EAGER)
@@ -172,7 +174,7 @@ def test_keras_file_loaded_without_its_optimizer(small, stored):
     assert charges(other) == {1.0: 2, 3.0: 1}
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_other_settings_do_not_relabel_restored_steps(small, tmp_path):
     model = trained(small, noise_multiplier=0.5)
     path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
@@ -195,7 +197,7 @@ def test_backup_and_restore(small, tmp_path):
     assert charges(other) == {1.0: 4}
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_loading_older_weights_charges_the_undone_steps(small, tmp_path):
     model = small.model()  # its trace is from before the weights are loaded
     fit_steps(model, 2)
@@ -211,13 +213,14 @@ def test_loading_older_weights_charges_the_undone_steps(small, tmp_path):
     assert charges(model) == {1.0: 4}
 
 
+@pytest.mark.thorough
 def test_two_histories_cost_twice(small, stored):
     two = trained(small)
     two.load_weights(stored.weights)
     assert charges(two) == {1.0: 4}
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_changing_the_noise_gives_two_entries(small):
     model = trained(small)
     model.compile(small.optimizer(noise_multiplier=2.0), loss=small.loss, **EAGER)
@@ -226,7 +229,7 @@ def test_changing_the_noise_gives_two_entries(small):
     assert len(model.ledger) == 2
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_recompiling_and_wrapping_again_keep_the_ledger(small):
     base = small.base()
     model = trained(small, base=base)
@@ -238,7 +241,7 @@ def test_recompiling_and_wrapping_again_keep_the_ledger(small):
     assert charges(again) == {1.0: 3}
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_recompiling_with_the_same_optimizer_charges_once(small):
     model = trained(small)
     model.compile(model.optimizer, loss=small.loss, **EAGER)
@@ -246,7 +249,7 @@ def test_recompiling_with_the_same_optimizer_charges_once(small):
     assert charges(model) == {1.0: 3}
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_loaded_run_with_other_noise_that_leaves_too_little_is_refused(small, tmp_path):
     # The run that is loaded, of the same budget, has another σ.
     settings = {"budget": tfdp.PrivacyBudget(8.0, 0.01), "steps": 6}
@@ -268,6 +271,7 @@ def test_a_loaded_run_with_other_noise_that_leaves_too_little_is_refused(small, 
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["fit", "train_on_batch"])
 def test_training_with_a_plain_optimizer_is_never_forgotten(small, tmp_path, how):
     model = tfdp.make_private(small.base())
@@ -283,7 +287,7 @@ def test_training_with_a_plain_optimizer_is_never_forgotten(small, tmp_path, how
         assert candidate.privacy_statement().epsilon == float("inf")
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_plain_training_between_private_fits(small):
     model = trained(small)
     private = model.optimizer
@@ -297,7 +301,7 @@ def test_plain_training_between_private_fits(small):
     assert model.privacy_statement().epsilon == float("inf")
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_private_model_inside_another_brings_its_ledger(small):
     inner = trained(small, noise_multiplier=0.5)
     outer = tfdp.make_private(keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2)]))
@@ -306,7 +310,7 @@ def test_a_private_model_inside_another_brings_its_ledger(small):
     assert charges(outer) == {0.5: 2, 1.0: 1}
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_history_of_a_restored_budget_counts(small, tmp_path):
     settings = {"budget": tfdp.PrivacyBudget(0.5, 0.01), "steps": 5}
     model = eager_model(**settings)
@@ -319,7 +323,7 @@ def test_history_of_a_restored_budget_counts(small, tmp_path):
     assert 0.49 < other.optimizer.epsilon() <= 0.5
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_backup_does_not_enlarge_the_budget(small, tmp_path):
     settings = {"budget": tfdp.PrivacyBudget(0.5, 0.01), "steps": 5}
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
@@ -332,6 +336,7 @@ def test_backup_does_not_enlarge_the_budget(small, tmp_path):
     assert other.optimizer.epsilon() <= 0.5
 
 
+@pytest.mark.thorough
 def test_inner_models_that_train_on_are_charged_outside(small):
     inner = eager_model(noise_multiplier=0.5)
     fit_steps(inner)
@@ -353,7 +358,7 @@ def test_layers_shared_with_another_private_model_bring_their_charges(small):
     assert charges(one)[0.5] == 2
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_files_load_after_importing_only_the_package(stored):
     script = (
         "import sys, keras, tfdp; m = keras.models.load_model(sys.argv[1]); "
@@ -398,6 +403,7 @@ def test_a_backup_that_is_interrupted_leaves_the_one_before(
     assert resumed.ledger.epsilon(1e-3) > model.ledger.epsilon(1e-3)
 
 
+@pytest.mark.thorough
 def test_two_trainings_that_write_into_one_folder_leave_one_whole_backup(
     small, tmp_path, monkeypatch
 ):

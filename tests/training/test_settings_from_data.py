@@ -20,7 +20,7 @@ def made(small, budget=BUDGET, run_eagerly=True, **kwargs):
     return model
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -60,6 +60,7 @@ def test_arrays_give_their_number_and_their_batches(small):
     assert model.optimizer.steps == 4 and model.optimizer.epsilon() <= BUDGET.epsilon
 
 
+@pytest.mark.thorough
 def test_persons_give_the_unit(small):
     batches = small.poisson(
         batch=5, privacy_ids=np.repeat(np.arange(20), 2), max_records_per_unit=2
@@ -70,6 +71,7 @@ def test_persons_give_the_unit(small):
     assert "one person" in str(model.privacy_statement())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "settings, message",
     [({"microbatch_size": 3}, "`microbatch_size` must be a multiple of `max_records_per_unit`"),
@@ -84,6 +86,7 @@ def test_settings_that_do_not_fit_the_persons_of_the_data_are_refused(small, set
     assert model.optimizer.num_examples is None
 
 
+@pytest.mark.thorough
 def test_a_second_fit_does_not_go_beyond_the_budget(small):
     model = made(small, run_eagerly=False)
     model.fit(small.poisson(), epochs=1, verbose=0)
@@ -99,6 +102,7 @@ class _Stop(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("epochs", [3, 30])
 def test_a_fit_that_was_interrupted_goes_on_within_the_steps_of_the_first(small, epochs):
     model = made(small)
@@ -112,7 +116,7 @@ def test_a_fit_that_was_interrupted_goes_on_within_the_steps_of_the_first(small,
     assert model.optimizer.steps_taken == 3 and model.optimizer.epsilon() <= BUDGET.epsilon
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_weights_that_are_loaded_go_on_where_they_were(small, tmp_path):
     model = made(small)
     with pytest.raises(KeyboardInterrupt):
@@ -129,6 +133,7 @@ def test_weights_that_are_loaded_go_on_where_they_were(small, tmp_path):
     assert loaded.optimizer.steps_left == 2
 
 
+@pytest.mark.thorough
 def test_a_fit_that_ends_within_its_last_epoch_says_so(small):
     model = made(small, num_examples=small.n, expected_batch_size=10, steps=3)
     with pytest.warns(UserWarning, match="ends after 3 steps, in epoch 1 of 1"):
@@ -136,7 +141,7 @@ def test_a_fit_that_ends_within_its_last_epoch_says_so(small):
     assert model.optimizer.steps_taken == 3
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_fit_that_was_refused_fixes_no_steps(small):
     model = made(small)
     x, y = small.data()
@@ -149,7 +154,7 @@ def test_a_fit_that_was_refused_fixes_no_steps(small):
     assert model.optimizer.epsilon() <= BUDGET.epsilon
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_data_that_were_refused_fix_nothing(small):
     model = made(small, expected_batch_size=20)
     with pytest.raises(PrivacyError, match="expected_batch_size=10, but"):
@@ -168,6 +173,7 @@ def test_layers_and_callbacks_are_told_the_noise_of_the_batches_of_the_run(small
     assert told == [entry.event.noise_multiplier] == [model.optimizer.noise_multiplier]
 
 
+@pytest.mark.thorough
 def test_what_was_taken_is_fixed(small):
     model = made(small)
     model.fit(small.poisson(), epochs=1, steps_per_epoch=2, verbose=0)
@@ -179,6 +185,7 @@ def test_what_was_taken_is_fixed(small):
             setattr(model.optimizer, name, 10)
 
 
+@pytest.mark.thorough
 def test_what_was_given_is_still_compared(small):
     for given in ({"num_examples": 41}, {"expected_batch_size": 11}, {"max_records_per_unit": 2}):
         with pytest.raises(PrivacyError, match=next(iter(given))):
@@ -202,6 +209,7 @@ def test_rows_are_not_chosen_on_the_host_before_the_unit_is_known():
         tfdp.distribution.select_on_host(batches, model)
 
 
+@pytest.mark.thorough
 def test_a_backup_goes_on_within_the_steps_of_the_first_fit(small, tmp_path):
     class Halt(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

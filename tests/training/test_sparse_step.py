@@ -138,7 +138,7 @@ def brute_force(model, gradients, survivors, clip_norm, mask_first=True):
     return sums
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "shared, batch, jit_compile",
     [(False, 1, False), (False, 8, False), (True, 8, False),
@@ -183,7 +183,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_of_the_rows_that_survived():
     assert np.any(found[TABLE][2]) and not np.any(found[TABLE][[0, 1, 3, 4, 5]])
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_adafest_survivors_are_those_of_the_contribution_map():
     x, y = make_data(8, rows=6)
     x[0][:], x[1][:] = 0, 0
@@ -198,7 +198,7 @@ def test_adafest_survivors_are_those_of_the_contribution_map():
         np.testing.assert_allclose(a, b / 8, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_selection_chooses_among_all_rows_of_every_table_the_last_ones_too(monkeypatch):
     seen, select = [], AdaFEST.select
 
@@ -211,7 +211,7 @@ def test_a_selection_chooses_among_all_rows_of_every_table_the_last_ones_too(mon
     assert sorted(seen) == [("first", V), ("second", V)]
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_padding_of_a_batch_is_in_neither_the_map_nor_the_gradients():
     x, y = one_value(8, 4)
     weight = np.array([1.0] * 2 + [0.0] * 6, "float32")
@@ -225,7 +225,7 @@ def moved(change):
     return np.flatnonzero(np.any(change != 0, axis=1))
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_only_survivors_are_noised_with_the_gradient_noise_and_dense_parameters_too():
     # All bounds are 5 standard deviations or more.
     rows, sigma, ratio = 20_000, 2.0, 0.5
@@ -248,7 +248,7 @@ def test_only_survivors_are_noised_with_the_gradient_noise_and_dense_parameters_
     assert abs(dense.std() * 8 / 0.5 / sigma_2 - 1) < 5 / np.sqrt(2 * dense.size)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_keras_embedding_beside_sparse_tables_is_noised_in_every_row():
     model = compiled(make_model(), AdaFEST(50.0), noise_multiplier=1.0)
     x, y = make_data(8)
@@ -257,7 +257,7 @@ def test_a_keras_embedding_beside_sparse_tables_is_noised_in_every_row():
     assert len(moved(plain)) == 5
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name, kind",
     [
@@ -291,7 +291,7 @@ def step_of(model, rows):
     return tf.function(model.train_step, autograph=False).get_concrete_function(data)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_exponential_selection_takes_the_rows_with_the_largest_clipped_gradients():
     x, y = make_data(8, rows=6)
     x[0][:], x[1][:] = 0, 0
@@ -323,7 +323,7 @@ def test_exponential_selection_measures_gradients_by_the_clip_norm():
     assert np.linalg.norm(found[TABLE][4]) * 8 > 50
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:AdaFEST's threshold of")
 def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
     x, y = make_data(100)
@@ -340,6 +340,7 @@ def test_training_shows_how_many_scalars_of_the_tables_receive_noise():
     assert abs(np.mean(history["gradient_size"]) / (2000 * D) - 1) < 0.1
 
 
+@pytest.mark.thorough
 def test_rows_chosen_anew_are_the_ones_that_the_next_fit_trains():
     x, y = one_value(100, 3)
     fest = FEST(1, epsilon=1e9)
@@ -373,7 +374,7 @@ def test_the_joint_mechanism_of_exponential_selection_is_what_is_charged():
     assert "chosen by ExponentialSelection" in " ".join(str(statement).split())
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_the_walk_over_the_graph_sees_a_table_that_is_read_or_densified(outputs_with_rows):
     model = make_private(one_table(3, rows=7919))
     model.compile(
@@ -382,7 +383,7 @@ def test_the_walk_over_the_graph_sees_a_table_that_is_read_or_densified(outputs_
     assert outputs_with_rows(step_of(model, 7919), 7919)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_row_that_no_longer_survives_stands_still(name):
     # Fault 9: slots that move rows which lost their gradient.
@@ -395,7 +396,7 @@ def test_a_row_that_no_longer_survives_stands_still(name):
         np.testing.assert_array_equal(moved(step(model, x, y)[TABLE]), [9])
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_the_ledger_charges_one_gaussian_of_the_whole_noise_multiplier():
     x, y = one_value(100, 3)
     batches = poisson_batches((x[0], y), 10, steps_per_epoch=2)
@@ -430,7 +431,7 @@ def test_a_private_choice_of_rows_is_charged_and_paid_from_the_budget():
     assert len(model.ledger.entries) == 3
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_public_frequencies_are_named_in_the_statement():
     fest = FEST(3, frequencies={"first": rows_of(1)})
     model = compiled(one_table(), fest, noise_multiplier=1.0)
@@ -438,6 +439,7 @@ def test_public_frequencies_are_named_in_the_statement():
     assert "frequencies given to FEST are public" in str(model.privacy_statement())
 
 
+@pytest.mark.thorough
 def test_no_example_is_in_the_map_or_the_gradients_when_the_budget_is_spent(monkeypatch):
     x, y = one_value(64, 4)
     selection = AdaFEST(32.0, noise_ratio=0.1)
@@ -452,6 +454,7 @@ def test_no_example_is_in_the_map_or_the_gradients_when_the_budget_is_spent(monk
     assert model.ledger.entries[0].count == 1
 
 
+@pytest.mark.thorough
 def test_survives_a_file_with_its_selection_and_slots(tmp_path):
     model = compiled(one_table(), AdaFEST(1.0, 2.0), embedding_optimizer=LazyAdam(0.1),
                      noise_multiplier=1.0)  # fmt: skip
@@ -502,6 +505,7 @@ def test_a_selection_without_a_table_is_refused_and_not_ignored():
         model.train_on_batch(np.ones((4, 2), int), np.ones((4, 1)))
 
 
+@pytest.mark.thorough
 def test_a_table_used_otherwise_than_by_its_look_up_is_refused_and_not_ignored():
     # Fault 8: a sparse setting ignored for want of a rule.
     class Doubled(SparseEmbedding):
@@ -534,6 +538,7 @@ def test_xla_is_refused():
         model.compile(optimizer, loss="mse", jit_compile=True)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "put", [{"regularizer": keras.regularizers.L2(0.1)}, {"constraint": keras.constraints.NonNeg()}]
 )
@@ -546,6 +551,7 @@ def test_a_regularizer_or_constraint_put_on_a_table_is_refused(put):
         step(compiled(model, AdaFEST(1.0)), *one_value(8, 3))
 
 
+@pytest.mark.thorough
 def test_a_compiled_step_with_a_capacity_gives_the_numbers_of_the_step_without():
     x = [np.zeros((8, 3), int)]
     x[0][:5, 0], x[0][5:, 0] = 4, 3
@@ -606,6 +612,7 @@ def test_what_a_step_shows_of_its_rows_tells_nothing_of_an_example():
         assert len(kinds) == 1 or stats.chi2_contingency(table).pvalue > 1e-6
 
 
+@pytest.mark.thorough
 def test_a_compiled_step_without_a_capacity_is_refused():
     with pytest.raises(PrivacyError, match="capacity"):
         compiled(make_model(), AdaFEST(1.0), jit_compile=True)

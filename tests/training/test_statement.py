@@ -40,6 +40,7 @@ def test_epsilon_equals_dp_accounting_by_hand(small):
     assert model.privacy_statement().delta == 0.0025
 
 
+@pytest.mark.thorough
 def test_epsilon_of_several_mechanisms_is_that_of_their_composition(small):
     base = small.base()
     base.layers[0].privacy_releases = [
@@ -53,6 +54,7 @@ def test_epsilon_of_several_mechanisms_is_that_of_their_composition(small):
     assert model.privacy_statement().epsilon == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_full_batches_have_no_amplification(small):
     model = eager_model(expected_batch_size=small.n, noise_multiplier=2.0)
     model.fit(*small.data(), batch_size=64, epochs=3, verbose=0)
@@ -60,7 +62,7 @@ def test_full_batches_have_no_amplification(small):
     assert model.privacy_statement().epsilon == pytest.approx(exact, rel=1e-6)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_one_line_of_sampling_changes_the_statement(small):
     # Fault 14: the same optimizer, the same number of steps.
     x, y = small.data()
@@ -81,6 +83,7 @@ def test_one_line_of_sampling_changes_the_statement(small):
     assert "Poisson" in str(shuffled) and str(shuffled) != str(poisson)
 
 
+@pytest.mark.thorough
 def test_arrays_are_said_to_be_shuffled(small):
     model = eager_model(expected_batch_size=20)
     model.fit(*small.data(), batch_size=20, epochs=2, verbose=0)
@@ -88,6 +91,7 @@ def test_arrays_are_said_to_be_shuffled(small):
     assert statement.sampling.kind == "shuffled" and statement.appearances == 2
 
 
+@pytest.mark.thorough
 def test_passes_that_are_cut_short_count(small):
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -124,6 +128,7 @@ ENDS = [(at, limit, hook, *made) for at, limit in ((3, None), (2, 2), (3, 3), (4
         for hook in HOOKS for made in PASSES]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "at, steps_per_epoch, hook, make, size",
     # Of each end and hook one kind of pass; of passes that were complete both.
@@ -149,7 +154,7 @@ def test_passes_that_end_by_an_exception_are_not_begun_anew(
     assert sum(entry.count for entry in model.ledger.entries) == 1
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "at_once, steps_per_epoch",  # more of the latter are refused
     slow.cases(CUTS := [(a, s) for a in (1, 3, 4) for s in (None, 3, 4)],
@@ -163,7 +168,7 @@ def test_passes_that_epochs_cut_elsewhere_go_on(small, at_once, steps_per_epoch)
     assert model.privacy_statement().appearances == -(-model.optimizer.steps_taken // 4)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["train_on_batch", "train_step"])
 @pytest.mark.parametrize("fit_first", [False, True])
 def test_steps_outside_fit_have_unknown_batches(small, how, fit_first):
@@ -204,6 +209,7 @@ def test_statement_names_what_is_not_covered(small):
     assert "EarlyStopping" not in str(model.privacy_statement())
 
 
+@pytest.mark.thorough
 def test_seeded_batches_are_remarked(small):
     model = eager_model()
     model.fit(small.poisson(seed=1, steps_per_epoch=1), verbose=0)
@@ -220,6 +226,7 @@ def test_earlier_plain_training_of_the_wrapped_model_is_mentioned(small):
     assert statement.epsilon == math.inf or any("public" in s for s in statement.assumptions)
 
 
+@pytest.mark.thorough
 def test_statement_needs_a_private_optimizer_and_a_small_delta(small):
     model = tfdp.make_private(small.base())
     with pytest.raises(ValueError, match="DPOptimizer"):
@@ -231,7 +238,7 @@ def test_statement_needs_a_private_optimizer_and_a_small_delta(small):
             model.privacy_statement(delta)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_drawn_sizes_reach_no_log(small):
     """Raw counts are private: equal-sized logs and histories whatever was drawn."""
     model = small.model(compile_kwargs={"metrics": ["accuracy"]})
@@ -250,6 +257,7 @@ def test_units_of_privacy(small):
     assert "user" in model.privacy_unit
 
 
+@pytest.mark.thorough
 def test_noise_multiplier_zero_states_infinity(small):
     model = eager_model(noise_multiplier=0.0)
     fit_steps(model)
@@ -257,7 +265,7 @@ def test_noise_multiplier_zero_states_infinity(small):
     assert np.isinf(model.optimizer.epsilon())
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_what_was_taken_from_data_is_listed_as_public_for_any_training(small):
     class OwnNormalization(keras.layers.Normalization):
         pass
@@ -319,7 +327,7 @@ def test_numbers_of_each_feature_that_a_layer_scales_by_are_listed_as_public(sca
     assert (listed in str(caveats.of_model(model))) == (scale != 1 / 255)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_a_number_of_items_that_was_read_from_the_data_is_listed_as_public():
     sequences = [np.arange(1, 6)] * 30
     texts = []
@@ -457,6 +465,7 @@ class Centred(keras.layers.Layer):
         return cls(means, **config)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["graph", "whole numbers", "attribute", "initializer"])
 def test_an_array_of_a_release_that_a_model_holds_is_charged(small, place, tmp_path):
     h = Origin(assumptions=("the scale is public",)).on(np.ones((small.n, 3), np.float32))

@@ -44,6 +44,7 @@ def test_weights_from_elsewhere_are_mentioned(small):
     assert mentioned(model)
 
 
+@pytest.mark.thorough
 def test_changes_after_private_training_are_said_to_be_that(small):
     """They were called initial values, though a step without privacy had made them."""
     model = eager_model()
@@ -71,7 +72,7 @@ def test_weights_from_elsewhere_that_are_changed_after_training_are_said_to_be_b
     assert f"the values of variable {kernel.path} were changed after private training" in said
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_values_from_elsewhere_stay_so(small):
     def mentioned(model):
         return any("came from elsewhere" in s for s in model.privacy_statement(DELTA).assumptions)
@@ -91,7 +92,7 @@ def test_values_from_elsewhere_stay_so(small):
         assert mentioned(model)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_files_know_which_weights_they_account_for(small, tmp_path):
     model = eager_model()
     fit_steps(model)
@@ -148,6 +149,7 @@ def test_values_of_initializers_that_a_layer_does_not_keep_are_initial(small):
         assert model.weight_origin.elsewhere() == [kernel.path]
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "layer", [keras.layers.Dense(3), keras.layers.EinsumDense("ab,bc->ac", 3, bias_axes="c")]
 )
@@ -174,6 +176,7 @@ def test_files_hold_kernels_with_lora(layer, tmp_path):
         assert loaded.weight_origin.elsewhere() == []
 
 
+@pytest.mark.thorough
 def test_a_foreign_kernel_with_lora_stays_foreign(tmp_path):
     model = eager_model()
     kernel = model.trainable_variables[0]
@@ -189,6 +192,7 @@ def test_a_foreign_kernel_with_lora_stays_foreign(tmp_path):
     assert loaded.weight_origin.elsewhere() == [loaded.trainable_variables[0].path]
 
 
+@pytest.mark.thorough
 def test_other_frequencies_than_the_released_ones_are_mentioned():
     data = tfdp.data.leave_one_out_split([[1, 2, 3, 1]] * 40, 4, num_items=3)
     frequency = tfdp.data.private_frequency(data.train, epsilon=0.5)
@@ -253,7 +257,7 @@ def test_weights_that_a_callback_loads_in_a_run_are_mentioned(small, tmp_path, f
     assert mentioned(loaded)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("backup_kind", BACKUPS)
 def test_a_run_that_goes_on_from_its_backup_knows_its_weights(small, tmp_path, backup_kind):
     for epochs in (1, 2):
@@ -264,7 +268,7 @@ def test_a_run_that_goes_on_from_its_backup_knows_its_weights(small, tmp_path, b
     assert not mentioned(model)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_values_of_this_run_that_keras_puts_back_are_known(small):
     stop = keras.callbacks.EarlyStopping("loss", patience=0, restore_best_weights=True)
     averaged = keras.optimizers.SGD(0.1, use_ema=True)
@@ -320,7 +324,7 @@ MORE = [(kind, before, way) for kind, before, way in BUILT if way != "fit"
         and (before or kind is Loads)]  # fmt: skip
 
 
-@pytest.mark.evidence_after(3)
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("kind, before, way", slow.cases(BUILT, slow=MORE))
 def test_weights_that_a_layer_loads_as_it_is_built_are_mentioned(
     small, tmp_path, monkeypatch, kind, before, way

@@ -58,6 +58,7 @@ def after(runs):
     return before, draws(), keras.layers.Dense(1).name
 
 
+@pytest.mark.thorough
 def test_what_follows_a_tuning_does_not_tell_how_many_runs_there_were():
     assert after(2) == after(4)
     _, drawn, name = after(3)
@@ -65,6 +66,7 @@ def test_what_follows_a_tuning_does_not_tell_how_many_runs_there_were():
     assert name == "dense_2"  # no layer of the best model has this name
 
 
+@pytest.mark.thorough
 def test_runs_have_the_same_names_and_random_numbers_that_no_seed_fixes():
     count_names_from({"dense": 3})
     seen = []

@@ -74,6 +74,7 @@ def trainer(small, trained=None, by=charged, **kwargs):
     return train
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize(
     "mean, shape", [(1.0, 1.0), (8.0, 1.0), (8.0, 0.5), (3.0, 0.0), (20.0, 2.0)]
 )
@@ -144,6 +145,7 @@ def test_the_statement_is_that_of_dp_accounting_by_hand(small, runs):
     assert "the best of a random number of runs (5 on average, shape 0.5) of: 4 x Gaussian" in text
 
 
+@pytest.mark.thorough
 def test_a_score_on_private_records_is_a_part_of_every_run(small, runs):
     runs(2)
     x, y = small.data()
@@ -161,7 +163,7 @@ def test_a_score_on_private_records_is_a_part_of_every_run(small, runs):
     assert any("settings from `hp` alone" in s for s in assumptions)
 
 
-@pytest.mark.evidence
+@pytest.mark.thorough
 def test_steps_after_the_tuning_cost_more_and_files_keep_it(small, runs, tmp_path):
     runs(2)
     best = tune(trainer(small), lambda model: 0.0, 5.0)
@@ -222,6 +224,7 @@ def test_what_was_charged_before_is_charged_once_beside_it(small, runs, tmp_path
         tune(lambda hp: train(hp, encoder), lambda model: 0.0, 5.0)
 
 
+@pytest.mark.thorough
 def test_settings_of_different_costs_are_refused(small, runs):
     runs(2)
     sigmas = iter([2.0, 2.5])
@@ -236,6 +239,7 @@ def test_settings_of_different_costs_are_refused(small, runs):
 PERSONS = np.arange(40) // 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("differing", ["steps", "max_batch_size", "period"])
 def test_runs_that_differ_in_one_part_of_their_cost_are_refused(small, runs, differing):
     runs(2)
@@ -263,6 +267,7 @@ def test_runs_that_differ_in_one_part_of_their_cost_are_refused(small, runs, dif
         tune(train, lambda model: 0.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sigmas", [(0.05, 50.0), (50.0, 0.05)])
 def test_scores_of_different_noise_are_refused(small, runs, sigmas):
     runs(2)
@@ -319,6 +324,7 @@ def test_a_score_that_goes_on_with_the_training_of_its_run_is_refused(small, run
         tune(train, score)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_charged", [True, False])
 def test_a_release_made_inside_of_the_runs_is_refused(small, runs, is_charged):
     """Also where a model holds it that nobody has asked for its charges since."""
@@ -414,6 +420,7 @@ def test_a_private_mean_counts_wherever_it_is_called(small, runs):
         tune(looks, score)
 
 
+@pytest.mark.thorough
 def test_batches_that_were_cut_off_cost_delta_in_every_run(small, runs):
     runs(1)
 
@@ -428,6 +435,7 @@ def test_batches_that_were_cut_off_cost_delta_in_every_run(small, runs):
     assert best.model.privacy_statement(DELTA).overflow_delta > 0
 
 
+@pytest.mark.thorough
 def test_a_score_that_is_no_number_never_wins(small, runs):
     runs(3)
     scores = iter([math.nan, 1.0, math.nan])
@@ -459,7 +467,7 @@ def test_the_noise_of_a_private_mean_is_what_is_charged(monkeypatch):
     assert score.event == dp_accounting.GaussianDpEvent(3.0)
 
 
-@pytest.mark.evidence_after(1)
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("ids, unit", [(None, None), (["a", "a", "b", "c"], PERSON)])
 def test_a_private_mean_outside_of_a_tuning_run_carries_its_charge(small, ids, unit):
     """Each call is a release of its own; a model that is trained on what is made of it pays."""
@@ -578,6 +586,7 @@ def test_a_person_counts_with_the_mean_score_of_its_records():
         PrivateMean(lambda m: np.ones(3), num_examples=2, noise_multiplier=1, privacy_ids=ids)(0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_private", [True, False])
 def test_what_a_score_was_made_with_is_charged_once_beside_it(small, runs, is_private):
     runs(2)

@@ -229,12 +229,21 @@ def evaluate(tensor):
                 nodes[op.name] = value.op.node_def
                 nodes[op.name].name = op.name
                 continue
-            nodes[op.name] = node = op.node_def
-            node.attr.pop("_class", None)  # what it stands beside is not here
-            pending += [t.op for t in op.inputs] + list(op.control_inputs)
+            # Without what must run before it: that changes no value, and may need a TPU.
+            nodes[op.name] = node = _alone(op)
+            del node.input[len(op.inputs) :]
+            pending += [t.op for t in op.inputs]
     definition = tf.compat.v1.GraphDef(node=nodes.values())
     definition.library.CopyFrom(tensor.graph.as_graph_def().library)
     return _session(definition).run(tensor.name)
+
+
+def _alone(op):
+    """The definition of an operation, which says of no other where the two are to run."""
+    node = op.node_def
+    for name in ("_class", "_tpu_replicate"):
+        node.attr.pop(name, None)
+    return node
 
 
 def _session(definition):
@@ -253,11 +262,10 @@ class Operation:
         definition.versions.CopyFrom(library.versions)
         definition.library.CopyFrom(library.library)
         node = definition.node.add()
-        node.CopyFrom(op.node_def)
+        node.CopyFrom(_alone(op))
         del node.input[:]
         node.name, node.device = "operation", ""
         node.attr.pop("_gradient_op_type", None)
-        node.attr.pop("_class", None)
         for i, tensor in enumerate(op.inputs):
             given = definition.node.add()
             given.name, given.op = f"input{i}", "Placeholder"

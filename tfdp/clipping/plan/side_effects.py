@@ -181,11 +181,16 @@ def known_inside(graph, handles):
     found = set()
     for outer, inner in getattr(graph, "captures", ()):
         handed_on = inner.dtype == tf.resource and tf.is_symbolic_tensor(outer)
-        if id(outer) in handles or (
-            handed_on and outer.op.name in known_inside(outer.graph, handles)
-        ):
+        if id(outer) in handles or (handed_on and _is_known(outer, handles)):
             found.add(inner.op.name)
     return found
+
+
+def _is_known(resource, handles):
+    known, op = known_inside(resource.graph, handles), resource.op
+    if op.type == "TPUReplicatedInput":  # one handle for those of all replicas
+        return all(part.op.name in known for part in op.inputs)
+    return op.name in known
 
 
 def is_harmless(graph, kind):

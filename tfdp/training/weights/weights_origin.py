@@ -206,7 +206,7 @@ def _is_initial(variable, initializers):
     """Whether an initializer of the layer gives this value: Keras' give the same at each call."""
     if is_large(variable):
         return any(_is_initial_table(variable, one) for one in initializers)
-    value = np.asarray(variable.value)
+    value = np.asarray(tf.convert_to_tensor(variable.value))  # those of TPUs are no arrays
     if np.isin(value, (0, 1)).all():
         return True  # zeros, ones and the like hold nothing
     return any(_is_multiple(value, _drawn(one, variable)) for one in initializers)
