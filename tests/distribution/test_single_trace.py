@@ -190,6 +190,35 @@ def impossible_operations(program):
     return found
 
 
+class Ordered(keras.layers.Layer):
+    """Adds a constant that is made of operations, and that could be rows of examples."""
+
+    def call(self, x):
+        places = tf.range(4)
+        return x[:, tf.newaxis] + tf.cast(places[:, tf.newaxis] < places, x.dtype)
+
+
+def test_a_step_of_ones_own_is_planned_and_proved_in_the_program_of_a_tpu(monkeypatch):
+    tpu_emulation.products_of(monkeypatch, float32=True)
+    strategy = tpu_emulation.strategy(2)
+    with strategy.scope():
+        inside = [keras.layers.Dense(4), keras.layers.Dropout(0.5), Ordered()]
+        layers = [*inside, keras.layers.Flatten(), keras.layers.Dense(4)]
+        model = tfdp.make_private(keras.Sequential([keras.Input((4,)), *layers]))
+        model.compile(DPOptimizer(keras.optimizers.Adam(), **SETTINGS), loss="mse")
+    model.make_train_function()
+    parts = [tf.fill([2, 4], float(i)) for i in range(2)]
+
+    @tf.function(autograph=False)
+    def step(*parts):
+        x = strategy.experimental_distribute_values_from_function(
+            lambda context: parts[context.replica_id_in_sync_group]
+        )
+        return strategy.run(model.train_step, args=((x, x),))
+
+    assert impossible_operations(step.get_concrete_function(*parts).graph) == []
+
+
 @pytest.mark.thorough
 def test_the_program_of_dpformer_has_nothing_that_a_tpu_cannot_run(monkeypatch):
     tpu_emulation.products_of(monkeypatch, float32=True)
