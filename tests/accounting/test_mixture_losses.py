@@ -234,7 +234,6 @@ def test_the_cost_lies_between_that_of_one_record_and_of_a_group():
     assert cost[2] < epsilon(dp_accounting.SelfComposedDpEvent(group, steps), delta)
 
 
-@pytest.mark.thorough
 def test_renyi_divergences_are_bounded_in_both_directions():
     event, exact = records_of_unit_event(1.3, 0.2, 4), Exact(4, 0.2, 1.3)
     t = np.linspace(-40, 60, 200_001)

@@ -492,7 +492,6 @@ SUMS = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("form", SUMS)
 def test_no_example_decides_how_a_sum_rounds_many_others(form, jit_compile):

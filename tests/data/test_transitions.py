@@ -151,7 +151,6 @@ def test_every_pair_can_survive_by_noise_alone_the_last_one_too():
     assert seen == {(1, 1), (1, 2), (2, 1), (2, 2)}
 
 
-@pytest.mark.thorough
 def test_later_rounds_measure_better_and_in_the_same_scale():
     # Half of the users have one pair, half have three rare ones, too, on which they spend most.
     rare = [(3 + np.arange(3 * i, 3 * i + 3) % 900).tolist() for i in range(4000)]

@@ -46,7 +46,6 @@ def _p_value(counts, rates, copies):
     return stats.chi2.sf(z2.sum(), len(z2))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "threshold, copies", [(-0.4, 300), (0.0, 300), (2.1, 5_000), (5.0, 60_000)]
 )
@@ -103,7 +102,6 @@ def test_values_have_the_law_of_a_dense_release_that_was_cut(threshold):
     assert stats.kstest(law, "uniform").pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 def test_all_values_are_on_the_grid_of_the_release():
     grid, _, values = found(300, 0.5)
     units = values / float(grid.step)
@@ -114,7 +112,6 @@ def test_all_values_are_on_the_grid_of_the_release():
         assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 def test_at_the_threshold_the_uniform_part_of_the_noise_is_seen():
     # Where the window is wide (W of 2⁻⁶σ to 2⁻⁵σ), entries come up that z alone would not lift, and
     # others fall: at the very threshold the density is that of the sum, with no step in it.
@@ -173,7 +170,6 @@ def test_all_noise_is_drawn_by_the_source_that_is_given():
     assert not np.array_equal(first[1], other[1])
 
 
-@pytest.mark.thorough
 def test_how_many_sums_are_given_does_not_tell_in_how_much_runs_eagerly():
     grid, counted = Grid(1.3, 1.0, 50, rounding=0.0), []
     # At the first call functions are traced; then both sides of a block, few and many candidates.

@@ -54,7 +54,6 @@ def test_the_noise_of_a_step_is_its_draw_less_what_is_taken_back_of_earlier_nois
         np.testing.assert_array_equal(noise[t], own[t] - np.round(taken))
 
 
-@pytest.mark.thorough
 def test_after_the_end_nothing_of_a_chain_is_kept_and_noise_is_independent():
     source = source_of(C)
     grid = source.grid(1.0, 1.0, SIZE, 0.0)
@@ -80,19 +79,17 @@ def test_a_chain_begins_with_a_new_key_and_nothing_kept(steps=2):
     assert len(keys) == 3
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("c", [C, (1.0,)])
 def test_the_key_and_the_counter_decide_every_draw(c):
     grid = source_of(c).grid(1.0, 1.0, 60, 0.0)
     assert_key_and_counter_decide(lambda: source_of(c), lambda one: releases(one, 2, grid, (30,)))
 
 
-@pytest.mark.thorough
 def test_threads_share_no_step():
     assert_threads_draw_apart(source_of((1.0,)), "_position", Grid(1.0, 1.0, 4))
 
 
-@pytest.mark.thorough
 def test_tensors_of_one_step_share_no_draws_and_nothing_kept(monkeypatch):
     monkeypatch.setattr(banded_source, "LARGEST_JOINED", 300)  # each tensor is a part by itself
     source = source_of(IDENTITY)  # takes nothing back: what is released are the draws
@@ -120,7 +117,6 @@ def test_what_is_kept_fits_into_its_bits_and_roundings_are_in_the_noise():
     assert np.isnan(float(source.grid(1e4, 1.0, 10**8, 0.0).stddev))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("c", [C, (1.0, 0.9)])
 def test_the_largest_noise_of_any_setting_fits_into_its_bits_and_little_is_left(c):
     source, largest, allowed = BandedSource(len(c)), 0.0, 0

@@ -94,7 +94,6 @@ def test_a_chain_begins_with_a_new_key_and_at_its_first_step(steps=2):
     assert_standard(np.concatenate([whitened(y, M, s) for y in draws]))
 
 
-@pytest.mark.thorough
 def test_threads_share_no_step():
     assert_threads_draw_apart(chain_of(M, 12), "_position", Grid(1.0, 1.0, 4))
 
@@ -277,7 +276,6 @@ def test_the_noise_of_a_row_is_independent_from_place_to_place(width=8):
     assert_standard(noisy.numpy().T / float(grid.stddev))
 
 
-@pytest.mark.thorough
 def test_the_key_and_the_counter_decide_every_draw():
     grid, table = Grid(1.0, 1.0, 60), tf.Variable(tf.zeros([V, D]))
 

@@ -115,7 +115,6 @@ def test_the_largest_noise_is_beyond_eleven_deviations(monkeypatch):
         assert least < found[0] < 67
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_the_inverse_is_exact_enough_for_the_claim(jit_compile):
     # The distribution function is wrong by at most φ(z)·(|z| + 1)·2^-50.
@@ -158,7 +157,6 @@ def hard_bits():
     return bits
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_pairs_are_exact_enough_for_the_claim(jit_compile):
     """Against 200-bit arithmetic: within (r + 1)·2^-51, the squared radius r² within 2^-53 more."""
@@ -205,7 +203,6 @@ def test_no_bit_decides_on_two_things():
     assert decided[2:].tolist() == [1, 1, 32, 32] and min(decided[:2]) > 40
 
 
-@pytest.mark.thorough
 def test_of_a_pair_neither_value_tells_about_the_other():
     grid = Grid(1.0, 1.0, 1 << 20, rounding=0.0)
     (noise,) = NoiseSource().release([tf.zeros([1 << 20])], grid)
@@ -244,7 +241,6 @@ def test_window_bits_are_not_those_of_the_draw():
         assert stats.spearmanr(window[: len(values)], values).pvalue > 1e-7
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "how", slow.cases(["eager", "tf.function", "jit", "compiled step"], slow=["jit"])
 )
@@ -278,7 +274,7 @@ def test_parts_of_a_release_share_nothing_and_miss_nothing(how, monkeypatch):
     assert abs(noise.std() - 1) < 5 / np.sqrt(2 * len(noise))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_release_of_a_size_that_only_the_step_knows(compiled):
     source = NoiseSource(1)
@@ -300,7 +296,6 @@ def test_a_release_of_a_size_that_only_the_step_knows(compiled):
     assert len(set(seen[2]) & set(seen[3])) <= 2
 
 
-@pytest.mark.thorough
 def test_rounding_of_float32_sums_is_within_what_is_charged():
     # Neighbouring sums of equal vectors, the worst sign pattern of a mean gradient: what one
     # record moves the computed sum by, beyond its norm.

@@ -33,7 +33,6 @@ CASES = {
 }
 
 
-@pytest.mark.thorough_after(5)
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_each_value_has_its_place(case, jit_compile):
@@ -52,7 +51,6 @@ def test_parts_share_the_memory_of_the_draw():
     assert joined.values.shape[0] % 16 == 0 and joined._unit % 16 == 0
 
 
-@pytest.mark.thorough
 def test_a_released_mean_is_the_released_sum_over_the_divisor():
     grid = Grid(1.0, 1.0, 1000)
     tensors = [rows(9, 50, 24), dense(33)]
@@ -65,7 +63,7 @@ def computations(program):
     return re.split(r"\n\s*\n", program)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("tensors", [[(2048, 8)] * 3, [(300, 40), (40,)]])
 def test_a_compiled_draw_chooses_no_tensor_for_each_value(tensors):
     """XLA for CPUs would make a loop of single values of it, 4 times as slow."""

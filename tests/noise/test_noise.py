@@ -56,7 +56,6 @@ def test_tails_are_as_heavy_as_they_should_be(zeros):
         assert abs(share - expected) < 6 * np.sqrt(expected * (1 - expected) / 20_000)
 
 
-@pytest.mark.thorough
 def test_large_sample_is_normal():
     # 2^22 draws; each comparison fails by chance with a probability below 1e-8.
     z = NoiseSource().normal((1 << 22,), 1.0, tf.float64).numpy()
@@ -72,7 +71,6 @@ def test_large_sample_is_normal():
     assert abs(np.mean(z[1:] * z[:-1])) < 6 / np.sqrt(n)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", slow.cases([False, True, None], slow=[False]))
 def test_no_two_draws_share_a_value(jit_compile):
     source = NoiseSource()
@@ -87,7 +85,6 @@ def test_no_two_draws_share_a_value(jit_compile):
     assert stats.kstest(values, "norm").pvalue > 1e-8
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_counter_carries_over(jit_compile):
     source = NoiseSource(seed=1)
@@ -98,7 +95,6 @@ def test_counter_carries_over(jit_compile):
     assert len(np.unique(np.abs([first, second]))) == 128
 
 
-@pytest.mark.thorough
 def test_scale_and_dtype():
     source = NoiseSource(seed=3)
     values = source.normal((100_000,), 0.02)
@@ -108,7 +104,6 @@ def test_scale_and_dtype():
     np.testing.assert_allclose(values, again.numpy() * 0.02, rtol=1e-6)
 
 
-@pytest.mark.thorough
 def test_global_seeds_do_not_fix_the_noise():
     draws = []
     for _ in range(2):
@@ -120,7 +115,6 @@ def test_global_seeds_do_not_fix_the_noise():
     assert len(np.unique(draws)) == 32
 
 
-@pytest.mark.thorough
 def test_seed_is_repeatable_and_differs_between_fits():
     one, other = NoiseSource(seed=4), NoiseSource(seed=4)
     np.testing.assert_array_equal(one.normal((5,), 1.0), other.normal((5,), 1.0))
@@ -130,7 +124,6 @@ def test_seed_is_repeatable_and_differs_between_fits():
     assert not np.any(NoiseSource(seed=5).normal((5,), 1.0).numpy() == first)
 
 
-@pytest.mark.thorough
 def test_the_key_and_the_counter_decide_every_draw():
     grid = Grid(1.0, 1.0, 60)
     assert_key_and_counter_decide(NoiseSource, lambda one: releases(one, 2, grid, (30,)))
@@ -199,7 +192,6 @@ def test_parts_of_a_compiled_draw_share_nothing(jit_compile):
     np.testing.assert_array_equal(source._counter, [2 * (3 * (part + 1) + 1 + 8) - part, 6])
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", slow.cases([False, True], slow=[False]))
 def test_the_fused_blocks_are_those_of_philox(jit_compile):
     key = tf.constant([0xFEDCBA9876543210], tf.uint64)
@@ -215,7 +207,6 @@ def test_the_fused_blocks_are_those_of_philox(jit_compile):
         np.testing.assert_array_equal(np.transpose(known, [2, 0, 1]), words)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_graph_whose_bits_are_partly_constants_keeps_the_tails(jit_compile):
     """TensorFlow's optimizer adds up constants, and could lose the bits of small radii."""

@@ -97,7 +97,6 @@ def test_parts_in_which_xla_scatters_make_one_update(name, given, monkeypatch):
         np.testing.assert_allclose(state, wanted, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("weight_decay", [None, 0.05])
 @pytest.mark.parametrize("name", MAKERS)
 def test_rows_that_are_not_given_keep_value_and_state(name, weight_decay):

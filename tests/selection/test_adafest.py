@@ -42,7 +42,6 @@ def test_rows_are_drawn_with_the_contribution_noise_and_not_the_gradient_noise(c
     assert abs(z) < stats.norm.isf(5e-7)
 
 
-@pytest.mark.thorough
 def test_all_tables_share_one_contribution_norm():
     # 4 rows in 26 tables: each counts 1/√4 if they share the norm, 1/√2 or 1 if they do not.
     tables = [table(f"t{i}", 10 + i, [[-1, -1]]) for i in range(24)]
@@ -54,7 +53,6 @@ def test_all_tables_share_one_contribution_norm():
     assert all(len(r) == 0 for r in found[:24])
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("capacity", [None, 10])
 @pytest.mark.parametrize("length", [1, 2])
 def test_an_example_that_repeats_an_id_counts_once_whatever_the_other_tables_hold(length, capacity):

@@ -18,7 +18,7 @@ def contributions(rows, example_mask, norm=1.0, num_rows=50):
     return total
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("norm", [0.5, 1.0, 3.0])
 def test_one_example_changes_the_map_by_at_most_the_contribution_norm(norm):
     generator = np.random.default_rng(0)

@@ -128,7 +128,6 @@ def test_absent_examples_are_not_counted():
         assert list(rows) == [5]
 
 
-@pytest.mark.thorough
 def test_an_absent_example_chooses_no_row_however_large_its_gradient():
     tables = [activity([[3, 5], [5, 9]], [[1.0, 1.0], [0.2, 0.1]], 2**40)]
     example_mask = tf.constant([False, True])
@@ -140,7 +139,6 @@ def test_an_absent_example_chooses_no_row_however_large_its_gradient():
         assert list(rows) == [9]
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_norm_that_is_not_finite_counts_nothing_and_spoils_no_other(value):
     # Row 5 keeps the 0.4 of the other example; row 3 has none; row 7 has 0.3.
@@ -157,7 +155,6 @@ def test_several_tables_share_the_draws_and_rows_stay_sorted_and_distinct():
         assert len(set(of_b)) == 3 and (np.diff(of_b) > 0).all() and of_b.dtype == np.int64
 
 
-@pytest.mark.thorough
 def test_as_many_rows_as_there_are_are_all_of_them():
     table = activity([[4]], [[1.0]], 6)
     assert all(list(r) == [0, 1, 2, 3, 4, 5] for (r,) in draw(

@@ -85,7 +85,6 @@ def test_every_row_survives_as_often_as_in_the_naive_algorithm(threshold, copies
     assert stats.chi2.sf(statistic, (both > 0).sum()) > FALSE_ALARM
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("left", [0, 5, 9])
 def test_the_last_untouched_rows_survive_as_often_as_any(left):
     # Nine of ten rows are touched. A step may choose among the one that is left, not among ten.
@@ -109,7 +108,6 @@ def test_the_last_untouched_rows_survive_as_often_as_any(left):
     assert abs(z[left]) < stats.norm.isf(FALSE_ALARM / 2)
 
 
-@pytest.mark.thorough
 def test_number_of_survivors_of_a_draw_has_the_naive_distribution():
     num_rows, copies, noise_multiplier, threshold = 1000, 5_000, 2.0, 4.0
     rows, _ = survivors(
@@ -124,7 +122,6 @@ def test_number_of_survivors_of_a_draw_has_the_naive_distribution():
     assert stats.chisquare(observed, probability * copies).pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "probability, num_rows", [(1e-1, 10**6), (1e-3, 10**8), (1e-5, 10**10), (1e-8, 2**42)]
 )
@@ -140,7 +137,6 @@ def test_untouched_rows_survive_with_probability_p_at_uniform_positions(probabil
         assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 def test_positions_are_uniform_in_a_table_of_two_to_the_31_rows():
     # Fault 4: positions from gaps in float32.
     num_rows = 2**31
@@ -152,7 +148,7 @@ def test_positions_are_uniform_in_a_table_of_two_to_the_31_rows():
     assert stats.chisquare(np.bincount(rows % 256, minlength=256)).pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("count, bound", [(2, 5), (4, 6), (3, 3), (0, 3)])
 def test_every_subset_is_as_likely_as_every_other(count, bound):
     source, draws = NoiseSource(3), 4000
@@ -180,7 +176,6 @@ def test_every_subset_is_as_likely_as_every_other(count, bound):
         assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("probability", [0.15, 0.6])
 def test_every_integer_is_in_the_set_with_its_probability_independently(probability):
     source, draws = NoiseSource(6), 4000
@@ -232,7 +227,6 @@ def test_integers_below_a_bound_that_does_not_divide_the_range_of_bits_are_unifo
     assert stats.kstest(drawn.numpy() / bound, "uniform").pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 def test_contributions_of_touched_survivors_are_those_of_their_noise():
     # A row that two examples share stands out of the noise: V ~ N(2, 2²) above the threshold.
     draws, threshold = 20_000, 1.0
@@ -246,7 +240,6 @@ def test_contributions_of_touched_survivors_are_those_of_their_noise():
     assert contributions.min() >= threshold
 
 
-@pytest.mark.thorough
 def test_contributions_of_untouched_survivors_are_the_tail_of_the_noise():
     threshold, noise_multiplier, norm = 6.0, 2.0, 1.5
     rows, contributions = survivors([[0]], [True], 500_000, threshold, noise_multiplier, norm)
@@ -257,13 +250,11 @@ def test_contributions_of_untouched_survivors_are_the_tail_of_the_noise():
     assert contributions.min() >= threshold
 
 
-@pytest.mark.thorough
 def test_survivors_come_in_the_order_of_rows_whoever_touched_them():
     rows, _ = survivors([[999], [500], [0]], [True] * 3, 1000, 0.5, 2.0)
     assert np.all(np.diff(rows) > 0)
 
 
-@pytest.mark.thorough
 def test_all_rows_touched_and_no_rows_touched_are_ordinary_cases():
     rows, contributions = survivors([[0, 1, 2]], [True], 3, 0.5, 0.0)
     np.testing.assert_array_equal(rows, [0, 1, 2])

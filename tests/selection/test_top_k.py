@@ -63,7 +63,6 @@ def assert_rate(rate, probability, trials):
     assert abs(z) < stats.norm.isf(5e-7)
 
 
-@pytest.mark.thorough
 def test_laplace_noise_has_scale_one_over_epsilon():
     assert_laplace(rate_of_the_rarer_half(0.5), 2.0)
 
@@ -101,7 +100,6 @@ def test_gumbel_noise_is_the_exponential_mechanism():
     assert_rate(rate, 1 / (1 + math.exp(0.5 * 3)), 600)
 
 
-@pytest.mark.thorough
 def test_every_one_of_k_rounds_of_gumbel_gets_its_share_of_the_budget():
     # Both of two values are chosen from three with 12, 8 and 5 examples: the exponential
     # mechanism is peeled by hand, with the parameter 1.5/K of K rounds, over all features.
@@ -163,7 +161,6 @@ def test_a_fixed_seed_is_said():
     assert not private_top_k(*given).privacy_assumptions
 
 
-@pytest.mark.thorough
 def test_a_repeated_value_counts_once_and_values_beyond_the_bound_not_at_all():
     ids = np.array([[3, 3, 3]] * 500 + [[2, 1, -1]] * 700)  # 3 is 500 examples, not 1,500
     rows = private_top_k({"a": ids}, {"a": 5}, 2, 1.0).rows["a"]

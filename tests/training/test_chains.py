@@ -326,7 +326,6 @@ def compile_again(model, **kwargs):
     model.compile(optimizer, loss=Small.loss, run_eagerly=True)
 
 
-@pytest.mark.thorough
 def test_a_mechanism_is_restored_with_its_chain_and_refused_without_what_covers_it():
     sampling = tfdp.data.sampling_of(stream(passes=2))
     chain = Correlation(M, 8, 2, 4)

@@ -102,7 +102,6 @@ class _Stop(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("epochs", [3, 30])
 def test_a_fit_that_was_interrupted_goes_on_within_the_steps_of_the_first(small, epochs):
     model = made(small)
