@@ -22,7 +22,7 @@ def _reached(sigma, q, steps, delta, accountant="pld", adjacency="add_or_remove_
     return epsilon(event, delta, accountant, adjacency)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize(
     ("target", "q", "steps", "accountant", "adjacency"),
     [
@@ -45,7 +45,6 @@ def test_calibration_never_exceeds_the_budget_and_uses_it_up(
     assert 0.999 * target <= reached <= target
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("copies", "sigma"), [(1, 1.41), (3, 2.44)])
 def test_published_figures_for_unsampled_copies(copies, sigma):
     # MATH.md section 5: epsilon = 3 at delta = 1/(2n) on SST-2.
@@ -64,7 +63,6 @@ def test_other_events_are_paid_from_the_same_budget():
     assert 0.999 * 2.0 <= reached <= 2.0
 
 
-@pytest.mark.thorough
 def test_delta_promised_elsewhere_is_not_spent_again():
     budget = PrivacyBudget(2.0, 1e-5)
     sigma = calibrate_noise_multiplier(budget, 0.01, 500, extra_delta=9e-6)
@@ -110,7 +108,6 @@ def test_arguments_out_of_range_are_named(change, named):
         calibrate_noise_multiplier(**{**good, **change})
 
 
-@pytest.mark.thorough
 def test_the_central_limit_underestimates_where_dp_sgd_works():
     for sigma, q, steps in ((1.0, 0.01, 1000), (1.756, 512 / 6040, 1200), (0.7, 0.004, 3000)):
         approximate = gdp_clt_epsilon(sigma, q, steps, 1e-5)
@@ -142,7 +139,6 @@ def test_a_budget_within_the_jump_between_two_accountants_is_kept(monkeypatch):
         assert (ledger.epsilon(delta) <= target) == kept
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("q, steps, target", [(1.0, 3, 90.0), (1.0, 3, 250.0)])
 def test_large_budgets_are_met_by_the_accountant_that_states_epsilon_later(q, steps, target):
     sigma = calibrate_noise_multiplier(PrivacyBudget(target, 1e-5), q, steps, accountant=None)

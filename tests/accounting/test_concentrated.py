@@ -26,7 +26,6 @@ def divergence(p, q, order):
     return special.logsumexp(log_terms, b=step) / (order - 1)
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("q", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("epsilon, sigma", [(0.5, 2.0), (2.0, 1.0), (1.0, 4.0)])
 def test_a_choice_and_noise_on_one_poisson_batch_stay_within_the_curve(q, epsilon, sigma):
@@ -120,7 +119,6 @@ def test_ledgers_save_it_and_take_rdp_where_pld_has_no_rule():
     assert gaussian.epsilon(1e-5) == gaussian.epsilon(1e-5, "pld") < ledger.epsilon(1e-5)
 
 
-@pytest.mark.thorough
 def test_noise_is_calibrated_to_the_joint_mechanism():
     budget = PrivacyBudget(3.0, 1e-5)
     sigma = accounting.calibrate_noise_multiplier(

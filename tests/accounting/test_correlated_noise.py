@@ -68,7 +68,6 @@ KINDS_OF_C0 = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("most, separation", [(1, 1), (2, 5), (3, 4), (4, 1), (6, 1)])
 @pytest.mark.parametrize("kind", KINDS_OF_C0)
 def test_the_sensitivity_of_twelve_steps_is_exact_or_little_above(kind, most, separation, steps=12):
@@ -140,7 +139,6 @@ GAINS = {60: (2.26, 2.47, 2.54, 2.50), 140: (2.82, 3.20, 3.37, 3.39),
          1000: (4.68, 5.65, 6.27, 7.21), 2746: (6.05, 7.48, 8.52, 10.8)}  # fmt: skip
 
 
-@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("steps", GAINS)
 def test_coefficients_gain_what_was_computed_for_them(steps):
     found = [gain(optimized(bands, steps), steps) for bands in (2, 4, 8)]

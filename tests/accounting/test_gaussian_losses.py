@@ -15,7 +15,6 @@ from tfdp.accounting.losses.gaussian_losses import gaussian_losses
 INTERVAL = 1e-2
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("sigma", [0.6, 40.0])
 @pytest.mark.parametrize("q", [1.0, 0.25, 1e-4])
 def test_divergences_are_those_of_dp_accounting(sigma, q):
@@ -33,7 +32,7 @@ def test_divergences_are_those_of_dp_accounting(sigma, q):
         )
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("adjacency", ["add_or_remove_one", "zero_out"])
 def test_compositions_are_those_of_dp_accounting(adjacency):
     gaussian = dp_accounting.GaussianDpEvent(2.0)

@@ -69,7 +69,6 @@ def _example():
     return ledger
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_epsilon_is_that_of_everything_composed(accountant):
     everything = dp_accounting.ComposedDpEvent(

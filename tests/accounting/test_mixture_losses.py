@@ -97,7 +97,6 @@ def losses_of(k, q, sigma, interval=INTERVAL, steps=1):
     return losses if steps == 1 else losses.self_compose(steps)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(("setting",), everyday(SETTINGS))
 def test_one_step_is_never_below_the_exact_divergence_and_hardly_above(setting, direction):
@@ -116,7 +115,6 @@ def test_one_step_is_never_below_the_exact_divergence_and_hardly_above(setting, 
     assert np.all(found >= deltas * (1 - 1e-9) - 3e-15)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(("setting",), everyday(SETTINGS[1:4]))
 def test_two_steps_are_never_below_the_exact_divergence_and_hardly_above(setting, direction):
@@ -127,7 +125,6 @@ def test_two_steps_are_never_below_the_exact_divergence_and_hardly_above(setting
         assert delta * (1 - 1e-7) - 1e-14 <= pmf.get_delta_for_epsilon(e) <= delta * 1.001 + 3e-15
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("setting", [(3, 0.1, 1.0), (8, 0.02, 2.0)])
 def test_epsilon_is_that_of_both_directions(setting):
     k, q, sigma = setting
@@ -140,7 +137,6 @@ def test_epsilon_is_that_of_both_directions(setting):
         assert worst > delta
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("steps", [1, 200])
 def test_compositions_are_those_of_dp_accounting(steps):
     for k, q, sigma in ((2, 0.3, 1.5), (12, 0.02, 3.0)):
@@ -156,7 +152,6 @@ def test_compositions_are_those_of_dp_accounting(steps):
             assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.thorough
 def test_one_record_is_the_ordinary_poisson_sampled_gaussian():
     gaussian = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(0.9))
     assert training_event(0.9, 0.05, records=1) == gaussian
@@ -175,7 +170,6 @@ def test_records_that_are_always_drawn_are_one_gaussian_of_k_times_the_sensitivi
     assert isinstance(training_event(0.0, 0.1, records=3), dp_accounting.NonPrivateDpEvent)
 
 
-@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize(("k", "q"), [(1, 0.3), (4, 0.1), (50, 1e-7), (400, 0.9)])
 def test_weights_are_the_binomial_ones_to_the_last_digit(k, q):
     exact = fractions.Fraction(q)
@@ -185,7 +179,6 @@ def test_weights_are_the_binomial_ones_to_the_last_digit(k, q):
     assert event.sensitivities == tuple(range(k + 1)) and event.sampling_probs == tuple(expected)
 
 
-@pytest.mark.thorough
 def test_a_person_with_fewer_records_costs_less_in_both_directions():
     """So that k may be a bound: what a person with 3 records can cost is below that of 5."""
     few, many = Exact(3, 0.1, 1.1), Exact(5, 0.1, 1.1)
@@ -194,7 +187,6 @@ def test_a_person_with_fewer_records_costs_less_in_both_directions():
             assert few.delta(e, direction) <= many.delta(e, direction) + 1e-15
 
 
-@pytest.mark.thorough
 def test_records_that_do_not_point_the_same_way_cost_less():
     """Two records whose contributions stand at an angle, in the plane: their sum is shorter."""
     q, sigma = 0.3, 1.2
@@ -218,7 +210,6 @@ def test_records_that_do_not_point_the_same_way_cost_less():
             assert added <= aligned.delta(e, "add") + 1e-6
 
 
-@pytest.mark.thorough
 def test_the_cost_lies_between_that_of_one_record_and_of_a_group():
     sigma, q, steps, delta = 2.0, 0.02, 100, 1e-6
     cost = [
@@ -334,7 +325,7 @@ def test_the_event_goes_through_json():
     assert again == event and isinstance(again, MixtureOfGaussiansDpEvent)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(("k", "q", "steps"), [(2, 0.01, 1000), (10, 0.02, 300), (50, 0.05, 2000)])
 def test_a_calibration_spends_the_budget_and_no_more(k, q, steps):
     budget = tfdp.PrivacyBudget(4.0, 1e-5)

@@ -32,7 +32,6 @@ def stated(*more):
     return privacy_statement(ledger, delta=1e-4)
 
 
-@pytest.mark.thorough
 def test_the_curve_ends_at_the_stated_epsilon_and_is_the_accountants_before():
     points = dict(epsilon_over_steps(stated(RELEASE)))
     assert list(points.values()) == sorted(points.values()) and len(points) == 8

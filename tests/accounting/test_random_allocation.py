@@ -58,7 +58,6 @@ def of_two_steps(sigma, epsilons):
     return tuple(np.array([of(e, remove) for e in epsilons]) for remove in (True, False))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("sigma", [0.4, 1.0, 3.0])
 def test_two_steps_are_never_below_the_exact_divergence_and_close_to_it(sigma):
     epsilons = np.array([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
@@ -85,7 +84,6 @@ def by_linear_grid(sigma, steps, epsilons, points=1 << 19, largest=60.0):
     return np.array(remove), np.array(add)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sigma", "steps"),
     slow.cases(
@@ -102,7 +100,6 @@ def test_both_directions_at_eight_settings_against_an_independent_convolution(si
         assert (stated >= found * (1 - 1e-4) - 1e-9).all()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("sigma", "steps"), [(0.6, 30), (1.0, 40)])
 def test_divergences_are_not_below_what_simulation_finds(sigma, steps):
     # A false alarm in 1e-6 of runs: one-sided bounds of 4 binomial frequencies.
@@ -127,7 +124,6 @@ def test_divergences_are_not_below_what_simulation_finds(sigma, steps):
         assert stated[0] >= lower - math.exp(eps) * upper
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("sigma", "steps"), [(0.3, 2), (1.0, 7), (0.5, 64), (2.0, 1000)])
 def test_roundings_keep_probability_and_mean_and_only_spread(sigma, steps):
     total, spacing = numerics._sum_of(steps, sigma)
@@ -178,7 +174,6 @@ def test_more_noise_more_steps_and_fewer_epochs_cost_less():
     )
 
 
-@pytest.mark.thorough
 def test_epochs_compose_as_the_two_pairs_do():
     # T = 1: E Gaussians are one of σ/√E, so that composition is checked against a closed form.
     composed = losses(2.0, 1).self_compose(4)
@@ -219,7 +214,6 @@ def test_without_noise_nothing_is_private():
     assert math.isinf(epsilon(Allocation(10, 0.0), 1e-6))
 
 
-@pytest.mark.thorough
 def test_a_budget_is_met_and_used_up():
     sigma = calibrate_random_allocation(PrivacyBudget(1.5, 1e-5), 10, 4)
     reached = epsilon(compose([(Allocation(10, sigma), 4)]), 1e-5)
@@ -272,7 +266,6 @@ def test_allocation_costs_less_than_poisson_samples_at_equal_noise():
         assert 0.5 * sampled < allocated < sampled
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0])
 def test_coarse_roundings_and_tails_cost_and_never_save(sigma, monkeypatch):
     # Roundings so large that each direction would show; all of them must go up.

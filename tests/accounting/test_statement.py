@@ -66,7 +66,6 @@ def test_printed_epsilons_are_never_below_the_true_ones():
     assert round_up(1e-5) == "1e-05" and round_down(1.2) == "1.2" and round_up(math.inf) == "inf"
 
 
-@pytest.mark.thorough
 def test_no_printed_number_reads_stronger_than_it_is():
     sampling = _sampling(expected_batch_size=1000 / 3, max_batch_size=480)
     ledger, delta = _ledger(sampling, sigma=1.23456789), 8.27815e-05
@@ -124,7 +123,6 @@ def test_shuffled_batches_under_replace_one_keep_it():
     assert replaced.epsilon > _state(_sampling("shuffled")).epsilon
 
 
-@pytest.mark.thorough
 def test_poisson_and_shuffled_runs_are_told_apart():
     statement = _state(_sampling(), _sampling("shuffled"))
     text = _text(statement)

@@ -64,7 +64,6 @@ def _ledger(overflow):
     return Ledger([LedgerEntry("training", training_event(2.0, _Q), _STEPS, details)])
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("overflow", [1e-13, 1e-11, 3e-11])
 def test_the_stated_epsilon_and_delta_pay_for_truncation(overflow):
     delta = 1e-4
@@ -79,7 +78,6 @@ def test_the_stated_epsilon_and_delta_pay_for_truncation(overflow):
     assert total(stated) > delta * 0.99 or total(stated * 0.999) > delta
 
 
-@pytest.mark.thorough
 def test_every_run_of_every_entry_pays_for_its_own_truncation():
     # 1,200 runs at 2e-11 and one at 1e-8 are one charge of 3.4e-8, and the smallest ε that pays.
     ledger = _ledger(2e-11)

@@ -61,7 +61,6 @@ def test_bands_are_the_fewest_that_leave_nearly_the_least_noise(n=4000, size=100
     assert noise[1] == pytest.approx(sigma / size * math.sqrt(np.mean(np.arange(1, steps + 1))))
 
 
-@pytest.mark.thorough
 def test_ways_have_the_steps_that_fit_takes_and_the_accountant_that_was_asked_for():
     n, size, epochs = 1000, 300, 10
     budget = PrivacyBudget(8.0, 1e-4)

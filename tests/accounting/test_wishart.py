@@ -39,7 +39,6 @@ def random_pair(rng, relative_sensitivity):
     return np.eye(n) + a * scale, np.eye(n) + b * scale
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("relative_sensitivity", [0.01, 0.2, 0.7, 0.95])
 def test_curve_is_never_below_closed_form_in_either_direction(relative_sensitivity):
     rng = np.random.default_rng(0)
@@ -83,7 +82,6 @@ def losses(rng, draws, num_samples, m):
     return forward, backward
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("num_samples", "m"), [(5000, 0.001), (200, 0.02), (30, 0.2)])
 def test_epsilon_covers_a_monte_carlo_of_the_privacy_loss(num_samples, m):
     delta, draws = 1e-3, 2_000_000

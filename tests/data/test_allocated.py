@@ -26,7 +26,6 @@ def steps_of(batches):
     return found
 
 
-@pytest.mark.thorough
 def test_every_record_comes_exactly_once_in_every_epoch_and_elsewhere_in_the_next():
     batches = tfdp.data.allocated_epochs(numbered(203), 7)
     assert batches.cardinality() == 7
@@ -84,7 +83,6 @@ def test_a_step_that_is_too_full_keeps_a_uniform_subset_and_is_charged():
     assert all(x.shape == (6,) for x, _, _ in batches.as_numpy_iterator())
 
 
-@pytest.mark.thorough
 def test_the_default_capacity_cuts_nothing_and_seeds_are_marked():
     sampling = tfdp.data.sampling_of(tfdp.data.allocated_epochs(numbered(6040), 12))
     assert sampling.kind == "allocated"
@@ -186,7 +184,6 @@ def test_a_budget_is_met_and_a_second_fit_in_its_middle_is_refused(small):
     assert model.privacy_statement().epsilon <= 1.0
 
 
-@pytest.mark.thorough
 def test_another_number_of_steps_than_the_optimizer_s_is_refused(small):
     batches = tfdp.data.allocated_epochs(small.data(), 5)
     with pytest.raises(tfdp.errors.PrivacyError, match="expected_batch_size=8"):
@@ -211,7 +208,6 @@ def sparse_model(selection):
     return model
 
 
-@pytest.mark.thorough
 def test_adafest_s_steps_are_one_gaussian_and_exponential_selection_is_refused():
     ids = np.random.default_rng(0).integers(1, 30, (40, 2))
     batches = tfdp.data.allocated_epochs((ids, np.ones((40, 1), np.float32)), 4)
@@ -226,7 +222,6 @@ def test_adafest_s_steps_are_one_gaussian_and_exponential_selection_is_refused()
     assert model.optimizer.steps_taken == 0
 
 
-@pytest.mark.thorough
 def test_short_keras_epochs_go_on_in_the_same_pass(small, monkeypatch):
     # What is charged, ⌈steps / T⌉ epochs, is true if Keras begins no pass before one has ended.
     read = []
@@ -257,7 +252,6 @@ class _ShortEpochs(keras.callbacks.Callback):
         self.model.stop_training = False
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("sampler", ["allocated", "shuffled"])
 def test_passes_that_a_callback_cuts_short_are_charged_as_passes(small, sampler):
     batches = {

@@ -51,7 +51,6 @@ def test_draws_of_records_rounds_and_passes_are_independent(drawn, parts):
     assert stats.binomtest(pairs, 400 * 100, probability**2).pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 def test_parts_are_drawn_uniformly_and_for_each_record_by_itself():
     rng = np.random.default_rng(0)
     code = []
@@ -64,7 +63,6 @@ def test_parts_are_drawn_uniformly_and_for_each_record_by_itself():
     assert stats.chisquare(observed).pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 def test_two_calls_part_the_records_otherwise_and_none_of_it_is_public():
     one, other = (
         tfdp.data.cyclic_poisson_batches(numbered(200), 50, BANDS, steps_per_epoch=BANDS)
@@ -87,7 +85,6 @@ def test_the_tag_states_parts_passes_and_steps():
     assert tfdp.data.sampling_of(seeded).seeded
 
 
-@pytest.mark.thorough
 def test_overflow_is_cut_at_the_capacity_and_reported():
     batches = tfdp.data.cyclic_poisson_batches(
         numbered(10), 5, 2, max_batch_size=5, steps_per_epoch=200
@@ -97,7 +94,6 @@ def test_overflow_is_cut_at_the_capacity_and_reported():
     np.testing.assert_allclose(found, 2 * stats.binom.sf(5, 11, 0.5))
 
 
-@pytest.mark.thorough
 def test_persons_are_parted_and_sampled_with_their_records():
     ids = np.repeat(np.arange(40), 3)
     x = np.arange(120, dtype=np.int32)

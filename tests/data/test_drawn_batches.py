@@ -70,7 +70,6 @@ def memberships():
     return found
 
 
-@pytest.mark.thorough
 def test_each_record_takes_part_with_the_sampling_probability(memberships):
     records, steps = memberships.shape
     sizes = memberships.sum(0)  # of steps: Binomial(records, q)
@@ -116,7 +115,6 @@ def test_a_draw_is_a_function_of_secret_and_key_alone():
         one.of(1.5)
 
 
-@pytest.mark.thorough
 def test_batches_are_read_as_they_were_written(draw, small):
     directory, members = draw
     batches = tfdp.data.load_batches(directory)
@@ -201,7 +199,6 @@ def test_a_draw_trains_once(draw, small):
     assert model.privacy_statement(delta=0.01).epsilon == statement.epsilon
 
 
-@pytest.mark.thorough
 def test_neither_a_copy_of_a_draw_nor_one_without_its_mark_trains_again(draw, small, tmp_path):
     directory, _ = draw
     copy = shutil.copytree(directory, tmp_path / "copy")
@@ -267,7 +264,6 @@ def test_a_second_pass_in_one_fit_is_refused_before_the_first_step(draw, small):
     assert model.privacy_statement(delta=0.01).steps == STEPS
 
 
-@pytest.mark.thorough
 def test_a_second_pass_gets_no_batch(draw, small):
     directory, _ = draw
     batches = tfdp.data.load_batches(directory)

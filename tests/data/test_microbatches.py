@@ -9,7 +9,6 @@ from tfdp.accounting.losses.truncation import overflow_probability
 N = 50
 
 
-@pytest.mark.thorough
 def test_a_record_joins_each_of_m_draws_independently():
     x = np.arange(N, dtype=np.float32)
     data = tfdp.data.microbatches((x, x), 10, 4, steps_per_epoch=2000)

@@ -34,7 +34,7 @@ MAPS = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(5)
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("sampler", [poisson_batches, shuffled_epochs])
 def test_padding_keeps_weight_zero_whatever_a_map_writes(name, sampler):
@@ -54,7 +54,6 @@ BEFORE = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", BEFORE)
 def test_a_map_keeps_to_the_rows_of_each_person_whatever_was_before(name):
     ids = np.repeat(np.arange(4), 2)
@@ -69,7 +68,6 @@ def test_a_map_keeps_to_the_rows_of_each_person_whatever_was_before(name):
 GIVEN = np.where(np.arange(N) % 2, 3.0, -2.0).astype(np.float32)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "function, expected",
     [
@@ -106,14 +104,12 @@ ROUNDABOUT = {
 }
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("way", ROUNDABOUT.values(), ids=ROUNDABOUT)
 def test_padding_does_not_come_to_life_by_what_has_no_weights(small, way):
     with pytest.raises(PrivacyError, match="may have turned padding into records"):
         small.model().fit(way(small.poisson()), verbose=0)
 
 
-@pytest.mark.thorough
 def test_a_map_past_the_methods_of_the_dataset_is_refused(small):
     model = small.model()
     past = tf.data.Dataset.map(small.poisson(), ones)

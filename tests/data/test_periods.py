@@ -23,7 +23,6 @@ def batches(period, ids, **kwargs):
     return tfdp.data.poisson_batches((X, X), 2, **given)
 
 
-@pytest.mark.thorough
 def test_batches_know_their_period_and_enter_their_persons(tmp_path):
     periods = DisjointPeriods(tmp_path / "periods.npz")
     first = batches(periods.period("one"), [1, 1, 2, 2, 3, 3])
@@ -204,7 +203,6 @@ def test_a_registry_in_memory_has_no_forks(monkeypatch, tmp_path):
     file.claim("one", ["b"])
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("in_file", [False, True])
 def test_threads_enter_persons_one_after_the_other(monkeypatch, tmp_path, in_file):
     periods = DisjointPeriods(tmp_path / "periods.npz" if in_file else None)
@@ -256,7 +254,6 @@ RELEASES = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
 def test_of_releases_of_disjoint_periods_the_costliest_counts(release):
     periods = DisjointPeriods()

@@ -18,7 +18,6 @@ def drawn():
     return np.concatenate([draws(batches), draws(batches)])
 
 
-@pytest.mark.thorough
 def test_no_record_is_drawn_twice_in_a_step(drawn):
     assert drawn.max() == 1
 
@@ -56,7 +55,6 @@ def test_steps_and_epochs_are_independent(drawn):
         assert stats.binomtest(both, trials, 0.01).pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 def test_the_fast_draw_has_the_distribution_of_independent_coins():
     rng = np.random.default_rng(0)
     n, q, repeats = 5, 0.3, 20_000
@@ -69,7 +67,6 @@ def test_the_fast_draw_has_the_distribution_of_independent_coins():
     assert stats.chisquare(observed, expected).pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 def test_an_overflowing_draw_keeps_a_uniform_subset():
     rng = np.random.default_rng(0)
     n, capacity, repeats = 6, 2, 20_000
@@ -81,7 +78,6 @@ def test_an_overflowing_draw_keeps_a_uniform_subset():
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -131,7 +127,6 @@ def test_every_batch_has_the_same_static_shape_and_the_pass_a_known_length():
     assert batches.cardinality() == 7 == len(list(batches))  # 50 / 7, rounded
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("batch", "steps"), [(100, 1), (67, 1), (66, 2), (40, 3), (3, 33)])
 def test_a_default_epoch_has_n_over_b_steps_rounded(batch, steps):
     assert tfdp.data.poisson_batches(numbered(100), batch).cardinality() == steps
@@ -142,7 +137,6 @@ def test_drawing_everything_draws_everything():
     np.testing.assert_array_equal(draws(batches), np.ones((3, 8)))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(40,), (40, 3)])
 def test_user_weights_are_kept_for_drawn_records_and_padding_weighs_nothing(shape):
     x, y = numbered(40)
@@ -154,7 +148,6 @@ def test_user_weights_are_kept_for_drawn_records_and_padding_weighs_nothing(shap
         assert not weights[~drawn].any()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [None, 0])
 def test_no_epoch_repeats_another(seed):
     batches = tfdp.data.poisson_batches(numbered(200), 50, seed=seed)
@@ -163,14 +156,13 @@ def test_no_epoch_repeats_another(seed):
     assert tfdp.data.sampling_of(batches).seeded is (seed is not None)
 
 
-@pytest.mark.thorough
 def test_a_seed_repeats_the_whole_run_for_tests():
     first, second = (tfdp.data.poisson_batches(numbered(200), 50, seed=3) for _ in range(2))
     for _ in range(2):
         np.testing.assert_array_equal(draws(first), draws(second))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("steps", [1, 15, 16, 33])
 @pytest.mark.parametrize("persons", [False, True])
 def test_batches_that_are_made_together_are_those_that_are_made_one_by_one(
@@ -214,7 +206,6 @@ def test_processes_draw_differently_even_after_the_same_global_seeds():
     assert outputs[0] != outputs[1]
 
 
-@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 def test_fit_draws_anew_in_every_epoch():
     import keras

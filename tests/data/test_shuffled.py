@@ -8,7 +8,6 @@ import tfdp
 INDEX = np.arange(1, 24, dtype=np.int32)  # 23 records; padding is 0
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("batch_size", [1, 5, 22, 23])
 def test_every_record_appears_exactly_once_in_every_epoch(batch_size):
     batches = tfdp.data.shuffled_epochs((INDEX, INDEX), batch_size)
@@ -22,7 +21,6 @@ def test_every_record_appears_exactly_once_in_every_epoch(batch_size):
     assert batches.cardinality() == -(-23 // batch_size)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [None, 5])
 def test_the_order_changes_from_epoch_to_epoch(seed):
     batches = tfdp.data.shuffled_epochs((INDEX, INDEX), 23, seed=seed)

@@ -66,7 +66,6 @@ def test_wrong_arguments_are_refused(change):
         tfdp.data.stream_batches(records(), **{"batch_size": 5, **change})
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("after", ["repeat", "cache", "shuffle"])
 def test_what_changes_the_order_or_repeats_it_is_no_stream_any_more(after):
     batches = tfdp.data.stream_batches(records(), 5)
@@ -74,7 +73,6 @@ def test_what_changes_the_order_or_repeats_it_is_no_stream_any_more(after):
     assert tfdp.data.sampling_of(changed) is None
 
 
-@pytest.mark.thorough
 def test_a_stream_without_a_known_end_is_read_once_as_it_comes():
     read = []
 
@@ -138,7 +136,6 @@ def greedy(ids, size, most, apart):
     return taken, steps
 
 
-@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(
     ids=st.lists(st.integers(-3, 3), min_size=1, max_size=40), size=st.integers(1, 5),
@@ -151,7 +148,6 @@ def test_nobody_comes_too_often_or_too_soon_and_all_others_come(ids, size, most,
         assert len(own) <= most and all(np.diff(own) >= apart)
 
 
-@pytest.mark.thorough
 @settings(max_examples=50, deadline=None)
 @given(ids=st.lists(st.integers(0, 4), min_size=5, max_size=40), person=st.integers(0, 4))
 def test_records_of_others_stay_where_they_are_without_a_person(ids, person):
@@ -176,7 +172,6 @@ def test_rows_of_weight_zero_stand_for_records_that_come_too_soon():
     assert [y[w > 0].tolist() for y, w in found] == [[0, 2, 3, 4], [8], [10, 11, 12, 13, 14]]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("most, apart", [(1, 1), (2, 3), (3, 1), (9, 2)])
 def test_nobody_is_in_more_or_closer_steps_than_were_declared(most, apart):
     ids = np.random.default_rng(0).integers(0, 6, 60)  # each in most of the steps
@@ -192,7 +187,6 @@ def test_nobody_is_in_more_or_closer_steps_than_were_declared(most, apart):
     assert max(counts) == min(most, 6)  # 12 steps, every other one
 
 
-@pytest.mark.thorough
 def test_what_a_stream_of_persons_says_of_itself():
     sampling = tfdp.data.sampling_of(of_persons())
     assert (sampling.num_examples, sampling.steps_per_epoch, sampling.max_records_per_unit) == (

@@ -44,7 +44,6 @@ def trained(optimizer, context, dtypes=("float32", "float32"), compiled=True):
     ]
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(
     "make",
@@ -64,7 +63,6 @@ def test_updates_are_those_of_keras(make, compiled):
         np.testing.assert_allclose(a, b, rtol=5e-5, atol=1e-5)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make", [lambda: Adam(0.1, amsgrad=True), lambda: OwnAdam(0.1), lambda: keras.optimizers.SGD()]
 )
@@ -92,7 +90,6 @@ def test_variables_of_other_types_keep_their_own_operations():
         np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("context", [lambda: xla.compiling(True), lambda: xla.for_platform("TPU")])
 def test_steps_that_xla_compiles_keep_keras_operations(context):
     with context():

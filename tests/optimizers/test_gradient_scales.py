@@ -99,7 +99,6 @@ def test_a_step_sums_gradients_clipped_by_their_scaled_norms(
         np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-6)
 
 
-@pytest.mark.thorough
 def test_the_scaled_gradient_of_one_record_is_at_most_as_long_as_the_clip_norm():
     found = []
 
@@ -130,7 +129,7 @@ def wide():
     return keras.Model(ids, keras.layers.Dense(1000, name="last")(x))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("how", ["independent", "rows", "chain"])
 def test_noise_of_a_variable_is_divided_by_its_scale(how):
     # Standard deviations of 10,000 draws or more: within 4%, more than 5 standard errors.
@@ -193,7 +192,6 @@ def test_scales_cost_nothing_and_the_statement_lists_them(tmp_path):
         again.optimizer.gradient_scales = None
 
 
-@pytest.mark.thorough_after(7)
 @pytest.mark.parametrize(
     "scales, received",
     [([2.0], "a dict"), ({"last/bias": 0.0}, "positive"), ({"last/bias": float("nan")}, "positive"),
@@ -235,7 +233,6 @@ def test_a_popularity_prior_allows_scales():
     )  # fmt: skip
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     ("scale", "clip_norm"),
     slow.cases([(1e-3, 1.0), (1.0, 100.0), (1e-6, 1.0)], slow=[(1e-3, 1.0)]),
@@ -272,7 +269,6 @@ def test_a_scale_is_the_number_that_gradients_are_multiplied_by():
     assert scale == float(np.float32(0.1)) != 0.1
 
 
-@pytest.mark.thorough
 def test_a_scale_that_is_edited_later_is_checked_too():
     model = made()
     model.optimizer.gradient_scales["last/bias"] = 7e30

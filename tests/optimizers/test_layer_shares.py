@@ -40,7 +40,7 @@ def moved(model):
     return {layer: value**0.5 for layer, value in squares.items()}
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 @pytest.mark.parametrize(
     "shares, expected",
@@ -54,7 +54,6 @@ def test_every_layer_is_clipped_to_its_share(shares, expected, microbatch_size):
     assert sum(v**2 for v in found.values()) <= (C * (1 + 1e-6)) ** 2
 
 
-@pytest.mark.thorough
 def test_shares_come_back_from_a_file(tmp_path):
     model = made({"middle": np.float32(0.64)})
     moved(model)
@@ -65,7 +64,6 @@ def test_shares_come_back_from_a_file(tmp_path):
         again.optimizer.layer_shares = None
 
 
-@pytest.mark.thorough
 def test_layers_that_do_not_train_have_no_share():
     model = made(SHARES)
     model.get_layer("first").trainable = False
@@ -73,7 +71,6 @@ def test_layers_that_do_not_train_have_no_share():
     assert moved(model) == pytest.approx({"middle": 0.8 * C, "last": 0.6 * C}, rel=1e-5)
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     "shares, received",
     [({"second": 0.5}, "'second'"), ({"middle": 1.0}, r"a share for the layers .*first.*last"),
@@ -92,7 +89,6 @@ def test_shares_that_add_up_to_more_are_refused_wherever_they_come_from(shares):
         shares_of_layers(["a", "b"], shares)
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("edited", [1.5, -0.5, float("nan")])
 def test_shares_that_were_edited_are_refused_before_anything_moves(edited):
     model = made(SHARES)

@@ -65,7 +65,6 @@ def test_row_wise_adagrad_accumulates_the_mean_square_of_a_row():
     np.testing.assert_allclose(state[4], 6.1, rtol=1e-6)
 
 
-@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     ("name", "given"),
     slow.cases(
@@ -127,7 +126,6 @@ def test_repeated_indices_are_summed_before_anything_else(name):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("name", MAKERS)
 def test_no_operation_but_the_variables_has_as_many_rows_as_the_table(name, outputs_with_rows):
     rows = 7919
@@ -149,7 +147,7 @@ def test_no_operation_but_the_variables_has_as_many_rows_as_the_table(name, outp
     assert outputs_with_rows(step.get_concrete_function(*specs), rows) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("name", slow.cases(MAKERS, slow=["RowSGD", "RowAdagrad"]))
 def test_trains_a_keras_model_with_dense_layers_and_a_table(name):
     keras.utils.set_random_seed(0)

@@ -56,7 +56,7 @@ def assert_step(before, after, wanted, rtol=1e-4):
         np.testing.assert_allclose(b - a, w, rtol=rtol, atol=2e-7)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize(
     ("compile_kwargs", "microbatch_size"),
     slow.cases(
@@ -90,7 +90,6 @@ def test_microbatches_equal_the_whole_batch(small):
         np.testing.assert_allclose(results[0], other, rtol=0, atol=1e-6)
 
 
-@pytest.mark.thorough
 def test_divisor_is_public_whatever_was_drawn(small):
     # Fault 15: seven of the forty rows are present; the sum is divided by 10.
     base = network()
@@ -150,7 +149,6 @@ def test_the_learning_rate_can_be_set(small):
     np.testing.assert_allclose(rates, [0.1, 0.2, 0.3], rtol=1e-6)
 
 
-@pytest.mark.thorough
 def test_schedule_stops_the_movement(small):
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0], [1.0, 0.0])
     base, seen = network(), []
@@ -165,7 +163,6 @@ def test_schedule_stops_the_movement(small):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.thorough
 def test_weight_decay_acts_after_the_noise(small):
     base = network()
     x, y = small.data()
@@ -176,14 +173,12 @@ def test_weight_decay_acts_after_the_noise(small):
     assert_step(before, after, [g + 0.01 * w for g, w in zip(wanted, weights, strict=True)])
 
 
-@pytest.mark.thorough
 def test_constraints_are_kept(small):
     base = network(kernel_constraint=keras.constraints.MaxNorm(0.1))
     _, after, _ = one_step(small, base=base)
     assert np.all(np.linalg.norm(after[0], axis=0) <= 0.1 + 1e-6)
 
 
-@pytest.mark.thorough
 def test_exponential_moving_average_of_the_wrapped_optimizer(small):
     inner = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.0)
     base = network()
@@ -193,7 +188,6 @@ def test_exponential_moving_average_of_the_wrapped_optimizer(small):
     assert_step(before, after, wanted)
 
 
-@pytest.mark.thorough
 def test_frozen_layers_stay_and_release_their_share(small):
     base = network()
     base.layers[0].trainable = False
@@ -204,7 +198,6 @@ def test_frozen_layers_stay_and_release_their_share(small):
     assert_step(before[2:], after[2:], wanted)
 
 
-@pytest.mark.thorough
 def test_sample_and_class_weights(small):
     base = network()
     x, y = small.data()
@@ -240,7 +233,6 @@ def test_class_weights_are_those_of_the_labels_themselves():
     np.testing.assert_array_equal(next(iter(weighed))[2], [0.5, 3.0, 1.0, 1.0])
 
 
-@pytest.mark.thorough
 def test_per_example_reduction(small):
     # The mean over an example's own positions, or their sum; never a count over the batch.
     x = np.random.default_rng(0).normal(size=(small.n, 4, 3)).astype(np.float32)
@@ -257,7 +249,6 @@ def test_per_example_reduction(small):
     np.testing.assert_allclose(moved["sum"], 4 * moved["mean"], rtol=1e-5)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("clipping", ["flat", "automatic", "normalized", "per_layer"])
 def test_clipping_kinds_reach_the_step(small, clipping):
     before, after, _ = one_step(small, clipping=clipping, clip_norm=0.01)
