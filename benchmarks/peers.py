@@ -1,7 +1,8 @@
 """Steps of tfdp and of other libraries, side by side: time, memory, and whether they clip.
 
 Every library runs in an environment of its own (`make peers` makes them), as one process that is
-alive all the time; the methods take turns, so that whatever else the machine does hits all of them.
+alive as long as a few architectures are timed; the methods take turns, so that whatever else the
+machine does hits all of them.
 Prints a table and writes JSON.
 
     python benchmarks/peers.py [--rounds 7] [--architectures ...] [--out FILE]
@@ -257,6 +258,19 @@ def _place(row):
     )
 
 
+def check_and_time(methods, architectures, args):
+    """Keeps the checks and times of a few architectures, in processes of their own."""
+    workers = {library: Worker(library, methods[library]) for library in methods}
+    versions = {name: worker.versions for name, worker in workers.items()}
+    if "checks" in args.parts:
+        keep(args.out, "checks", checks(workers, architectures), versions=versions)
+    if "times" in args.parts:
+        rows, run = times(workers, architectures, args)
+        keep(args.out, "rows", [r for r in rows if r["private"] or not args.only], run, versions)
+    for worker in workers.values():
+        worker.close()
+
+
 def asked_for(library, args):
     """The library's private methods of this run, with the plain ones they are compared with."""
     return {
@@ -279,18 +293,10 @@ def main():
     args = parser.parse_args()
     methods = {library: asked_for(library, args) for library in args.libraries}
     methods = {library: found for library, found in methods.items() if found}
-    if {"checks", "times"} & set(args.parts):
-        workers = {library: Worker(library, methods[library]) for library in methods}
-        versions = {name: worker.versions for name, worker in workers.items()}
-        if "checks" in args.parts:
-            keep(args.out, "checks", checks(workers, args.architectures), versions=versions)
-        if "times" in args.parts:
-            rows, run = times(workers, args.architectures, args)
-            keep(
-                args.out, "rows", [r for r in rows if r["private"] or not args.only], run, versions
-            )
-        for worker in workers.values():
-            worker.close()
+    for group in sizes.TOGETHER if {"checks", "times"} & set(args.parts) else ():
+        architectures = [name for name in group if name in args.architectures]
+        if architectures:
+            check_and_time(methods, architectures, args)
     if "peaks" in args.parts:
         rows = peaks(methods, args.architectures)
         private = [r for r in rows if r["method"] in methods[r["library"]]]

@@ -27,6 +27,14 @@ ARCHITECTURES = {
     "clicks, 12 larger tables": ("clicks", {"tables": 12, "rows": 20_000, "width": 24}, 768),
     "encoder with LoRA": ("encoder", {"length": 64}, 8),
 }
+#: Models that take turns; those of all at once would not fit into memory.
+TOGETHER = (
+    ("transformer, 50 positions", "transformer, 50 positions, tied"),
+    ("transformer, 200 positions", "transformer, 200 positions, tied"),
+    ("multilayer perceptron", "GRU", "convolutions, group normalisation"),
+    ("clicks, 26 tables", "clicks, 12 larger tables"),
+    ("encoder with LoRA",),
+)
 
 
 def batch(name, size=None, seed=0):
