@@ -170,3 +170,14 @@ def test_gradients_of_a_tape_name_the_loop_that_works():
         loss = tf.reduce_mean((model(X) - Y) ** 2)
     with pytest.raises(PrivacyError, match="train_on_batch` on the batches that"):
         model.optimizer.apply(tape.gradient(loss, weights), model.trainable_variables)
+
+
+def test_a_graph_convolution_over_all_records_is_explained():
+    adjacency = tf.eye(N)
+    mixing = layers.Lambda(lambda x: ops.matmul(adjacency, x))
+    model = keras.Sequential([keras.Input((4,)), mixing, layers.Dense(1)])
+    private = tfdp.make_private(model)
+    private.compile(tfdp.optimizers.DPOptimizer("sgd", noise_multiplier=1.0), loss="mse")
+    with pytest.raises(ValueError, match="Dimensions must be equal") as raised:
+        private.fit(Small.poisson((X, Y), steps_per_epoch=1), verbose=0)
+    assert "needs another number" in raised.value.__notes__[-1]

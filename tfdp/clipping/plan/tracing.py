@@ -62,8 +62,17 @@ def trace(model, x, batch_size, tracer=_Tracer):
         _refuse_added_losses(model, scope)
         advances[:] = advances_of(model, scope)
 
-    with tapes_record():  # those in the model: a plan is made in `tf.init_scope`
-        traced = tf.function(forward, autograph=False).get_concrete_function(specs)
+    try:
+        with tapes_record():  # those in the model: a plan is made in `tf.init_scope`
+            traced = tf.function(forward, autograph=False).get_concrete_function(specs)
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        if not isinstance(error, PrivacyError):
+            error.add_note(
+                f"tfdp called model {model.name!r} on {batch_size} examples. If a layer needs "
+                "another number, such as one row for each node of a graph, it mixes examples: "
+                "such a model cannot be trained privately by examples."
+            )
+        raise
     where = f"Model {model.name!r}"
     refuse_side_effects(traced.graph, where)
     outputs = tf.nest.flatten(tracer.root.outputs, expand_composites=True)
