@@ -35,6 +35,7 @@ TOGETHER = (
     ("clicks, 26 tables", "clicks, 12 larger tables"),
     ("encoder with LoRA",),
 )
+assert sorted(sum(TOGETHER, ())) == sorted(ARCHITECTURES)  # one that is in no group is not timed
 
 
 def batch(name, size=None, seed=0):
