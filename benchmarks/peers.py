@@ -199,7 +199,9 @@ def row_of(key, prepared, seconds):
     baseline = LIBRARIES[library][2].get(method)
     row = {"architecture": name, "library": library, "method": method,
            "private": baseline is not None, **prepared}  # fmt: skip
-    if "error" in prepared:
+    if "error" not in prepared and seconds[key] is None:
+        row["error"] = "out of memory or crashed while it was timed"
+    if "error" in row:
         return row
     median = statistics.median(seconds[key])
     row |= {"seconds": seconds[key], "median_seconds": median, "fastest_seconds": min(seconds[key])}
