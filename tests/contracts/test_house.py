@@ -14,6 +14,7 @@ ROOT = pathlib.Path(tfdp.__file__).parent
 ROOMS = (
     "errors",
     "_validate",
+    "argument_names",
     "fixed_settings",
     "_compat",
     "runtime",

@@ -14,14 +14,15 @@ from tfdp.training import executions
 STEPS = 10
 
 
-def batches(small, steps=STEPS, capacity=16, length_is_known=True):
-    """The same Poisson batches at each pass, of ids and dense features."""
+def batches(small, steps=STEPS, capacity=16, length_is_known=True, other_from=None):
+    """The same Poisson batches at each pass, of ids and dense features; from some step on, others."""
     generator = np.random.default_rng(0)
     present = generator.random((steps, capacity)) < 10 / capacity
     x = {
         "ids": generator.integers(0, 50, (steps, capacity, 3)),
         "features": generator.normal(size=(steps, capacity, 4)).astype("float32"),
     }
+    x["features"][steps if other_from is None else other_from :] *= -3.0
     y = generator.integers(0, 2, (steps, capacity))
     data = tf.data.Dataset.from_tensor_slices((x, y, present.astype("float32")))
     data = data if length_is_known else data.filter(lambda *_: True)
@@ -49,6 +50,20 @@ def trained(small, at_once, epochs=1, length=STEPS, rows_are_selected=False, **s
     )  # fmt: skip
     history = model.fit(batches(small, length), epochs=epochs, verbose=0).history
     return model, history
+
+
+def test_an_execution_uses_no_example_after_the_last_step_of_the_budget(small):
+    def weights(other_from):
+        keras.utils.set_random_seed(1)
+        budget, at_once = tfdp.PrivacyBudget(50.0, 1e-3), {"steps_per_execution": 4}
+        model = small.model(network(False), None, at_once, seed=5, budget=budget, steps=3)
+        model.fit(batches(small, 4, other_from=other_from), verbose=0)
+        assert model.optimizer.steps_taken == 3
+        return np.concatenate([w.ravel() for w in model.get_weights()])
+
+    expected = weights(None)
+    np.testing.assert_array_equal(weights(3), expected)
+    assert not np.array_equal(weights(2), expected)
 
 
 @pytest.fixture(scope="module")

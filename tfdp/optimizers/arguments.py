@@ -6,7 +6,26 @@ import keras
 
 from tfdp import accounting
 from tfdp._validate import count, is_number, one_of, positive
+from tfdp.argument_names import called, explains
 from tfdp.clipping.sums.factors import CLIPPING
+
+_BUDGET = "Pass `budget=tfdp.PrivacyBudget(epsilon=..., delta=...)`."
+_MICROBATCHES = "Each example is clipped separately. To save memory, pass `microbatch_size`."
+_SCHEDULE = "Pass `steps`, or nothing: with a budget, `fit` sets them."
+_INNER = "Give it to the wrapped optimizer, as in `DPOptimizer(keras.optimizers.Adam({}=...))`."
+_OF_KERAS = (
+    "learning_rate", "beta_1", "beta_2", "momentum", "nesterov", "weight_decay", "clipnorm",
+    "clipvalue", "global_clipnorm", "use_ema", "ema_momentum", "amsgrad",
+)  # fmt: skip
+#: For arguments of Keras' optimizers, TF Privacy, Opacus and JAX-Privacy.
+explained = explains(
+    {name: _INNER.format(name) for name in _OF_KERAS}
+    | dict.fromkeys(("l2_norm_clip", "max_grad_norm", "clipping_norm"), called("clip_norm"))
+    | dict.fromkeys(("target_epsilon", "target_delta", "epsilon", "delta"), _BUDGET)
+    | dict.fromkeys(("num_microbatches", "gradient_accumulation_steps"), _MICROBATCHES)
+    | dict.fromkeys(("train_steps", "epochs"), _SCHEDULE)
+    | {"batch_size": called("expected_batch_size"), "train_size": called("num_examples")}
+)
 
 
 def check_optimizer(optimizer):

@@ -88,8 +88,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
             the gradient of one record, of which a person has at most k; public.
             `expected_batch_size` and `microbatch_size` then count records, and `num_examples` still
             counts persons.
-        period: the `tfdp.data.Period` of the batches. The steps cost nothing for persons of other
-            periods.
+        period: the `tfdp.data.Period` of the batches. Steps cost persons of other periods nothing.
         per_example_reduction: "mean" or "sum" over the positions of one example.
         seed: integer that fixes the noise, for tests only; the statement lists it.
 
@@ -116,6 +115,7 @@ class DPOptimizer(FixedSettings, keras.optimizers.Optimizer):
         "noise_correlation", "period",
     )  # fmt: skip
 
+    @arguments.explained
     def __init__(
         self, optimizer: str | dict | keras.Optimizer, *, budget: PrivacyBudget | None = None,
         noise_multiplier: float | None = None, num_examples: int | None = None,

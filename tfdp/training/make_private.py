@@ -8,12 +8,23 @@ import keras
 import tensorflow as tf
 
 from tfdp import accounting
+from tfdp.argument_names import explains
 from tfdp.clipping.plan.refusals import describe_tf_keras, is_tf_keras, refuse_named_layers
 from tfdp.clipping.recording import input_structure
 from tfdp.errors import PrivacyError
 from tfdp.training.dp_model import DPModel
 
 
+_IN_COMPILE = (
+    "Pass the model alone, and `tfdp.optimizers.DPOptimizer(...)` to `compile` of what it returns."
+)
+_OF_OPACUS = (
+    "module", "optimizer", "criterion", "data_loader", "noise_multiplier", "max_grad_norm",
+    "target_epsilon", "target_delta", "epochs", "budget", "clip_norm",
+)  # fmt: skip
+
+
+@explains(dict.fromkeys(_OF_OPACUS, _IN_COMPILE))
 def make_private(model: keras.Model, validate: bool = True) -> DPModel:
     """Wraps a Keras model so that a `DPOptimizer` can train it.
 

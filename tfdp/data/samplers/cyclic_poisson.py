@@ -12,7 +12,7 @@ from tfdp._validate import count
 from tfdp.accounting import Sampling
 from tfdp.accounting.banded_noise import steps_of_pass
 from tfdp.data.samplers.poisson import draw_poisson
-from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size
+from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size, explained
 from tfdp.data.sampling.batches import dataset_of_batches
 from tfdp.data.sampling.periods import Period, claimed
 from tfdp.data.sampling.persons import units_of
@@ -20,6 +20,7 @@ from tfdp.data.sampling.randomness import GeneratorSource
 from tfdp.data.sources.outside_memory import records_of
 
 
+@explained
 def cyclic_poisson_batches(
     data: Any,
     expected_batch_size: float,

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from tfdp import _validate
 from tfdp.accounting import Sampling
-from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size, steps_of_epoch
+from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size, explained, steps_of_epoch
 from tfdp.data.sampling.batches import dataset_of_batches
 from tfdp.data.sampling.periods import Period, claimed
 from tfdp.data.sampling.persons import units_of
@@ -36,6 +36,7 @@ def draw_poisson(generator, num_examples, sampling_probability, capacity):
     return generator.choice(num_examples, drawn, replace=False, shuffle=False)
 
 
+@explained
 def poisson_batches(
     data: Any,
     expected_batch_size: float,

@@ -6,9 +6,16 @@ import numpy as np
 
 from tfdp._validate import count, is_number
 from tfdp.accounting.losses.truncation import smallest_capacity
+from tfdp.argument_names import called, explains
 from tfdp.data.provenance.origins import Origin
 
 _MOST_ROWS = 2**31 - 1
+_PROBABILITY = "Pass `expected_batch_size`: the sampling probability times the number of records."
+#: For arguments of Keras' `fit` and of Opacus.
+explained = explains(
+    {"batch_size": called("expected_batch_size"), "epochs": "Give it to `fit`."}
+    | dict.fromkeys(("sampling_probability", "sample_rate"), _PROBABILITY)
+)
 
 
 def check_expected_batch_size(value, num_examples):
