@@ -94,9 +94,9 @@ def steps():
     return [*lines, "", *remarks, "", f"Versions: {versions}. {rounds}.", ""]
 
 
-def fastest_steps():
+def fastest_steps(results="peers"):
     """(architecture, tfdp's fastest private step, that of all others), rows of one run."""
-    cells = cells_of(read("peers"))
+    cells = cells_of(read(results))
     pairs = [(n, _fastest(cells, n, True), _fastest(cells, n, False)) for n in names_of(cells)]
     return [(name, ours, theirs) for name, ours, theirs in pairs if ours and theirs]
 
@@ -107,12 +107,24 @@ def factor(ours, theirs):
 
 
 def fastest():
-    """The fastest step of another library against tfdp's, in the same run."""
-    lines = table("", "fastest of the others", "its time / tfdp's")
-    for name, ours, theirs in fastest_steps():
-        lines.append(row(SHORT[name], f"{theirs['library']}, {theirs['method']}",
-                         f"{factor(ours, theirs):.2f} ({ours['method']})"))  # fmt: skip
+    """The fastest step of another library against tfdp's, in the same run, on two machines."""
+    other = {name: both for name, *both in fastest_steps("peers_avx2")}
+    lines = table("", "fastest of the others", "its time / tfdp's", "the same on another machine")
+    for name, *both in fastest_steps():
+        lines.append(
+            row(SHORT[name], *_compared(*both), ": ".join(_compared(*other.get(name, ()))))
+        )
     return [*lines, ""]
+
+
+def _compared(ours=None, theirs=None):
+    """(the other method, its factor and tfdp's method)."""
+    if ours is None:
+        return ("not measured",)
+    return (
+        f"{theirs['library']}, {theirs['method']}",
+        f"{factor(ours, theirs):.2f} ({ours['method']})",
+    )
 
 
 def checks():

@@ -100,6 +100,7 @@ def test_a_saved_model_loads_after_import_tfdp_alone(tmp_path):
     processes.run(f"import keras, tfdp; keras.models.load_model({str(tmp_path / 'm.keras')!r})")
 
 
+@pytest.mark.thorough
 def test_keras_that_tensorflow_imports_after_tfdp_knows_its_classes():
     run(
         "import tfdp, tensorflow, keras\nassert 'tfdp>DPModel' in keras.saving.get_custom_objects()"

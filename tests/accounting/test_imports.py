@@ -36,6 +36,7 @@ def test_every_own_event_is_among_those_that_load():
     assert found == set(registry._HOMES) == set(OWN_EVENTS)
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("name", OWN_EVENTS)
 def test_a_ledger_loads_where_nothing_else_was_imported(name):
     entry = {"class_name": name, **OWN_EVENTS[name]}

@@ -144,6 +144,7 @@ def test_gradients_that_are_not_clipped_are_found(unproved, monkeypatch):
     assert not audit.play("step, full batch", trials=100, delta=LARGE_DELTA).holds
 
 
+@pytest.mark.thorough
 def test_survivors_that_need_a_touch_are_found(unproved, monkeypatch):
     monkeypatch.setattr(
         draws, "each_with_probability", lambda source, p, bound: tf.zeros([0], tf.int64)
@@ -179,6 +180,7 @@ def test_correlated_noise_stays_below_its_claim(unproved, monkeypatch, name):
     assert result.holds and result.claim > 2.5
 
 
+@pytest.mark.thorough
 def test_several_chains_stay_below_their_claim_and_above_that_of_one(unproved, monkeypatch):
     """What 300 trials show holds; what 6,000 show is more than a single chain may show.
 
@@ -254,16 +256,17 @@ def keys_saved(monkeypatch):
     )  # fmt: skip
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize(
     "broken, name, trials",
     slow.cases(
         [
-            (steps_draw_alike, "chain of one pass", 300),
             (records_in_all_steps, "chain of one pass", 300),
+            (turns_shared_by_tables, "chains of rows", 300),
+            (steps_draw_alike, "chain of one pass", 300),
             (sensitivity_of_one_step, "chain of correlated noise", 300),
             (sensitivity_of_one_step, "banded matrix", 2000),
             (chains_not_charged_again, "several chains", 6000),
-            (turns_shared_by_tables, "chains of rows", 300),
             (noise_of_bands_repeats, "banded matrix", 300),
             (keys_saved, "chain and its files", 300),
         ],

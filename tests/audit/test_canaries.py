@@ -74,6 +74,7 @@ def watched(monkeypatch, name):
     return audit.play(name, CANARIES), seen
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("name", list(audit.CANARIES))
 def test_canaries_stay_below_the_claim_and_score_what_they_should(monkeypatch, name):
     result, seen = watched(monkeypatch, name)
@@ -184,6 +185,7 @@ def test_trainers_that_show_who_was_in_are_refuted(monkeypatch, broken, name):
     assert not audit.play(name, CANARIES).holds
 
 
+@pytest.mark.thorough
 def test_the_command_plays_canaries_at_a_delta_of_their_own(tmp_path, capsys):
     out = tmp_path / "audit.json"
     arguments = ["audit", "--trials", "300", "--mechanism", "forward noise", "canaries in mixtures"]

@@ -55,7 +55,7 @@ def rules(model, x):
     return {type(c.rule) for c in plan.calls.values() if c.layer in model.cells}, plan
 
 
-@pytest.mark.thorough_after(3)
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("case", CASES)
 def test_decoders_are_exact(brute_force, case):
     check = brute_force(CASES[case], normal(B, T, P), losses)

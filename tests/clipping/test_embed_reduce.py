@@ -52,6 +52,7 @@ def features(batch, weighted):
     return (ids, weights) if weighted else ids
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize(
     "combiner, batch, weighted", [("sum", 6, True), ("mean", 1, False), ("sqrtn", 6, True)]
 )

@@ -57,7 +57,7 @@ def seen_in(brute, **kwargs):
 VECTORS, SEQUENCES = (IN,), (LENGTH, IN)
 
 
-@pytest.mark.thorough_after(5)
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize(
     ("name", "shape"),
     slow.cases(

@@ -61,7 +61,7 @@ HEADS = {
 }
 
 
-@pytest.mark.thorough_after(8)
+@pytest.mark.thorough_after(4)
 @pytest.mark.parametrize(
     ("name", "graph"),
     slow.cases(
@@ -547,6 +547,7 @@ def test_a_plan_is_not_followed_by_other_calls():
         backward(model, plan, tf.zeros((2, 3)), lambda o: o[:, 0], example_mask_of(None, 2))
 
 
+@pytest.mark.thorough_after(2)
 @pytest.mark.parametrize("layer", [
     lambda: layers.Dense(2), lambda: layers.LayerNormalization(), lambda: layers.GRU(2),
     lambda: layers.Conv1D(2, 2), lambda: layers.EinsumDense("abc,cd->abd", (None, 2)),

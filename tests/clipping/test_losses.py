@@ -241,6 +241,7 @@ def test_labels_may_be_of_a_small_type_with_many_rows_and_classes(dtype, compile
     np.testing.assert_allclose(values, wanted, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_step_that_the_user_compiles_is_one_that_xla_can_compile():
     """The loss, the look-ups and the norms have other forms where XLA does not compile them."""
     generator = np.random.default_rng(3)

@@ -157,6 +157,7 @@ def sums_of(model, x, losses, masks, clip_norm=1.0):
     return found
 
 
+@pytest.mark.thorough_after(4)
 @pytest.mark.parametrize(
     ("name", "history"),
     slow.cases(
@@ -216,6 +217,7 @@ def test_a_table_that_is_looked_up_twice_takes_its_look_ups_beyond_a_gate_in_par
     check.check(tolerance=2e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make_tower", "history"),
     slow.cases(

@@ -237,7 +237,7 @@ def test_accountants_take_further_events(kind):
     assert accountant.get_epsilon(1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-3)
 
 
-@pytest.mark.thorough_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "order",
     [

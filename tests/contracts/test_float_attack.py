@@ -170,7 +170,7 @@ PLACES = {
 }
 
 
-@pytest.mark.thorough_after(5)
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("place", PLACES)
 def test_the_bits_of_a_release_do_not_tell_who_contributed(place):
     without, with_one = PLACES[place](DRAWS)

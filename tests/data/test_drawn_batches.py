@@ -304,6 +304,7 @@ def test_forward_noise_takes_no_draw(draw):
         tfdp.accounting.charges.mechanisms.ForwardNoise(2.0, "zero_out", sampling, N)
 
 
+@pytest.mark.thorough
 def test_nothing_but_its_own_room_imports_beam():
     code = (
         "import sys, tfdp, tfdp.data, tfdp.models;"

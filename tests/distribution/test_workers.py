@@ -80,6 +80,7 @@ def test_losses_weights_and_ledger_are_those_of_one_process(run):
     assert results[0]["record"] == results[1]["record"]
 
 
+@pytest.mark.thorough
 def test_noise_of_two_workers_is_one_draw(run):
     _, results = run
     assert results[0]["noise"] == results[1]["noise"]

@@ -224,6 +224,7 @@ def test_micro_batches_make_the_update_of_the_whole_batch(jit_compile):
         np.testing.assert_allclose(parts, whole, atol=2e-6)
 
 
+@pytest.mark.thorough
 def test_a_step_compiled_by_xla_makes_the_same_update(monkeypatch):
     updates = []
     for jit_compile in (False, True):

@@ -200,6 +200,7 @@ def test_another_encoder_is_trained_on_its_own_release_and_both_are_charged():
     assert sum(entry.count for entry in model.ledger.entries) == 2
 
 
+@pytest.mark.thorough
 def test_texts_in_lists_and_arrays_are_evaluated_as_they_are_fitted(trained):
     labels = np.asarray(LABELS[:6]).tolist()
     wanted = trained.predict(tf.constant(TEXTS[:6]), verbose=0)
@@ -323,6 +324,7 @@ def test_a_dp_optimizer_trains_all_of_it_and_covers_the_labels():
     assert not any("labels" in text for text in statement.not_covered)
 
 
+@pytest.mark.thorough
 def test_a_keras_hub_backbone_and_a_budget(tmp_path):
     keras_hub = pytest.importorskip("keras_hub")
     backbone = keras_hub.models.BertBackbone(

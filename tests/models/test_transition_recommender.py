@@ -107,6 +107,7 @@ def test_a_file_brings_scores_and_charge(data, release, tmp_path):
     assert loaded.max_length == model.max_length and loaded.transitions.last_items == 3
 
 
+@pytest.mark.thorough
 def test_plain_tensorflow_serves_it_without_tfdp(data, release, tmp_path):
     model = tfdp.models.TransitionRecommender(release, exclude_seen=True)
     tfdp.serving.export(model, tmp_path / "m", k=3)

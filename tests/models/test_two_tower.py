@@ -49,6 +49,7 @@ def test_it_learns_what_users_of_a_taste_like(model):
     assert after["recall_10"] > 0.8  # 10 of 40 items have the user's taste
 
 
+@pytest.mark.thorough
 def test_the_statement_says_what_is_public_and_that_steps_were_proved(model):
     statement = model.privacy_statement(1e-5)
     assert statement.assumptions == ("the list of items is public",)

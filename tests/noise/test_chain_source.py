@@ -322,6 +322,7 @@ def test_tables_of_several_widths_in_one_process():
         assert noisy.shape == (2, width) and np.all(noisy)
 
 
+@pytest.mark.thorough
 def test_tables_of_one_width_share_their_programs(monkeypatch):
     """Of each size one, however many tables: each takes most of a second to compile."""
     for made_once in (chain_source._compiled_rows, chain_source._rows_of_any_number):

@@ -63,7 +63,7 @@ def computations(program):
     return re.split(r"\n\s*\n", program)
 
 
-@pytest.mark.thorough_after(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("tensors", [[(2048, 8)] * 3, [(300, 40), (40,)]])
 def test_a_compiled_draw_chooses_no_tensor_for_each_value(tensors):
     """XLA for CPUs would make a loop of single values of it, 4 times as slow."""

@@ -80,6 +80,7 @@ def test_longer_histories_than_the_model_knows_keep_the_newest_items():
     np.testing.assert_array_equal(newest(sequences, 3), expected)
 
 
+@pytest.mark.thorough
 def test_statement_lies_beside_the_model(trained, exported):
     statement = json.loads((exported / "privacy_statement.json").read_text())
     assert statement["epsilon"] == trained.privacy_statement().epsilon
@@ -423,6 +424,7 @@ def test_each_window_of_an_input_is_one_release_about_it(stated, how, mechanism,
         assert statement["release_of_one_request"]["epsilon"] == expected > 1.4
 
 
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize(
     "how",
     # A half of the inputs is a number that differs, as one input is.
@@ -467,6 +469,7 @@ class Tower(keras.layers.Layer):
         return keras.ops.reshape(sum(released), (-1, 16))
 
 
+@pytest.mark.thorough
 def test_calls_of_every_signature_are_counted(stated):
     """The items' attention was stated as never called, though "item_vectors" calls it."""
     features = {"item": np.ones((12, 8, 4096), np.float32)}

@@ -114,6 +114,7 @@ def test_what_else_the_process_computed_is_not_in_a_saved_model(saved):
     assert numbers == list(range(len(numbers))) and len(numbers) > 10
 
 
+@pytest.mark.thorough
 def test_a_renumbered_model_computes_what_it_did_and_differentiates(saved, tmp_path):
     folders, expected, _ = saved
     loaded = tf.saved_model.load(str(folders[0]))

@@ -51,6 +51,7 @@ ACTS = {
 }
 
 
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize("act", ACTS)
 def test_an_optimizer_in_a_run_serves_no_other_model(pair, act):
     seen = []

@@ -71,6 +71,7 @@ def test_as_many_tensors_of_the_logits_size_are_alive_as_in_a_plain_step(steps):
     assert private <= plain
 
 
+@pytest.mark.thorough
 def test_logits_are_never_laid_out_flat(steps):
     # Free on a CPU; on a TPU a copy of the logits' gradients in another layout.
     shapes = [s for _, shapes, _, _ in instructions(steps(True)(stage="hlo")) for s in shapes]

@@ -47,6 +47,7 @@ def test_the_attack_stays_below_the_true_epsilon_at_any_noise(claims, sigma):
     assert found <= visible_sampling_epsilon(sigma, 0.2, 10, 1e-3)
 
 
+@pytest.mark.thorough
 def test_the_encoder_learns_raw_inputs_through_any_noise(claims):
     moved = claims.encoders_gradients_are_raw()
     assert moved[3] > 0 and np.all(np.delete(moved, 3) == 0)

@@ -181,6 +181,7 @@ def student(small, data):
     return small.model(small.base(features=2), noise_multiplier=4.0, **persons)
 
 
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize(
     "data",
     [
@@ -224,6 +225,7 @@ def test_released_batches_that_were_made_by_weights_that_were_charged_are_refuse
         model.fit(release.batches(10).map(lambda x, y: (trained(x), y)), verbose=0)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("hides", [by_name, by_function])
 def test_weights_that_were_charged_and_then_quantized_are_refused(hides, small):
     """The student was charged its own 4 steps, ε = 0.29; with the encoder's it is 0.85."""

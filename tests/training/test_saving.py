@@ -372,6 +372,7 @@ def test_saved_model_of_a_compiled_model(stored, tmp_path):
     assert charges(stored.model) == {1.0: 2}
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("double_checkpoint", [False, True])
 def test_a_backup_that_is_interrupted_leaves_the_one_before(
     small, tmp_path, monkeypatch, double_checkpoint

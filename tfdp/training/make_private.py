@@ -14,7 +14,6 @@ from tfdp.clipping.recording import input_structure
 from tfdp.errors import PrivacyError
 from tfdp.training.dp_model import DPModel
 
-
 _IN_COMPILE = (
     "Pass the model alone, and `tfdp.optimizers.DPOptimizer(...)` to `compile` of what it returns."
 )

@@ -8,7 +8,12 @@ from numpy.typing import ArrayLike
 
 from tfdp import _validate
 from tfdp.accounting import Sampling
-from tfdp.data.sampling.arguments import capacity_of, check_expected_batch_size, explained, steps_of_epoch
+from tfdp.data.sampling.arguments import (
+    capacity_of,
+    check_expected_batch_size,
+    explained,
+    steps_of_epoch,
+)
 from tfdp.data.sampling.batches import dataset_of_batches
 from tfdp.data.sampling.periods import Period, claimed
 from tfdp.data.sampling.persons import units_of
