@@ -15,7 +15,7 @@ STEPS = 10
 
 
 def batches(small, steps=STEPS, capacity=16, length_is_known=True, other_from=None):
-    """The same Poisson batches at each pass, of ids and dense features; others `other_from` a step."""
+    """The same Poisson batches at each pass, of ids and features; others from `other_from` on."""
     generator = np.random.default_rng(0)
     present = generator.random((steps, capacity)) < 10 / capacity
     x = {
