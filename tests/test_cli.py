@@ -89,6 +89,7 @@ def test_no_figure_is_rounded_down():
     assert printed == (1.0001, 0.500001)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("size", ["280", "400", "600"])
 def test_epochs_are_the_steps_that_fit_takes(capsys, size):
     steps = 10 * steps_of_epoch(None, 1000, int(size))

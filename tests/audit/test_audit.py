@@ -285,6 +285,7 @@ def test_correlated_noise_that_shows_a_record_is_found(monkeypatch, unproved, br
     assert not result.holds and result.bound > result.claim
 
 
+@pytest.mark.thorough
 def test_the_command_prints_claims_and_bounds(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     arguments = ["audit", "--mechanism", "forward noise", "--trials", "5000"]

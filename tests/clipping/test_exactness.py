@@ -102,6 +102,7 @@ def test_dropout_masks_are_those_of_the_forward_pass(brute_force, mean_loss):
     assert np.all(np.abs(other / first - 1) > 1e-3)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("length", [3, 40])
 def test_tied_embedding_by_grams_and_per_example(brute_force, mean_loss, length):
     # Short sequences take the gram form, long ones instantiate the Dense kernels.
@@ -183,7 +184,7 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough_after(15)
+@pytest.mark.thorough_after(14)
 @pytest.mark.parametrize("name", MODELS)
 def test_layers(brute_force, mean_loss, name):
     make, shape = MODELS[name]

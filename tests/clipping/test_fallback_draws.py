@@ -160,6 +160,7 @@ class LoopInLoop(keras.layers.Layer):
         return keras.ops.fori_loop(0, 2, lambda i, x: twice(x), x)
 
 
+@pytest.mark.thorough
 def test_a_layer_that_runs_example_by_example_says_so_once_and_logs_nothing():
     model = keras.Sequential([keras.Input((2,)), LoopInLoop(name="own_loop")])
     logged = []

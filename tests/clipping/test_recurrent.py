@@ -242,6 +242,7 @@ class Twice(keras.Model):
         return self.out(layers.Flatten()(x))
 
 
+@pytest.mark.thorough
 def test_a_layer_that_is_called_twice_is_exact(brute_force):
     brute_force(Twice, normal(B, T, P), losses).check()
 

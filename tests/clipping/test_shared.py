@@ -157,7 +157,7 @@ def sums_of(model, x, losses, masks, clip_norm=1.0):
     return found
 
 
-@pytest.mark.thorough_after(4)
+@pytest.mark.thorough_after(3)
 @pytest.mark.parametrize(
     ("name", "history"),
     slow.cases(

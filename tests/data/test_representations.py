@@ -195,6 +195,7 @@ def test_mixtures_are_amplified_and_cover_the_labels(data):
     assert statement.epsilon == pytest.approx(exact, rel=1e-9)
 
 
+@pytest.mark.thorough_after(1)
 @pytest.mark.parametrize("kind", ["once", "mixtures"])
 def test_the_head_of_a_release_is_the_discriminant_of_clean_examples(data, kind):
     # Noise of twice the clip norm: uncorrected moments would shrink the kernel fivefold.

@@ -114,6 +114,7 @@ def on_one_device():
     return get
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule, sigma, jit_compile", [
     ("sgd", 0.0, "auto"), pytest.param("adagrad", 0.4, True, marks=pytest.mark.thorough),
 ])  # fmt: skip

@@ -65,6 +65,7 @@ def test_counts_enter_as_logarithms():
     np.testing.assert_allclose(model(x)[:, 0], [1.0, 10 * np.log(100)], rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_survives_a_file_and_exports_with_integer_ids(trained, tmp_path):
     model, data, _ = trained
     x = {name: values[:5] for name, values in data.test[0].items()}

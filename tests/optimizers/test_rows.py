@@ -65,6 +65,7 @@ def test_row_wise_adagrad_accumulates_the_mean_square_of_a_row():
     np.testing.assert_allclose(state[4], 6.1, rtol=1e-6)
 
 
+@pytest.mark.thorough_after(4)
 @pytest.mark.parametrize(
     ("name", "given"),
     slow.cases(

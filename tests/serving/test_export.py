@@ -404,9 +404,10 @@ WINDOWS_OF_ALL_DAYS = [
     (by_windows_in_a_loop, "gaussian_sampling", None),
 ]
 SLOW = [case for case in ALL_WINDOWS if case not in WINDOWS_OF_ALL_DAYS]
+THOROUGH = WINDOWS_OF_ALL_DAYS[1:3] + WINDOWS_OF_ALL_DAYS[4:5]
 
 
-@pytest.mark.parametrize("how, mechanism, batch_size", slow.cases(ALL_WINDOWS, slow=SLOW))
+@pytest.mark.parametrize("how, mechanism, batch_size", slow.cases(ALL_WINDOWS, SLOW, THOROUGH))
 def test_each_window_of_an_input_is_one_release_about_it(stated, how, mechanism, batch_size):
     """Two windows were stated as one call, ε = 1; they cost 1.45."""
     inputs = keras.Input((8, 4096), batch_size=batch_size)

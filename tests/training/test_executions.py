@@ -53,10 +53,12 @@ def trained(small, at_once, epochs=1, length=STEPS, rows_are_selected=False, **s
 
 
 def test_an_execution_uses_no_example_after_the_last_step_of_the_budget(small):
+    settings = {"steps_per_execution": 4, "run_eagerly": True}  # a trace takes longer
+
     def weights(other_from):
         keras.utils.set_random_seed(1)
-        budget, at_once = tfdp.PrivacyBudget(50.0, 1e-3), {"steps_per_execution": 4}
-        model = small.model(network(False), None, at_once, seed=5, budget=budget, steps=3)
+        budget = tfdp.PrivacyBudget(50.0, 1e-3)
+        model = small.model(network(False), None, settings, seed=5, budget=budget, steps=3)
         model.fit(batches(small, 4, other_from=other_from), verbose=0)
         assert model.optimizer.steps_taken == 3
         return np.concatenate([w.ravel() for w in model.get_weights()])

@@ -185,6 +185,7 @@ def test_replace_one_halves_the_noise_multiplier(shuffled):
     assert statement.epsilon == pytest.approx(epsilon(gaussian, 1e-3), rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_batches_that_have_no_rule_beside_earlier_ones_are_refused_before_a_step(small, shuffled):
     model = compiled(network(DPForwardNoise(1.0, 4.0, "propagate", "replace_one")))
     model.get_layer("enc").trainable = False

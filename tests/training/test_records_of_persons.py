@@ -111,6 +111,7 @@ def test_a_person_moves_the_sum_by_k_clip_norms_at_most(small, sizes):
     assert expected * (1 - 1e-4) < difference <= expected * (1 + 1e-4)
 
 
+@pytest.mark.thorough
 def test_statement_meter_and_budget_speak_of_persons(small):
     data, ids = records([5] * 100 + [1] * 200)
     batches = drawn(data, ids, 3, 60, steps_per_epoch=2)

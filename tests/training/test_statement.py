@@ -398,6 +398,7 @@ ARRAYS = [centred_in_the_graph, centred_by_a_lambda, centred_by_a_tensor, counte
           counted_by_a_lambda, public_numbers]  # fmt: skip
 
 
+@pytest.mark.thorough_after(5)
 @pytest.mark.parametrize(
     "make, eagerly",
     # What finds an array is the same for all of them, of a trace and of an eager step.
