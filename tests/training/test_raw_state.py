@@ -388,7 +388,6 @@ def test_class_weights_are_of_classes(small, weights):
         eager_model().fit(small.poisson(), class_weight=weights, verbose=0)
 
 
-@pytest.mark.thorough
 def test_class_weights_are_listed_as_assumed(small):
     """Weights of classes are often made of their counts, which are raw data."""
     given = {10: 2, np.int64(1): np.float32(0.5), False: 1.0}
