@@ -205,6 +205,17 @@ def test_features_side_by_side_equal_brute_force(brute_force, activation, in_par
     check.check(tolerance=2e-5)
 
 
+def test_two_layers_on_one_look_up_add_their_gradients_at_it(brute_force):
+    def tower():
+        ids = keras.Input((), dtype="int64")
+        rows = layers.Embedding(ITEMS, 6)(ids)
+        return keras.Model(ids, layers.Add()([layers.Dense(4)(rows), layers.Dense(4)(rows)]))
+
+    check = brute_force(model_of(tower), batch(), first_label)
+    assert max(len(call.uses) for call in check.plan.calls.values()) == 2
+    check.check(tolerance=2e-5)
+
+
 def test_a_table_that_is_looked_up_twice_takes_its_look_ups_beyond_a_gate_in_parts(brute_force):
     def tower():
         one = layers.Embedding(ITEMS, 6)

@@ -115,6 +115,7 @@ def test_noise_is_added_once_and_every_replica_agrees(tpus):
         assert len({v.numpy().tobytes() for v in variable.values}) == 1
 
 
+@pytest.mark.filterwarnings("ignore:AdaFEST's threshold of")
 @pytest.mark.thorough
 def test_surviving_rows_are_noised_once_and_every_replica_agrees(tpus, monkeypatch):
     sigma, ratio, rows, threshold = 2.0, 0.5, 30_000, 2.5

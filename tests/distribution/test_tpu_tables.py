@@ -259,8 +259,10 @@ def test_tensorflow_s_own_tpu_embedding_v2_takes_the_step():
     assert not any(op.get_attr("allow_id_dropping") for op in wrapped) and len(wrapped) == 2
 
 
+# Where there is no engine, the row optimizer has slots of its own, which the file does not hold.
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer 'row_adagrad'")
 @pytest.mark.thorough
-@pytest.mark.parametrize("kind", [KINDS.V1, pytest.param(KINDS.V2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kind", [KINDS.V1, KINDS.V2])
 def test_a_model_is_saved_from_the_engine_and_served_without_one(kind, tmp_path):
     path = tmp_path / "model.keras"
     with hardware(kind):
