@@ -20,7 +20,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 	$(BIN)/ruff check tfdp tests benchmarks examples
 
-# Tests and cases of lines that `make test` runs by faster tests. CI runs both.
+# Further tests and cases, most of lines that `make test` runs by faster tests. CI runs both.
 thorough: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "thorough and not evidence"
 

@@ -188,7 +188,7 @@ def times(workers, architectures, args):
     for row in rows:
         text = row.get("error", "")[:90]
         if not text:
-            ratio = f"  x {row['ratio']:.2f}" if row["private"] else ""
+            ratio = f"  x {row['ratio']:.2f}" if "ratio" in row else ""
             text = f"{1e3 * row['median_seconds']:9.2f} ms{ratio}"
         print(f"{row['architecture']:34}{row['library']:12}{row['method']:24}{text}")
     return rows, run
@@ -206,8 +206,9 @@ def row_of(key, prepared, seconds):
     median = statistics.median(seconds[key])
     row |= {"seconds": seconds[key], "median_seconds": median, "fastest_seconds": min(seconds[key])}
     if baseline:
-        plain = statistics.median(seconds[name, library, baseline])
-        row |= {"baseline": baseline, "ratio": median / plain}
+        row["baseline"] = baseline
+    if seconds.get((name, library, baseline)):
+        row["ratio"] = median / statistics.median(seconds[name, library, baseline])
     return row
 
 

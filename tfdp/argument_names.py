@@ -1,23 +1,20 @@
 """Arguments that other libraries have: the error says what to give tfdp instead."""
 
 import functools
-import inspect
 
 
 def explains(instead):
     """Decorator of a function: a TypeError for one of these arguments says what to do.
 
     Args:
-        instead: {argument of another library: a sentence}.
+        instead: {argument of another library, which the function does not have: a sentence}.
     """
 
     def decorate(function):
-        known = inspect.signature(function).parameters
-
         @functools.wraps(function)
         def explained(*args, **kwargs):
             for name, value in kwargs.items():
-                if name in instead and name not in known:
+                if name in instead:
                     of = function.__qualname__.removesuffix(".__init__")
                     raise TypeError(
                         f"`{of}` has no argument `{name}`. {instead[name]} Received: {name}={value}"

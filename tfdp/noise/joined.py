@@ -7,8 +7,9 @@ import tensorflow as tf
 from tfdp.runtime.wide_sums import dense, sums_of_segments
 
 # So many values of several tensors are copied next to each other, to be released at once. XLA keeps
-# 12 bytes of temporary memory for each. Beyond 32 MB the C library asks the operating system for
-# that memory in every step; its pages took as long as the rest of a click model's step.
+# 12 bytes of temporary memory for each. The C library gives large blocks back to the operating
+# system after every step: from two million values on, getting their pages again took up to half of
+# a click model's step. A larger tensor is a part by itself.
 LARGEST_JOINED = 1 << 20
 # Tensors that begin at such a place share the memory of the draw: TensorFlow aligns to 64 bytes.
 _LINE = 16
